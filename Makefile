@@ -1,0 +1,54 @@
+# Everything a developer runs. `make` alone lists it.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+# The data sets that lie beside a checkout are used unless the environment names others.
+ifndef SHOAL_DATA
+ifneq ($(wildcard ../shared/data/.),)
+export SHOAL_DATA := $(abspath ../shared/data)
+endif
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test soak check format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(READY) ## compare seven ways to train, four workers on this machine; writes demo.html and demo.json
+	$(BIN)/shoal compare --task digits --strategies single,sync,local,bmuf,diloco,downpour,easgd -n 4 \
+	    --epochs 5 --seed 0 --strategy.period 4 --transport processes --json demo.json --report demo.html
+
+test: $(READY) ## run the tests; ARGS='-k easgd' picks some
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(READY) ## run the long tests that look for what is rare
+	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
+
+check: $(READY) ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY) ## rewrite the files as `make check` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## run the benchmarks; they print ratios taken in one run
+	@set -e; for bench in $(sort $(wildcard benchmarks/*.py)); do \
+	    echo "== $$bench"; $(BIN)/python "$$bench" $(ARGS); done
+
+clean: ## remove what the other targets made, except the environment in .venv
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo.html demo.json
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The builder is installed beside the rest, pinned like it, and used from there: a build in isolation would
+# fetch a builder of its own each time, whatever the pins say, and could not be repeated offline.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt setuptools
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@

@@ -1,0 +1,346 @@
+"""attach(): you own the loop. `optimizer.step()` becomes the point where workers are kept together."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+import types
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.checkpoint import Checkpoints
+from shoal.codecs import CODECS
+from shoal.core.codec import Codec
+from shoal.core.errors import Diverged
+from shoal.core.node import Node, NoMoreSteps
+from shoal.core.replica import Gradient, Parameters
+from shoal.core.strategy import Strategy
+from shoal.core.transport import Message
+from shoal.core.vector import Flat
+from shoal.launch.boundary import Boundary
+from shoal.launch.control import Reporter
+from shoal.launch.drive import drive
+from shoal.launch.environment import Place
+from shoal.launch.join import choose_mean, connect
+from shoal.modules import reset_momentum
+from shoal.result import report
+from shoal.strategies import STRATEGIES
+from shoal.strategies.single import Single
+
+LOOK_SECONDS = 1.0
+"""How often a gradient is checked to be finite: once a step would cost a pass over memory."""
+
+_current: Attachment | None = None
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy | str | None = None,
+    *,
+    codec: Codec | str | None = None,
+) -> Attachment:
+    """Keep this model together with its copies in the other processes, at every `optimizer.step()`.
+
+    A strategy or codec named on the command line of `shoal run` wins over the one given here. A script
+    started by plain `python` is one worker. The copies start from worker 0's weights. In a process that
+    serves as the strategy's server this call serves, and ends the process when training is over.
+    """
+    global _current
+    if _current is not None:
+        raise ValueError("attach() was called before; call finish() on what it returned first")
+    place = Place.find()
+    chosen = _choose_strategy(place, strategy)
+    named = codec if place.codec is None else place.codec
+    coder = named if isinstance(named, Codec) else CODECS.make(named or "none")
+    attachment = Attachment(model, optimizer, chosen, coder, place)
+    if place.rank >= attachment.node.size:
+        attachment.serve()
+        sys.exit(0)
+    _current = attachment
+    atexit.register(attachment.leave)
+    return attachment
+
+
+def current() -> Attachment | None:
+    """What attach() returned in this process, until it is finished."""
+    return _current
+
+
+def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
+    if place.launched == "":
+        return Single()
+    if place.strategy is not None:
+        chosen = STRATEGIES.make(place.strategy, **place.strategy_options)
+    elif isinstance(given, Strategy):
+        chosen = given
+    else:
+        chosen = STRATEGIES.make(given or "sync")
+    workers = place.nodes - chosen.servers
+    if place.launched == "shoal" and place.strategy is None and chosen.servers:
+        word = STRATEGIES.name_of(chosen)
+        raise ValueError(
+            f"strategy {word!r} needs a server, so it must be named on the command line, where the processes "
+            f"are started: shoal run -n {place.nodes} --strategy {word} ..."
+        )
+    if workers < 1:
+        raise ValueError(
+            f"{type(chosen).__name__} needs {chosen.servers} server beside at least 1 worker; "
+            "start one process more"
+        )
+    chosen.check(workers)
+    return chosen
+
+
+class Attachment:
+    """A model in the user's own loop. Call `finish()` after the loop to get the trained model into it.
+
+    Leaving the `with` block, or the end of the script, calls it too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy,
+        codec: Codec,
+        place: Place,
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._control = place.open_control()
+        workers = place.nodes - strategy.servers
+        self._replica = AttachedReplica(model, optimizer)
+        is_worker = place.rank < workers
+        x = self._replica.x
+        transport = connect(
+            place.transport,
+            place.rank,
+            place.nodes,
+            place.open_store() if place.nodes > 1 else None,
+            workers=workers,
+            vector_bytes=x.numel() * x.element_size(),
+            timeout=place.timeout,
+        )
+        self._boundary = self._make_boundary(place, codec, workers)
+        self.node = Node(
+            transport,
+            self._replica if is_worker else Parameters(x),
+            workers=workers,
+            mean=choose_mean("auto", transport, codec),
+            codec=codec,
+            timeout=place.timeout,
+            boundary=self._boundary,
+            observers=(Reporter(self._control),),
+        )
+        drive(self._same_start())
+        self.resumed_from = self._boundary.resume(self.node)  # step, or None
+        self._batches_to_skip = self.resumed_from or 0
+        self._control.tell("ready")
+        self._control.await_order()
+        self._began = transport.now()
+        self._life = strategy.live(self.node)
+        self._finished = False
+        if is_worker:
+            self._take_over(optimizer)
+            self._go_on(lambda: self._life.send(None))
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self.node.rank
+
+    @property
+    def workers(self) -> int:
+        """How many workers train together."""
+        return self.node.size
+
+    def saw(self, samples: int) -> None:
+        """Say how many samples the next step is about: its weight in averages. `shard` does this for you."""
+        self._replica.samples = samples
+
+    def skip_batches(self, most: int) -> int:
+        """How many of the next `most` batches a resumed run has done already; they count as skipped then."""
+        skipped = min(most, self._batches_to_skip)
+        self._batches_to_skip -= skipped
+        return skipped
+
+    def finish(self) -> None:
+        """Merge what is left, take the trained model, and leave the run. Harmless when called again."""
+        global _current
+        if self._finished:
+            return
+        self._finished = True
+        self._go_on(lambda: self._life.throw(NoMoreSteps()))
+        self._close()
+        _current = None
+
+    def leave(self) -> None:
+        """Finish at the end of the script, unless it ends by an exception: the others must hear of that."""
+        if not self._finished and getattr(sys, "last_value", None) is None:
+            self.finish()
+
+    def serve(self) -> None:
+        """Be the strategy's server until every worker has left."""
+        drive(self._life)
+        self._finished = True
+        self._close()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make `optimizer.step()` hand the gradient over, and run on until the next one is wanted."""
+        self._optimizer, self._original_step = optimizer, optimizer.step
+        self._replica.original_step = optimizer.step
+
+        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+                self._replica.loss = float(loss)
+            self._go_on(lambda: self._life.send(None))
+            return loss
+
+        # a scheduler made before us looks for its mark on the step it wrapped, and finds it on ours
+        step.__dict__.update(getattr(optimizer.step, "__dict__", {}))
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler lets us skip
+
+    def _go_on(self, resume: Callable[[], object]) -> None:
+        """Let the algorithm run until it next wants a gradient or is done."""
+        try:
+            with torch.no_grad():
+                resume()
+        except StopIteration:
+            self._finished = True
+
+    async def _same_start(self) -> None:
+        """Everyone takes worker 0's weights."""
+        node = self.node
+        if node.rank == 0:
+            for rank in range(1, node.transport.size):
+                await node.send(rank, Message("start", (node.x,)))
+        else:
+            start = (await node.recv("start", src=0)).body
+            if start.numel() != node.x.numel():
+                raise ValueError(
+                    f"worker 0's model has {start.numel():,} trainable parameters, {node.name}'s has "
+                    f"{node.x.numel():,}; all processes must build the same model"
+                )
+            node.x.copy_(start)
+
+    def _make_boundary(self, place: Place, codec: Codec, workers: int) -> Boundary:
+        saved = None
+        if place.checkpoint is not None:
+            config = {
+                "strategy": repr(self._strategy),
+                "codec": repr(codec),
+                "workers": workers,
+                "parameters": self._replica.x.numel(),
+            }
+            saved = Checkpoints(place.checkpoint, config, place.nodes)
+        return Boundary(self._control, saved, place.every, self._strategy.servers, self._weights)
+
+    def _weights(self, node: Node) -> Mapping[str, Tensor] | None:
+        holds = node.rank == (node.size if self._strategy.servers else 0)
+        return (
+            {**self._model.state_dict(), **self._replica.named(self._strategy.solution(node))}
+            if holds
+            else None
+        )
+
+    def _close(self) -> None:
+        node = self.node
+        seconds = node.transport.now() - self._began
+        drive(node.transport.close())
+        if node.rank < node.size:
+            self._optimizer.step = self._original_step  # type: ignore[method-assign]
+        self._control.tell("done", **report(node, seconds))
+
+
+class AttachedReplica:
+    """A replica whose gradients come from the user's own `loss.backward()`."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._flat = Flat(model)
+        self._optimizer = optimizer
+        self.x = self._flat.x
+        self.samples = 1
+        self.loss: float | None = None
+        self.original_step: Callable[[], Any] = optimizer.step
+        self._g = torch.empty_like(self.x)
+        self._overflowed = False
+        self._next_look = 0.0
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in held for p in self._flat.parameters):
+            raise ValueError(
+                "the optimizer holds none of the model's parameters; build it from model.parameters()"
+            )
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first parameter group, as schedulers have left it."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    async def gradient(self) -> Gradient:
+        """What back-propagation left when the user calls `optimizer.step()`."""
+        await _until_step_is_called()
+        self._flat.check_still_bound()
+        g = self._flat.gradient(self._g)
+        scale, overflow = (getattr(self._optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        if scale is not None:
+            g.div_(scale)
+        self._overflowed = overflow is not None and bool(overflow)
+        if self._overflowed:  # this worker's gradient counts for nothing; the others' still do
+            return Gradient(g.zero_(), 0, self.loss)
+        self._check_finite(g)
+        return Gradient(g, self.samples, self.loss)
+
+    def _check_finite(self, g: Tensor) -> None:
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        if not bool(torch.isfinite(g.sum())):
+            raise Diverged(
+                f"the gradient is not finite any more. Try a smaller learning rate (it is {self.lr:g}), "
+                "gradient clipping, or look for inputs that are not finite."
+            )
+
+    def descend(self, g: Tensor) -> None:
+        """The user's own optimizer step, skipped where mixed precision overflowed everywhere."""
+        if self._overflowed and not g.any():
+            return
+        self._flat.set_gradient(g)
+        self.original_step()
+
+    def reset_momentum(self) -> None:
+        """Zero the velocity of SGD with momentum."""
+        reset_momentum(self._optimizer)
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """A flat vector by the model's own parameter names."""
+        return self._flat.layout.split(vector)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer, and torch's own random stream."""
+        return {"optimizer": self._optimizer.state_dict(), "noise": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["noise"])
+
+
+@types.coroutine
+def _until_step_is_called() -> Generator[None, None, None]:
+    yield

@@ -1,0 +1,7 @@
+"""One idea, one file: ways to write a difference down shorter."""
+
+from shoal.codecs.fp16 import FP16
+from shoal.core.catalogue import Catalogue
+from shoal.core.codec import Codec, Identity
+
+CODECS: Catalogue[Codec] = Catalogue("codec", {"none": Identity, "fp16": FP16})

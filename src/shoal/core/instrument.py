@@ -1,0 +1,65 @@
+"""What observers of a node are told: step, send, receive, wait, update, fault."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.core.node import Node
+    from shoal.core.transport import Message
+
+
+class Instrument:
+    """An observer that ignores everything; subclass it and listen to what you need."""
+
+    def step(self, node: Node) -> None:
+        """A worker finished a step, and what it merged after it."""
+
+    def update(self, node: Node) -> None:
+        """A server applied a push."""
+
+    def send(self, node: Node, dst: int, m: Message) -> None:
+        """A message was handed to the transport."""
+
+    def receive(self, node: Node, m: Message) -> None:
+        """A message was taken from the transport."""
+
+    def fault(self, node: Node, what: str) -> None:
+        """Something went wrong that the node survived."""
+
+
+@dataclass
+class Meter:
+    """Running totals of one node, in seconds, bytes and samples."""
+
+    steps: int = 0
+    samples: int = 0
+    loss: float = float("nan")
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    send_seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    waited_for: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # rank -> s
+    staleness: Counter[int] = field(default_factory=Counter)  # versions behind -> updates
+    faults: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """The totals as plain numbers, for JSON."""
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "loss": self.loss,
+            "compute_seconds": self.compute_seconds,
+            "wait_seconds": self.wait_seconds,
+            "send_seconds": self.send_seconds,
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "messages_sent": self.messages_sent,
+            "waited_for": {str(rank): seconds for rank, seconds in self.waited_for.items()},
+            "staleness": {str(late): updates for late, updates in sorted(self.staleness.items())},
+            "faults": self.faults,
+        }

@@ -1,0 +1,75 @@
+"""Replica: one worker's copy of the model with its data and optimizer, as its node sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Gradient:
+    """The gradient of the mean loss over `count` samples; `loss` is None where the replica cannot tell."""
+
+    vector: Tensor
+    count: int
+    loss: float | None
+
+
+class Replica(Protocol):
+    """What a node asks of the model it trains; flat vectors in, flat vectors out."""
+
+    x: Tensor
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next local step."""
+        ...
+
+    async def gradient(self) -> Gradient:
+        """The gradient at `x` on the next batch. The vector may be reused by the next call."""
+        ...
+
+    def descend(self, g: Tensor) -> None:
+        """One step of the optimizer along -g."""
+        ...
+
+    def reset_momentum(self) -> None:
+        """Forget the optimizer's velocity; adaptive second moments stay."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but `x` that the next step depends on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        ...
+
+
+class Parameters:
+    """A replica that holds parameters and nothing else: a server's."""
+
+    lr = float("nan")
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    async def gradient(self) -> Gradient:
+        """A server has no data."""
+        raise TypeError("a server computes no gradient; only a worker may call grad()")
+
+    def descend(self, g: Tensor) -> None:
+        """A server has no optimizer of the user's."""
+        raise TypeError("a server has no local optimizer; change s.x itself")
+
+    def reset_momentum(self) -> None:
+        """There is none."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing besides `x`."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing besides `x`."""

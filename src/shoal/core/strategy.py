@@ -1,0 +1,68 @@
+"""Strategy: what an algorithm answers. It says how workers are kept together, and holds no state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from shoal.core.node import Node, NoMoreSteps
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """One way of training on many workers. Frozen: hyper-parameters only; all state lives in the node."""
+
+    most_workers: ClassVar[int | None] = None
+
+    @property
+    def servers(self) -> int:
+        """How many servers it needs beside the workers."""
+        return 0
+
+    def check(self, workers: int) -> None:
+        """Raise ValueError where the options do not suit that many workers."""
+        if self.most_workers is not None and workers > self.most_workers:
+            raise ValueError(f"{type(self).__name__} runs on {self.most_workers} worker, not on {workers}")
+
+    @abstractmethod
+    async def worker(self, w: Node) -> None:
+        """What each worker does, step by step."""
+
+    async def finish(self, w: Node) -> None:
+        """What a worker does when no step is left: hand over what it still holds, take the trained model."""
+        return
+
+    async def server(self, s: Node) -> None:
+        """What the server does, if the strategy has one."""
+        raise NotImplementedError(f"{type(self).__name__} has no server")
+
+    async def live(self, node: Node) -> None:
+        """A node's whole life, worker or server."""
+        if node.rank >= node.size:
+            await self.server(node)
+            return
+        with suppress(NoMoreSteps):
+            await self.worker(node)
+        await self.finish(node)
+
+    def solution(self, node: Node) -> Tensor:
+        """The model to evaluate and save, read from the node that holds it."""
+        return node.x
+
+
+def positive(**options: float) -> None:
+    """Raise ValueError unless every option given is at least 1."""
+    for name, value in options.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+
+
+def between(low: float, high: float, **options: float | None) -> None:
+    """Raise ValueError unless every option given is None or within [low, high)."""
+    for name, value in options.items():
+        if value is not None and not low <= value < high:
+            raise ValueError(f"{name}={value} must be at least {low:g} and below {high:g}")

@@ -1,0 +1,102 @@
+"""Transport and Message: all that a way of moving bytes must offer to one node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+HEADER_BYTES = 96
+"""Size of a message's header on every wire, so that virtual and real traffic are counted alike."""
+
+MOST_PARTS = 4
+TAG_BYTES = 16
+
+LEFT = "left"
+"""Tag of the notice that a peer closed its transport in order; nothing more comes from it."""
+
+LOST = "lost"
+"""Tag of the notice that a peer vanished without closing; nothing more comes from it."""
+
+
+@dataclass(slots=True)
+class Message:
+    """What travels between two nodes: a few header fields and up to four flat tensors."""
+
+    tag: str
+    parts: tuple[Tensor, ...] = ()
+    src: int = -1  # filled in by the transport
+    seq: int = 0  # ties a reply to its question
+    count: float = 0.0  # samples behind the body
+    version: int = 0  # server version the body was made from
+    rate: float = 0.0  # the sender's learning rate
+
+    @property
+    def body(self) -> Tensor:
+        """The single tensor of a message that carries one."""
+        (only,) = self.parts
+        return only
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire, header included."""
+        return HEADER_BYTES + sum(p.numel() * p.element_size() for p in self.parts)
+
+
+class Transport(Protocol):
+    """One node's end of the network. Messages between two nodes arrive in the order they were sent.
+
+    A peer that closes is announced by a LEFT message from it, one that vanishes by a LOST message;
+    both come after everything else it sent.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This node's own number; workers come first, then servers."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Nodes in all, servers included."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back: virtual or monotonic."""
+        ...
+
+    async def send(self, dst: int, m: Message) -> None:
+        """Hand `m` over to the network. The caller may change the tensors once this returns.
+
+        Never waits for `dst` to receive. To a peer that is gone it does nothing: the notice tells.
+        """
+        ...
+
+    async def recv(self, timeout: float | None = None) -> Message:
+        """The next message in order of arrival. Raises TimeoutError after `timeout` seconds."""
+        ...
+
+    def drain(self) -> Iterator[Message]:
+        """What has arrived so far; never waits."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        ...
+
+    async def close(self) -> None:
+        """Flush what was sent, tell the peers, release everything. Closing twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class AllReduces(Protocol):
+    """A transport with an all-reduce of its own."""
+
+    async def all_reduce(self, v: Tensor, timeout: float | None = None) -> int:
+        """Sum `v` over all workers, in place, and return the bytes this node sent for it.
+
+        Raises PeerLost naming who is missing after `timeout` seconds.
+        """
+        ...

@@ -1,0 +1,84 @@
+"""A module's parameters and gradients as flat vectors; Layout maps slices to layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which slice of the flat vector is which parameter, in the module's own order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each parameter."""
+        return [prod(shape) for shape in self.shapes]
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole vector."""
+        return sum(self.sizes)
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views on `vector`, by parameter name and in the parameter's shape."""
+        pieces = torch.split(vector, self.sizes)
+        return {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
+
+
+def trainable(module: nn.Module) -> tuple[list[nn.Parameter], Layout]:
+    """The parameters that take part in training, checked to fit one flat vector."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if not named:
+        raise ValueError(
+            f"{type(module).__name__} has no trainable parameters: there is nothing to train. "
+            "Check that its layers are attributes of the module and that requires_grad is set."
+        )
+    for what, values in (
+        ("devices", {str(p.device) for _, p in named}),
+        ("dtypes", {str(p.dtype).removeprefix("torch.") for _, p in named}),
+    ):
+        if len(values) > 1:
+            raise ValueError(
+                f"the parameters of {type(module).__name__} are on several {what} "
+                f"({', '.join(sorted(values))}); move them all to one with module.to(...)."
+            )
+    return [p for _, p in named], Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named))
+
+
+class Flat:
+    """A module whose parameters are views on one vector `x`: change `x` and the module changes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters, self.layout = trainable(module)
+        first = self.parameters[0]
+        self.x = torch.empty(self.layout.numel, dtype=first.dtype, device=first.device)
+        with torch.no_grad():
+            for p, view in zip(self.parameters, self.layout.split(self.x).values(), strict=True):
+                view.copy_(p)
+                p.data = view
+
+    def gradient(self, out: Tensor) -> Tensor:
+        """Copy the gradients that back-propagation left into `out`; a parameter without one has zeros."""
+        pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        torch.cat([piece.reshape(-1) for piece in pieces], out=out)
+        return out
+
+    def set_gradient(self, g: Tensor) -> None:
+        """Make every parameter's gradient a view on `g`, for an optimizer to see."""
+        for p, view in zip(self.parameters, self.layout.split(g).values(), strict=True):
+            p.grad = view
+
+    def check_still_bound(self) -> None:
+        """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""
+        if self.parameters[0].data_ptr() != self.x.data_ptr():
+            raise ValueError(
+                "the module's parameters were moved after Shoal took hold of them; "
+                "call module.to(device) or module.half() before."
+            )

@@ -1,0 +1,70 @@
+"""Boundary: what happens between two steps, when a checkpoint is due or the launcher asks to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from shoal.checkpoint import Checkpoints
+from shoal.core.errors import Interrupted
+from shoal.core.node import CHECKPOINT, SERVER, Node
+from shoal.core.transport import Message
+from shoal.launch.control import Control
+
+
+class Boundary:
+    """Saves and stops. `model` gives the weights to save as well, at the node that holds them, else None."""
+
+    def __init__(
+        self,
+        control: Control,
+        checkpoints: Checkpoints | None = None,
+        every: int | None = None,
+        servers: int = 0,
+        model: Callable[[Node], Mapping[str, Tensor] | None] = lambda node: None,
+    ) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every={every}: checkpoints are at least 1 step apart")
+        self._control = control
+        self._checkpoints = checkpoints
+        self._every = every
+        self._servers = servers
+        self._model = model
+        self._stop_at: int | None = None
+        self._resumed_at: int | None = None
+
+    def resume(self, node: Node) -> int | None:
+        """Put `node` where the newest checkpoint left it; the step, or None where there is no checkpoint."""
+        if self._checkpoints is None:
+            return None
+        step = self._checkpoints.latest()
+        if step is not None:
+            self._checkpoints.load(step, node)
+            self._resumed_at = step
+        return step
+
+    async def __call__(self, node: Node) -> None:
+        """Raises Interrupted at the step where all were told to stop, after saving."""
+        if node.rank >= node.size:
+            self._save(node)
+            return
+        self._hear(node)
+        stopping = node.t == self._stop_at
+        due = self._every is not None and node.t % self._every == 0 and node.t not in (0, self._resumed_at)
+        if self._checkpoints is not None and (due or stopping):
+            self._save(node)
+            if self._servers:
+                await node.send(SERVER, Message(CHECKPOINT, seq=node.t))
+        if stopping:
+            raise Interrupted(f"stopped before step {node.t}")
+
+    def _hear(self, node: Node) -> None:
+        order = self._control.heard()
+        if order is not None and order["order"] == "stop":
+            self._control.tell("paused", step=node.t)
+            self._stop_at = self._control.await_order()["step"]
+
+    def _save(self, node: Node) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.save(node, self._model(node))

@@ -1,0 +1,129 @@
+"""Control: what a node's process and whoever started it say to each other, as JSON lines on a pipe.
+
+node -> launcher   ready | progress | paused (step) | done (report) | interrupted | failed (text)
+launcher -> node   go | stop | stop at (step)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from shoal.core.errors import PeerLost, ShoalError
+from shoal.core.instrument import Instrument
+from shoal.core.node import Node
+
+PROGRESS_SECONDS = 0.2
+
+
+class Control:
+    """A node's line to its launcher. A node that nobody launched has none: then it just goes."""
+
+    def __init__(self, connection: Connection | None = None) -> None:
+        self._connection = connection
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Say something. A launcher that is gone ends this process: nobody is left to report to."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.send_bytes(json.dumps({"event": event, **fields}).encode())
+        except OSError:
+            os._exit(1)
+
+    def heard(self) -> dict[str, Any] | None:
+        """An order that has arrived, if any; never waits."""
+        if self._connection is None or not self._connection.poll():
+            return None
+        return self.await_order()
+
+    def await_order(self) -> dict[str, Any]:
+        """The next order; waits for it."""
+        if self._connection is None:
+            return {"order": "go"}
+        try:
+            order: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        except (OSError, EOFError):
+            os._exit(1)
+        return order
+
+    def tell_failure(self, error: BaseException, *, skip_frames: int = 0) -> None:
+        """Report an exception with its traceback, less the frames of our own that lead to it."""
+        frames = error.__traceback__
+        for _ in range(skip_frames):
+            frames = frames.tb_next if frames is not None else None
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        own = isinstance(error, (ShoalError, ValueError)) and _raised_by_us(error)
+        self.tell(
+            "failed",
+            message=str(error) if own else f"{type(error).__name__}: {error}",
+            details="" if own else text,
+            follows=isinstance(error, PeerLost),
+        )
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+class Reporter(Instrument):
+    """Tells the launcher how a node gets on, a few times a second."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._began: float | None = None
+        self._next = 0.0
+        self._samples_before = 0
+
+    def step(self, node: Node) -> None:
+        self._report(node)
+
+    def update(self, node: Node) -> None:
+        self._report(node)
+
+    def _report(self, node: Node) -> None:
+        now = node.transport.now()
+        if self._began is None:
+            self._began, self._samples_before = now, node.meter.samples
+        if now < self._next:
+            return
+        self._next = now + PROGRESS_SECONDS
+        self._control.tell("progress", **progress(node, now - self._began, self._samples_before))
+
+
+def progress(node: Node, elapsed: float, samples_before: int = 0) -> dict[str, Any]:
+    """How a node gets on, in plain numbers."""
+    meter = node.meter
+    return {
+        "rank": node.rank,
+        "role": "worker" if node.rank < node.size else "server",
+        "step": node.t if node.rank < node.size else node.version,
+        "steps": node.last_step,
+        "loss": meter.loss,
+        "samples": meter.samples,
+        "samples_per_second": (meter.samples - samples_before) / elapsed if elapsed else 0.0,
+        "wait_fraction": meter.wait_seconds / elapsed if elapsed else 0.0,
+        "bytes_sent": meter.bytes_sent,
+    }
+
+
+def leave_with_parent() -> None:
+    """Have the kernel end this process when the one that started it dies, where the system can."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which asks us to stop
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether the innermost frame is ours, so that the message says it all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and os.sep + "shoal" + os.sep in frames[-1].filename

@@ -1,0 +1,72 @@
+"""Place: where this process stands in a run, read from what its launcher left in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from shoal.launch.control import Control
+from shoal.launch.join import file_store
+from shoal.transports.rendezvous import Store
+
+VARIABLE = "SHOAL_PLACE"
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node of `nodes`; `launched` tells who started it. Strategy and codec are words with options."""
+
+    rank: int = 0
+    nodes: int = 1
+    launched: str = ""  # "shoal", "torchrun" or nobody
+    transport: str = "processes"
+    store: str = ""  # a folder, for what `shoal run` starts
+    control: int | None = None  # file descriptor
+    strategy: str | None = None
+    strategy_options: dict[str, str] = field(default_factory=dict)
+    codec: str | None = None
+    checkpoint: str | None = None
+    every: int | None = None
+    timeout: float = 300.0
+
+    def to_environment(self) -> dict[str, str]:
+        """The variable that hands this place to a process."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def find(cls) -> Place:
+        """Where this process stands: started by Shoal, by torchrun or another of its kind, or by hand."""
+        if VARIABLE in os.environ:
+            fields: dict[str, Any] = json.loads(os.environ[VARIABLE])
+            return cls(**fields)
+        if all(name in os.environ for name in TORCHRUN):
+            rank, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            return cls(rank, nodes, launched="torchrun", transport="gloo")
+        return cls()
+
+    def open_control(self) -> Control:
+        """The line to the launcher, where it left one; the same object however often it is asked for."""
+        return _control(self.control)
+
+    def open_store(self) -> Store | None:
+        """The meeting point of all nodes; None for a process that was started alone."""
+        if self.store:
+            return file_store(self.store, self.nodes)
+        if self.launched == "torchrun":
+            store, _, _ = next(iter(rendezvous("env://", self.rank, self.nodes)))
+            shared: Store = PrefixStore("shoal", store)
+            return shared
+        return None
+
+
+@lru_cache
+def _control(descriptor: int | None) -> Control:
+    return Control(None if descriptor is None else Connection(descriptor))

@@ -1,0 +1,167 @@
+"""Torch modules as replicas: a task's model, its share of the data and its optimizer at one worker."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.replica import Gradient
+from shoal.core.seeds import derive, stream
+from shoal.core.task import Data, Task
+from shoal.core.vector import Flat
+
+
+def steps_per_epoch(samples: int, batch: int, workers: int) -> int:
+    """Steps each worker takes for one pass over the data; the same for all, so nobody waits for a batch.
+
+    A remainder too small to give every worker a sample joins the batches before it.
+    """
+    if samples < workers:
+        raise ValueError(
+            f"{samples} samples cannot be shared among {workers} workers; every one needs at least 1"
+        )
+    return max(1, -(-(samples - workers + 1) // (batch * workers)))
+
+
+def share(order: Tensor, step: int, batch: int, rank: int, workers: int, last: bool) -> Tensor:
+    """The samples of one worker in one step: every `workers`-th of it. The last step takes what is left."""
+    taken = batch * workers
+    return order[step * taken : None if last else (step + 1) * taken][rank::workers]
+
+
+class Batches:
+    """One worker's share of the data: a fresh shuffle for every epoch, the same for all workers.
+
+    Step s of an epoch takes the next `batch * workers` samples of the shuffle; worker k gets every
+    `workers`-th of them, from the k-th on. So all shares differ by at most one sample at every step.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, *, batch: int, rank: int, workers: int, seed: int) -> None:
+        self._x, self._y = x, y
+        self._batch, self._rank, self._workers, self._seed = batch, rank, workers, seed
+        self.steps_per_epoch = steps_per_epoch(len(x), batch, workers)
+        self.position = 0  # batches taken so far
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The next batch; goes on for ever."""
+        epoch, step = divmod(self.position, self.steps_per_epoch)
+        self.position += 1
+        order = _shuffle(len(self._x), self._seed, epoch)
+        last = step == self.steps_per_epoch - 1
+        index = share(order, step, self._batch, self._rank, self._workers, last)
+        return self._x[index], self._y[index]
+
+
+@lru_cache(maxsize=4)
+def _shuffle(samples: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(samples, generator=stream(seed, "data", epoch))
+
+
+class ModuleReplica:
+    """A module that learns from its own batches by its own torch optimizer."""
+
+    def __init__(self, task: Task, model: nn.Module, batches: Batches, noise_seed: int) -> None:
+        self.model = model
+        self.batches = batches
+        self._flat = Flat(model)
+        self.x = self._flat.x
+        self._loss = task.loss
+        self._optimizer = task.optimizer(self._flat.parameters, lr=task.lr)
+        self._g = torch.empty_like(self.x)
+        self._noise = torch.Generator().manual_seed(noise_seed).get_state()
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first parameter group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    async def gradient(self) -> Gradient:
+        """The gradient of the mean loss on the next batch."""
+        x, y = self.batches.next()
+        for p in self._flat.parameters:
+            p.grad = None
+        with self._own_noise():
+            loss = self._loss(self.model(x), y)
+            torch.autograd.backward(loss)
+        return Gradient(self._flat.gradient(self._g), len(y), loss.item())
+
+    def descend(self, g: Tensor) -> None:
+        """One step of the task's optimizer."""
+        self._flat.set_gradient(g)
+        self._optimizer.step()
+
+    def reset_momentum(self) -> None:
+        """Zero the velocity of SGD with momentum; other optimizers have none."""
+        reset_momentum(self._optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer, buffers, place in the data and the stream that dropout draws from."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "buffers": dict(self.model.named_buffers()),
+            "position": self.batches.position,
+            "noise": self._noise,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(state["buffers"][name])
+        self.batches.position = state["position"]
+        self._noise = state["noise"]
+
+    @contextmanager
+    def _own_noise(self) -> Iterator[None]:
+        """Layers such as dropout draw from torch's global stream: lend them this replica's own."""
+        outer = torch.get_rng_state()
+        torch.set_rng_state(self._noise)
+        try:
+            yield
+        finally:
+            self._noise = torch.get_rng_state()
+            torch.set_rng_state(outer)
+
+
+def reset_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Zero the velocity of SGD with momentum; other optimizers have none that is kept apart."""
+    for state in optimizer.state.values():
+        if isinstance(state.get("momentum_buffer"), Tensor):
+            state["momentum_buffer"].zero_()
+
+
+def build_model(task: Task, seed: int) -> nn.Module:
+    """The task's model with the initial weights that belong to the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "init"))
+        return task.model()
+
+
+def build_replica(
+    task: Task, model: nn.Module, data: Data, *, rank: int, workers: int, seed: int
+) -> ModuleReplica:
+    """The replica of one worker, with a copy of `model`."""
+    batches = Batches(data.x, data.y, batch=task.batch, rank=rank, workers=workers, seed=seed)
+    return ModuleReplica(task, copy.deepcopy(model), batches, derive(seed, "noise", rank))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: Task, data: Data) -> tuple[float, float | None]:
+    """Mean test loss, and the percentage of right classes where labels are classes."""
+    was_training = model.training
+    model.eval()
+    loss, right = 0.0, 0
+    for x, y in zip(torch.split(data.test_x, 1000), torch.split(data.test_y, 1000), strict=True):
+        out = model(x)
+        loss += float(task.loss(out, y)) * len(y)
+        if not y.is_floating_point():
+            right += int((out.argmax(dim=1) == y).sum())
+    model.train(was_training)
+    samples = len(data.test_y)
+    return loss / samples, None if data.test_y.is_floating_point() else 100.0 * right / samples

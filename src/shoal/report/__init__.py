@@ -1,0 +1,16 @@
+"""What is shown of a run: live progress, the closing table, the HTML page and the JSON record.
+
+Progress        one line a worker while it runs
+closing_table   one row a run, for the terminal
+verdict         one sentence a run: did distribution pay?
+write_html      one file with charts that opens offline
+write_json      the runs as plain values
+"""
+
+from shoal.report.files import write_json
+from shoal.report.html import write_html
+from shoal.report.progress import Progress
+from shoal.report.reading import Record, verdict
+from shoal.report.table import closing_table
+
+__all__ = ["Progress", "Record", "closing_table", "verdict", "write_html", "write_json"]

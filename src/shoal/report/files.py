@@ -1,0 +1,54 @@
+"""Runs kept as JSON: complete or not there at all, and readable by any JSON parser."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.report.reading import Record
+
+
+def write_json(records: Iterable[Record], path: str | os.PathLike[str]) -> Path:
+    """Write `{"runs": [...]}` to `path` and return it; missing folders are made.
+
+    NaN and infinities, which JSON does not know, become null. A reader sees the old file or the new one,
+    never half of one. Raises OSError, naming the path, if it cannot be written.
+    """
+    text = json.dumps({"runs": [plain(record) for record in records]}, indent=1, allow_nan=False)
+    return write_whole(path, text + "\n")
+
+
+def plain(value: Any) -> Any:
+    """`value` in the types JSON knows; numbers that are not finite become None, unknown things their text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> Path:
+    """Write `text` beside `path`, then rename it there, so that no reader sees half a file."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        why = (
+            f"cannot write the report '{target}': {error.strerror}. Name a file in a folder you may write to."
+        )
+        raise OSError(error.errno, why) from error
+    return target

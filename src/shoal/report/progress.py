@@ -1,0 +1,164 @@
+"""How a run is getting on: one line a worker on a terminal, now and then a plain line elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from shoal.report.units import MISSING, bytes_text, count_text, finite, percent_text
+
+Event = Mapping[str, Any]
+"""What a node reports: rank, role, step, steps, loss, samples_per_second, wait_fraction, bytes_sent."""
+
+REDRAW_SECONDS = 0.1
+PLAIN_SECONDS = 10.0
+BAR_WIDTH = 20
+LINES_KEPT_FREE = 4  # title, header, the line that counts what is not shown, the prompt
+
+
+class Progress:
+    """Draws the events of a run on stderr; use it as a context manager, from one thread.
+
+    On a terminal the display is live and leaves one line behind when the run is over. Elsewhere it prints
+    a plain line at most every ten seconds, and none for shorter runs. `enabled=False` prints nothing.
+    No thread is started: it draws when an event arrives.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        *,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._enabled = enabled
+        self._console = console or Console(stderr=True)
+        self._clock = clock
+        self._live: Live | None = None
+        self._title = ""
+        self._counts = {"worker": 0, "server": 0}
+        self._nodes: dict[tuple[str, int], Event] = {}
+        self._drawn = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def start(self, title: str, workers: int, servers: int = 0) -> None:
+        """Begin the display of a run; one still shown is finished first."""
+        self.finish()
+        self._title = title
+        self._counts = {"worker": workers, "server": servers}
+        self._nodes = {}
+        self._drawn = self._clock()
+        if self._enabled and self._console.is_terminal:
+            self._live = Live(
+                self._display(),
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+            )
+            self._live.start(refresh=True)
+
+    def update(self, event: Event) -> None:
+        """Take in what a node reports; drawn at once or with a later event."""
+        if not self._enabled:
+            return
+        self._nodes[str(event.get("role") or "worker"), int(event["rank"])] = event
+        due = self._drawn + (REDRAW_SECONDS if self._live else PLAIN_SECONDS)
+        if (now := self._clock()) < due:
+            return
+        self._drawn = now
+        if self._live:
+            self._live.update(self._display(), refresh=True)
+        elif not self._console.is_terminal:
+            self._print_line()
+
+    def finish(self) -> None:
+        """End the display. On a terminal its last state stays as one line; finishing twice is harmless."""
+        if self._live is None:
+            return
+        self._live.stop()
+        self._live = None
+        if self._nodes:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+
+    def _line(self) -> str:
+        """The whole run in a line: the slowest worker's step, the mean loss, the sum of the speeds."""
+        workers = [event for (role, _), event in self._nodes.items() if role == "worker"]
+        if not workers:
+            return f"{self._title}: no worker has reported yet"
+        slowest = min(workers, key=lambda event: int(event.get("step") or 0))
+        losses = [loss for event in workers if (loss := finite(event.get("loss"))) is not None]
+        speed = sum(finite(event.get("samples_per_second")) or 0.0 for event in workers)
+        mean = sum(losses) / len(losses) if losses else None
+        told = [f"step {_step_text(slowest)}", f"loss {_loss_text(mean)}", f"{count_text(speed)} samples/s"]
+        return f"{self._title}: {', '.join(told)}"
+
+    def _display(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 2))
+        for name in ("", "", "step", "loss", "samples/s", "waiting", "sent"):
+            grid.add_column(name, justify="right" if name else "left", no_wrap=True)
+        grid.add_row(
+            "", "", *(Text(name, "dim") for name in ("step", "loss", "samples/s", "waiting", "sent"))
+        )
+        keys = self._keys()
+        room = max(1, self._console.size.height - LINES_KEPT_FREE)
+        for role, rank in keys[:room]:
+            grid.add_row(*self._cells(role, rank))
+        more = [Text(f"and {len(keys) - room} more", "dim")] if len(keys) > room else []
+        return Group(Text(self._title, "bold"), grid, *more)
+
+    def _keys(self) -> list[tuple[str, int]]:
+        """Workers by rank, those not heard of yet included, then the servers."""
+        workers = {("worker", rank) for rank in range(self._counts["worker"])}
+        workers |= {key for key in self._nodes if key[0] == "worker"}
+        servers = sorted(key for key in self._nodes if key[0] != "worker")
+        silent = range(len(servers), self._counts["server"])
+        return [*sorted(workers), *servers, *(("server", -1 - index) for index in silent)]
+
+    def _cells(self, role: str, rank: int) -> list[RenderableType]:
+        event = self._nodes.get((role, rank))
+        name = Text(
+            "server" if role == "server" and self._counts["server"] <= 1 else f"{role} {max(rank, 0)}"
+        )
+        if event is None:
+            return [name, Text("not heard of yet", "dim"), "", "", "", "", ""]
+        steps = event.get("steps")
+        done = float(event.get("step") or 0)
+        bar = ProgressBar(total=float(steps), completed=done, width=BAR_WIDTH) if steps else ""
+        return [
+            name,
+            bar,
+            _step_text(event),
+            _loss_text(event.get("loss")),
+            count_text(event.get("samples_per_second")),
+            percent_text(event.get("wait_fraction")),
+            bytes_text(event.get("bytes_sent")),
+        ]
+
+
+def _step_text(event: Event) -> str:
+    step, steps = int(event.get("step") or 0), event.get("steps")
+    return f"{step}/{steps}" if steps else f"{step}"
+
+
+def _loss_text(loss: Any) -> str:
+    value = finite(loss)
+    return MISSING if value is None else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"

@@ -1,0 +1,107 @@
+"""The style sheet of the report: light, dark and paper; nothing is fetched."""
+
+CSS = """
+:root {
+  color-scheme: light dark;
+  --page: #ffffff; --ink: #1b2126; --soft: #5a646d; --rule: #e2e6e9; --grid: #eceff1; --tint: #f6f8f9;
+  --s0: #0068a8; --s1: #cc5500; --s2: #00855f; --s3: #b0468a; --s4: #a07400; --s5: #3b94cf;
+  --base: #5a646d;
+  --compute: #0068a8; --send: #d98200; --wait: #d2a3bf; --other: #d5dade;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #14181b; --ink: #e4e8ea; --soft: #9ba6ae; --rule: #2c3338; --grid: #242a2e; --tint: #1b2024;
+    --s0: #58aee6; --s1: #f28b4a; --s2: #35c496; --s3: #e08fc0; --s4: #dcb03f; --s5: #a5d8fa;
+    --base: #aab4bb;
+    --compute: #4a9fd8; --send: #e9a63c; --wait: #8c5f79; --other: #3d464c;
+  }
+}
+@media print {
+  :root {
+    color-scheme: light;
+    --page: #ffffff; --ink: #000000; --soft: #444444; --rule: #cccccc; --grid: #e6e6e6; --tint: #ffffff;
+    --s0: #0068a8; --s1: #cc5500; --s2: #00855f; --s3: #b0468a; --s4: #a07400; --s5: #3b94cf;
+    --base: #5a646d;
+    --compute: #0068a8; --send: #d98200; --wait: #d2a3bf; --other: #d5dade;
+  }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  figure, tr, li { break-inside: avoid; }
+  h2 { break-after: avoid; }
+  main { max-width: none; padding: 0; }
+}
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body {
+  margin: 0; background: var(--page); color: var(--ink);
+  font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif;
+}
+main { max-width: 1120px; margin: 0 auto; padding: 56px clamp(20px, 4vw, 48px) 96px; }
+h1 { margin: 0; font-size: clamp(26px, 3.4vw, 34px); line-height: 1.2; font-weight: 650; }
+h2 { margin: 72px 0 8px; font-size: 21px; line-height: 1.3; font-weight: 650; }
+p { max-width: 68ch; margin: 12px 0; text-wrap: pretty; }
+.facts { margin: 10px 0 0; color: var(--soft); }
+.lead { margin-top: 32px; font-size: 18px; }
+.verdicts { margin: 20px 0 0; padding: 0; list-style: none; }
+.verdicts li { display: grid; grid-template-columns: 12em 1fr; gap: 0 24px; padding: 9px 0; }
+.verdicts li { border-top: 1px solid var(--rule); }
+.verdicts b { font-weight: 600; overflow-wrap: anywhere; }
+.verdicts span { text-wrap: pretty; }
+.verdicts li:last-child { border-bottom: 1px solid var(--rule); }
+.remark, .note, .empty { color: var(--soft); }
+.note { font-weight: 400; white-space: nowrap; }
+.note::before { content: "· "; }
+.scroll { overflow-x: auto; margin-top: 20px; }
+.scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--s0); outline-offset: 3px; }
+table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; }
+.summary { width: 100%; }
+.summary th, .summary td { padding: 9px 0 9px 20px; text-align: right; white-space: nowrap; }
+.summary thead th { color: var(--soft); font-size: 14px; font-weight: 500; line-height: 1.3; }
+.summary thead th { border-bottom: 1px solid var(--soft); white-space: normal; vertical-align: bottom; }
+.summary tbody tr + tr > * { border-top: 1px solid var(--rule); }
+.summary th:first-child { padding-left: 0; text-align: left; font-weight: 500; }
+.summary tbody th:first-child { position: sticky; left: 0; background: var(--page); padding-right: 8px; }
+.summary .best { font-weight: 700; }
+.summary .best > th:first-child { font-weight: 700; }
+.swatch { flex: none; overflow: visible; vertical-align: -1px; margin-right: 9px; }
+.legend { display: flex; flex-wrap: wrap; gap: 6px 26px; margin: 18px 0 0; padding: 0; list-style: none; }
+.legend { font-size: 15px; }
+.legend li { display: flex; align-items: center; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
+.pair { gap: 40px 56px; margin-top: 28px; }
+figure { margin: 0; min-width: 0; }
+figcaption { margin-bottom: 12px; font-size: 15px; font-weight: 600; line-height: 1.4; }
+.chart { display: block; width: 100%; overflow: visible; }
+.chart:not(.bars) { height: auto; }
+.chart text { fill: var(--soft); font-size: 12.5px; font-variant-numeric: tabular-nums; }
+.chart .name { fill: var(--ink); font-size: 14px; }
+.chart .value { font-size: 13.5px; }
+.bars text { font-size: 13px; }
+.grid { stroke: var(--grid); stroke-width: 1; fill: none; }
+.axis { stroke: var(--soft); stroke-width: 1; fill: none; opacity: 0.7; }
+.line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.fill { fill: var(--c); }
+.mark { stroke: var(--page); stroke-width: 1; }
+.piece { stroke: var(--page); stroke-width: 1; }
+.s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); }
+.s3 { --c: var(--s3); } .s4 { --c: var(--s4); } .s5 { --c: var(--s5); }
+.base { --c: var(--base); } .line.base { stroke-dasharray: 2 5; }
+.line.d1 { stroke-dasharray: 7 5; } .line.d2 { stroke-dasharray: 1 5 7 5; }
+.t-compute { --c: var(--compute); } .t-send { --c: var(--send); }
+.t-wait { --c: var(--wait); } .t-other { --c: var(--other); }
+details { border-top: 1px solid var(--rule); }
+details:last-of-type { border-bottom: 1px solid var(--rule); }
+.settings { margin-top: 20px; }
+summary { padding: 11px 0; cursor: pointer; }
+summary:hover { color: var(--s0); }
+.config { margin: 2px 0 18px 18px; font-size: 15px; }
+.config th, .config td { padding: 3px 28px 3px 0; text-align: left; font-weight: 400; vertical-align: top; }
+.config th { color: var(--soft); }
+.config td { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: 14px; }
+.config td { overflow-wrap: anywhere; }
+@media (max-width: 560px) {
+  main { padding-top: 32px; }
+  h2 { margin-top: 56px; }
+  .verdicts li { grid-template-columns: 1fr; }
+  .chart:not(.bars) text { font-size: 14.5px; }
+}
+""".strip()

@@ -1,0 +1,171 @@
+"""Starting a user's script once for every node, and being one of those processes.
+
+`python -m shoal.script train.py …` is what each node runs: the script, with its failures reported.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.attach import current
+from shoal.core.errors import Interrupted, ShoalError
+from shoal.core.strategy import Strategy
+from shoal.launch.control import leave_with_parent
+from shoal.launch.crew import Crew, Member
+from shoal.launch.environment import Place
+from shoal.launch.join import local_threads
+from shoal.result import Result, summarise
+
+Listener = Callable[[dict[str, Any]], None]
+Printer = Callable[[str, str], None]
+
+
+def run_script(
+    script: str | Path,
+    arguments: Sequence[str],
+    *,
+    workers: int,
+    strategy: Strategy | None,
+    place: Place,
+    on_progress: Listener,
+    on_output: Printer,
+) -> Result:
+    """Run `script` in one process for each worker and server, and wait for all of them.
+
+    `place` carries the settings that all nodes share. `on_output` gets each printed line with the name of
+    the node that printed it. Raises WorkerFailed with the traceback of the first process that raised.
+    """
+    if workers < 1:
+        raise ValueError(f"-n {workers}: a run needs at least 1 worker")
+    if not Path(script).is_file():
+        raise ValueError(f"there is no script {str(script)!r}")
+    if strategy is not None:
+        strategy.check(workers)
+    nodes = workers + (strategy.servers if strategy is not None else 0)
+    crew = Crew(workers, on_progress)
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        shared = replace(place, nodes=nodes, launched="shoal", store=folder)
+        for rank in range(nodes):
+            name = f"worker {rank}" if rank < workers else "the server"
+            crew.members.append(_start(name, replace(shared, rank=rank), script, arguments, on_output))
+        reports = [report for report in crew.see_through() if report]
+    if not reports:
+        raise ShoalError(
+            f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
+        )
+    config: dict[str, Any] = {
+        "task": Path(script).name,
+        "strategy": place.strategy or "as in the script",
+        "codec": place.codec or "none",
+        "transport": place.transport,
+        "workers": workers,
+        "arguments": list(arguments),
+        **{f"strategy.{name}": value for name, value in place.strategy_options.items()},
+    }
+    return summarise(config, reports)
+
+
+def _start(
+    name: str, place: Place, script: str | Path, arguments: Sequence[str], on_output: Printer
+) -> Member:
+    ours, theirs = Pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal.script", str(script), *arguments],
+        env={
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **replace(place, control=theirs.fileno()).to_environment(),
+        },
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C reaches the launcher alone
+    )
+    theirs.close()
+    return Member(place.rank, name, ScriptProcess(process, lambda line: on_output(name, line)), ours)
+
+
+class ScriptProcess:
+    """A script in a process of its own, with its output passed on line by line."""
+
+    def __init__(self, process: subprocess.Popen[str], on_line: Callable[[str], None]) -> None:
+        self._process = process
+        self._on_line = on_line
+        self._reader = threading.Thread(target=self._read, name=f"output of {process.pid}", daemon=True)
+        self._reader.start()
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit code once it has ended."""
+        return self._process.poll()
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, and for its last words."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return
+        self._reader.join(timeout)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                self._on_line(line.rstrip("\n"))
+
+
+def main() -> None:
+    """Run the script named on the command line as one node of a run."""
+    leave_with_parent()
+    place = Place.find()
+    control = place.open_control()
+    torch.set_num_threads(local_threads(place.nodes))
+    sys.argv = sys.argv[1:]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        attachment = current()
+        if attachment is not None:
+            attachment.finish()
+    except Interrupted:
+        control.tell("interrupted")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        attachment = current()
+        if attachment is not None:
+            attachment.finish()
+    except BaseException as error:
+        control.tell_failure(error, skip_frames=4)
+        os._exit(1)  # peers must not wait for an orderly goodbye
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The kernel of virtual time: one heap of events drives all coroutines in one thread."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Coroutine, Generator
+from heapq import heappop, heappush
+from typing import Any
+
+from shoal.core.errors import Deadlock
+
+
+class Kernel:
+    """A clock that jumps to the next event; those of one instant happen in the order they were planned."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0  # that have happened
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._planned = 0
+        self._running: list[Process] = []
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Plan `action` for `seconds` from now."""
+        self._planned += 1
+        heappush(self._heap, (self.now + seconds, self._planned, action))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str]) -> Process:
+        """Start a coroutine at this instant; `describe` says what it waits for, should it never end."""
+        process = Process(coroutine, describe)
+        self._running.append(process)
+        self.after(0.0, process.resume)
+        return process
+
+    def run(self) -> None:
+        """Let time pass until every process has ended. Raises what a process raises, and Deadlock."""
+        heap = self._heap
+        while any(not p.ended for p in self._running):
+            while heap:
+                self.now, _, action = heappop(heap)
+                self.events += 1
+                action()
+            stuck = [p for p in self._running if not p.ended]
+            if stuck:
+                raise Deadlock(self._explain(stuck))
+
+    def close(self) -> None:
+        """End the processes that have not ended, without letting them run on."""
+        for process in self._running:
+            process.end()
+
+    def _explain(self, stuck: list[Process]) -> str:
+        shown = "; ".join(p.describe() for p in stuck[:8])
+        more = f"; and {len(stuck) - 8} more" if len(stuck) > 8 else ""
+        return f"nothing can happen any more at {self.now:g} s of virtual time: {shown}{more}."
+
+
+class Process:
+    """A coroutine in virtual time."""
+
+    __slots__ = ("_coroutine", "describe", "ended")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str]) -> None:
+        self._coroutine = coroutine
+        self.describe = describe
+        self.ended = False
+
+    def resume(self) -> None:
+        """Let it run until it next waits."""
+        if self.ended:
+            return
+        try:
+            self._coroutine.send(None)
+        except StopIteration:
+            self.ended = True
+        except BaseException:
+            self.ended = True
+            raise
+
+    def end(self) -> None:
+        """End it where it stands."""
+        if not self.ended:
+            self.ended = True
+            self._coroutine.close()
+
+
+@types.coroutine
+def suspended() -> Generator[None, None, None]:
+    """Wait until somebody calls `Process.resume`."""
+    yield

@@ -1,0 +1,158 @@
+"""What virtual time costs: links, machines, and how a person writes them down."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from shoal.core.seeds import derive
+
+_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BIT_RATE = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_BYTE_RATE = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
+
+
+def quantity(text: str) -> tuple[float, str]:
+    """A number and its unit in lower case, from text such as '1.5Gbit' or '100us'."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*([a-zA-Z%]*)\s*", text)
+    try:
+        if match is None:
+            raise ValueError
+        return float(match[1]), match[2].lower()
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number with a unit, such as 20ms or 1Gbit") from None
+
+
+def seconds(text: str) -> float:
+    """A duration such as '20ms' in seconds."""
+    value, unit = quantity(text)
+    if unit not in _TIME:
+        raise ValueError(f"{text!r} is not a duration; write it as 20ms, 100us or 1.5s")
+    return value * _TIME[unit]
+
+
+@dataclass(frozen=True)
+class Link:
+    """Latency in seconds and bandwidth in bytes per second from one node to another."""
+
+    latency: float = 0.0
+    bandwidth: float = inf
+
+    def __post_init__(self) -> None:
+        if self.latency < 0 or self.bandwidth <= 0:
+            raise ValueError(f"{self}: latency must not be negative, bandwidth must be positive")
+
+
+@dataclass(frozen=True)
+class Network:
+    """Links between nodes; each node sends one message at a time and receives one at a time.
+
+    A message of n bytes arrives latency + n / bandwidth after its sender's port is free, later if the
+    receiver's port is taken. With probability `loss` it has to be sent again `retry` seconds later, as TCP
+    would: messages are delayed by loss, never dropped or reordered. `links` overrides single links.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = inf
+    loss: float = 0.0
+    retry: float = 0.2
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Link(self.latency, self.bandwidth)
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"loss={self.loss} must be at least 0 and below 1")
+
+    @classmethod
+    def parse(cls, text: str) -> Network:
+        """Read '1Gbit,100us' or '100Mbit,20ms,1%' (the last is the loss)."""
+        latency, bandwidth, loss = 0.0, inf, 0.0
+        for part in text.split(","):
+            value, unit = quantity(part)
+            if unit in _TIME:
+                latency = value * _TIME[unit]
+            elif unit in _BIT_RATE:
+                bandwidth = value * _BIT_RATE[unit] / 8
+            elif unit in _BYTE_RATE:
+                bandwidth = value * _BYTE_RATE[unit]
+            elif unit == "%":
+                loss = value / 100
+            else:
+                raise ValueError(
+                    f"{part!r} in network {text!r} has no known unit; write 1Gbit,100us or 100Mbit,20ms,1%"
+                )
+        return cls(latency, bandwidth, loss)
+
+    def link(self, src: int, dst: int) -> Link:
+        """The link from `src` to `dst`."""
+        return self.links.get((src, dst)) or Link(self.latency, self.bandwidth)
+
+
+class Wires:
+    """The state of a network: when each port is free again."""
+
+    def __init__(self, network: Network, seed: int) -> None:
+        self._network = network
+        self._uniform = not network.links
+        self._random = random.Random(derive(seed, "network"))
+        self._out_free: dict[int, float] = {}
+        self._in_free: dict[int, float] = {}
+
+    def arrival(self, src: int, dst: int, nbytes: int, now: float) -> float:
+        """When a message sent now arrives; takes the ports for as long as it needs them."""
+        network = self._network
+        if self._uniform:
+            latency, occupied = network.latency, nbytes / network.bandwidth
+        else:
+            link = network.link(src, dst)
+            latency, occupied = link.latency, nbytes / link.bandwidth
+        start = max(now, self._out_free.get(src, 0.0))
+        while network.loss and self._random.random() < network.loss:
+            start += network.retry
+        self._out_free[src] = start + occupied
+        arrival = max(start + latency, self._in_free.get(dst, 0.0)) + occupied
+        self._in_free[dst] = arrival
+        return arrival
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How long a gradient takes: `mean` seconds, with a spread of `jitter` (standard deviation over mean).
+
+    `slow` multiplies the time of single workers: {2: 5.0} makes worker 2 five times slower.
+    """
+
+    mean: float = 0.0
+    jitter: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mean < 0 or self.jitter < 0 or any(factor <= 0 for factor in self.slow.values()):
+            raise ValueError(f"{self}: times must not be negative, factors must be positive")
+
+    @classmethod
+    def parse(cls, text: str) -> Compute:
+        """Read '20ms' or '20ms,10%' (the last is the jitter)."""
+        mean, _, jitter = text.partition(",")
+        value, unit = quantity(jitter) if jitter else (0.0, "%")
+        if unit != "%":
+            raise ValueError(f"{jitter!r} in compute {text!r} is not a percentage; write 20ms,10%")
+        return cls(seconds(mean), value / 100)
+
+
+class Pace:
+    """The durations of one worker's gradients."""
+
+    def __init__(self, compute: Compute, rank: int, seed: int) -> None:
+        self._mean = compute.mean * compute.slow.get(rank, 1.0)
+        self._jitter = compute.jitter
+        self._random = random.Random(derive(seed, "durations", rank))
+
+    def next(self) -> float:
+        """Seconds that the next gradient takes; never less than a tenth of the mean."""
+        if not self._jitter:
+            return self._mean
+        return self._mean * max(0.1, self._random.gauss(1.0, self._jitter))

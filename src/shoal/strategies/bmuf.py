@@ -1,0 +1,56 @@
+"""Blockwise model-update filtering, "block momentum" (Chen & Huo 2016)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.node import Node
+from shoal.core.strategy import Strategy, between, positive
+
+VARIANTS = ("paper", "cntk")
+
+
+@dataclass(frozen=True)
+class BMUF(Strategy):
+    """Model averaging whose step from one global model to the next has momentum.
+
+    Averaging N models shortens every update N-fold; momentum 1 - 1/N makes up for it.
+    """
+
+    period: int = 50  # tau: local steps in a block
+    momentum: float | None = None  # eta; None: 1 - 1/N
+    rate: float = 1.0  # zeta
+    nesterov: bool = True  # the next block starts from a look-ahead
+    variant: str = "paper"  # "cntk" moves the reference itself by (1 + eta) delta, almost twice as far
+    warmup: int | None = None  # first steps, averaged one by one without momentum; None: one period
+    reset_momentum: bool = True  # of the local optimizer; keeping it often diverges
+
+    def __post_init__(self) -> None:
+        positive(period=self.period)
+        between(0, 1, momentum=self.momentum)
+        if self.variant not in VARIANTS:
+            raise ValueError(f"variant={self.variant!r} must be one of {', '.join(VARIANTS)}")
+
+    async def worker(self, w: Node) -> None:
+        warmup = self.period if self.warmup is None else self.warmup
+        start = w.keep("start", w.x)  # W_g: where every block begins
+        delta = w.keep("delta", torch.zeros_like(w.x))
+        async for t in w.blocks(self.period, warmup):
+            update = await w.mean(w.x - start)  # G
+            eta = 0.0 if t < warmup else 1 - 1 / w.size if self.momentum is None else self.momentum
+            delta.mul_(eta).add_(update, alpha=self.rate)
+            if not self.nesterov:
+                start += delta
+            elif self.variant == "cntk":
+                start.add_(delta, alpha=1 + eta)
+            else:
+                start.add_(update, alpha=self.rate).add_(delta, alpha=eta)
+            w.x.copy_(start)
+            if self.reset_momentum:
+                w.reset_momentum()
+
+    def solution(self, node: Node) -> Tensor:
+        return node.keep("start", node.x)

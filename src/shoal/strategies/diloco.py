@@ -1,0 +1,40 @@
+"""DiLoCo: distributed low-communication training (Douillard et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.node import Node
+from shoal.core.strategy import Strategy, between, positive
+
+
+@dataclass(frozen=True)
+class DiLoCo(Strategy):
+    """Local steps of the user's optimizer inside; Nesterov momentum on the average displacement outside."""
+
+    period: int = 500  # H: inner steps in a round
+    rate: float = 0.7  # outer learning rate
+    momentum: float = 0.9  # outer momentum
+    warmup: int = 0  # first steps, averaged one by one: the paper starts from a trained model
+
+    def __post_init__(self) -> None:
+        positive(period=self.period)
+        between(0, 1, momentum=self.momentum)
+
+    async def worker(self, w: Node) -> None:
+        start = w.keep("start", w.x)  # theta: where every round begins
+        velocity = w.keep("velocity", torch.zeros_like(w.x))
+        async for t in w.blocks(self.period, self.warmup):
+            displacement = await w.mean(start - w.x)
+            if t < self.warmup:
+                start -= displacement
+            else:
+                velocity.mul_(self.momentum).add_(displacement)
+                start.sub_(displacement.add(velocity, alpha=self.momentum), alpha=self.rate)
+            w.x.copy_(start)
+
+    def solution(self, node: Node) -> Tensor:
+        return node.keep("start", node.x)

@@ -1,0 +1,84 @@
+"""Elastic averaging SGD and its momentum form EAMSGD (Zhang, Choromanska & LeCun 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.node import SERVER, Node
+from shoal.core.strategy import Strategy, between, positive
+
+
+@dataclass(frozen=True)
+class EASGD(Strategy):
+    """Each worker explores on its own; a spring pulls it and a centre towards each other."""
+
+    rate: float | None = None  # alpha: strength of the spring; None: 0.9 / N
+    period: int = 10  # tau: local steps between exchanges
+    momentum: float = 0.0  # delta: Nesterov momentum of the local steps
+    synchronous: bool = False  # all exchange at once, and every worker holds the centre
+
+    def __post_init__(self) -> None:
+        positive(period=self.period)
+        between(0, 1, rate=self.rate, momentum=self.momentum)
+
+    @property
+    def servers(self) -> int:
+        return 0 if self.synchronous else 1
+
+    def check(self, workers: int) -> None:
+        beta = workers * self._alpha(workers)
+        if self.synchronous and beta > 1:
+            raise ValueError(
+                f"EASGD(rate={self.rate}) would overshoot: with {workers} workers the centre moves by "
+                f"rate * workers = {beta:g}, which must not exceed 1. Try rate={0.9 / workers:.3g}."
+            )
+
+    async def worker(self, w: Node) -> None:
+        velocity = w.keep("velocity", torch.zeros_like(w.x))
+        async for t in w.steps():
+            if t % self.period != 0:
+                await self._local_step(w, velocity)
+            elif self.synchronous:
+                away = w.x - self.solution(w)
+                self.solution(w).add_(await w.mean(away, weight=1), alpha=w.size * self._alpha(w.size))
+                await self._local_step(w, velocity)  # before the force: all right-hand sides are of time t
+                w.x.sub_(away, alpha=self._alpha(w.size))
+            else:
+                force = self._alpha(w.size) * (w.x - await w.pull(SERVER))
+                w.x -= force
+                await w.push(SERVER, force)
+                await self._local_step(w, velocity)
+
+    async def finish(self, w: Node) -> None:
+        w.x.copy_(self.solution(w) if self.synchronous else await w.pull(SERVER))
+
+    async def _local_step(self, w: Node, velocity: Tensor) -> None:
+        if self.momentum:
+            w.x.add_(velocity, alpha=self.momentum)  # look ahead, and go on from there
+        before = w.x.clone() if self.momentum else w.x
+        w.descend(await w.grad())
+        if self.momentum:
+            velocity.mul_(self.momentum).add_(w.x - before)
+
+    async def server(self, s: Node) -> None:
+        async for m in s.inbox():
+            if m.tag == "pull":
+                await s.reply(m, s.x)
+            else:
+                s.x += m.body
+
+    def solution(self, node: Node) -> Tensor:
+        return node.keep("centre", node.x) if self.synchronous else node.x
+
+    def _alpha(self, workers: int) -> float:
+        return 0.9 / workers if self.rate is None else self.rate
+
+
+@dataclass(frozen=True)
+class EAMSGD(EASGD):
+    """EASGD whose local steps have Nesterov momentum."""
+
+    momentum: float = 0.9  # delta; the paper's 0.99 wants a ten times smaller learning rate

@@ -1,0 +1,33 @@
+"""Model averaging, also called local SGD (Zinkevich et al. 2010; Povey et al. 2014; Stich 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.core.node import Node
+from shoal.core.strategy import Strategy, positive
+
+
+@dataclass(frozen=True)
+class Local(Strategy):
+    """Everyone trains alone for a while; then all models become their average."""
+
+    period: int = 16  # tau: local steps between two averages
+    warmup: int = 0  # first steps, averaged one by one
+    reset_momentum: bool = True  # local velocity points where the worker was going, not the average
+
+    def __post_init__(self) -> None:
+        positive(period=self.period)
+
+    async def worker(self, w: Node) -> None:
+        average = w.keep("average", w.x)
+        async for _ in w.blocks(self.period, self.warmup):
+            average += await w.mean(w.x - average)
+            w.x.copy_(average)
+            if self.reset_momentum:
+                w.reset_momentum()
+
+    def solution(self, node: Node) -> Tensor:
+        return node.keep("average", node.x)

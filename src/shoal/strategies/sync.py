@@ -1,0 +1,17 @@
+"""Synchronous data-parallel SGD: one step on everybody's batch (Goyal et al. 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.core.node import Node
+from shoal.core.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Sync(Strategy):
+    """Average the gradients of all workers at every step: equal to one machine on the union batch."""
+
+    async def worker(self, w: Node) -> None:
+        async for _ in w.steps():
+            w.descend(await w.mean(w.grad()))

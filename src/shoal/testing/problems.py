@@ -1,0 +1,119 @@
+"""Problems small enough to work out on paper: Slope and Quadratic."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.replica import Gradient
+from shoal.core.strategy import Strategy
+from shoal.sim import Simulation
+
+
+@dataclass(frozen=True)
+class Problem(ABC):
+    """A loss with a gradient in closed form, descended by SGD with momentum; `counts` are samples a step."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    counts: Sequence[int] = (1,)  # worker k takes counts[k % len(counts)] samples a step
+
+    @abstractmethod
+    def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
+        """The gradient that worker `rank` sees at `x` in its step number `step`."""
+
+    def replica(self, rank: int, start: Tensor) -> VectorReplica:
+        """A worker's replica that begins at a copy of `start`."""
+        return VectorReplica(self, rank, start.clone())
+
+
+@dataclass(frozen=True)
+class Slope(Problem):
+    """A constant gradient: what moves is the algorithm alone. `gradients[k % len]` is worker k's."""
+
+    gradients: Sequence[float] = (1.0,)
+
+    def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
+        return torch.full_like(x, self.gradients[rank % len(self.gradients)])
+
+
+@dataclass(frozen=True)
+class Quadratic(Problem):
+    """curvature (x - target)^2 / 2; `targets[k % len]` is worker k's minimum."""
+
+    curvature: float = 1.0
+    targets: Sequence[float] = (0.0,)
+
+    def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
+        return (x - self.targets[rank % len(self.targets)]) * self.curvature
+
+
+class VectorReplica:
+    """A replica whose model is its vector."""
+
+    def __init__(self, problem: Problem, rank: int, x: Tensor) -> None:
+        self.x = x
+        self.lr = problem.lr
+        self._problem = problem
+        self._rank = rank
+        self._count = problem.counts[rank % len(problem.counts)]
+        self._step = 0
+        self._velocity = torch.zeros_like(x)
+
+    async def gradient(self) -> Gradient:
+        """The gradient at `x`; the loss is reported as 0."""
+        g = self._problem.gradient(self._rank, self._step, self.x)
+        self._step += 1
+        return Gradient(g, self._count, 0.0)
+
+    def descend(self, g: Tensor) -> None:
+        """One step of SGD with heavy-ball momentum."""
+        if self._problem.momentum:
+            self._velocity.mul_(self._problem.momentum).add_(g)
+            g = self._velocity
+        self.x.sub_(g, alpha=self.lr)
+
+    def reset_momentum(self) -> None:
+        """Forget the velocity."""
+        self._velocity.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Velocity and step."""
+        return {"velocity": self._velocity, "step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self._velocity.copy_(state["velocity"])
+        self._step = state["step"]
+
+
+def simulate(
+    strategy: Strategy,
+    problem: Problem,
+    *,
+    workers: int = 1,
+    steps: int = 1,
+    start: Sequence[float] = (0.0,),
+    centre: Sequence[float] | None = None,
+    **options: Any,
+) -> Simulation:
+    """Run `strategy` on a small problem in virtual time, in double precision, and return the simulation.
+
+    The workers begin at `start`, the servers at `centre` (or `start`). Options are those of Simulation.
+    """
+    begin = torch.tensor(start, dtype=torch.float64)
+    middle = None if centre is None else torch.tensor(centre, dtype=torch.float64)
+    simulation = Simulation(
+        strategy,
+        lambda rank: problem.replica(rank, begin),
+        workers=workers,
+        steps=steps,
+        centre=middle,
+        **options,
+    )
+    return simulation.run()

@@ -1,0 +1,322 @@
+"""run(): Shoal owns the loop, on real processes or in virtual time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.checkpoint import Checkpoints, load_model, save_model
+from shoal.codecs import CODECS
+from shoal.core.codec import Codec
+from shoal.core.errors import Interrupted
+from shoal.core.instrument import Instrument
+from shoal.core.node import Node
+from shoal.core.replica import Parameters, Replica
+from shoal.core.strategy import Strategy
+from shoal.core.task import Data, Task
+from shoal.core.vector import Flat, trainable
+from shoal.curve import Curve, holder, holds_solution
+from shoal.launch.boundary import Boundary
+from shoal.launch.control import PROGRESS_SECONDS, Control, Reporter, leave_with_parent, progress
+from shoal.launch.crew import Crew, Member
+from shoal.launch.drive import drive
+from shoal.launch.join import (
+    COLLECTIVES,
+    TRANSPORTS,
+    check_word,
+    choose_mean,
+    connect,
+    file_store,
+    local_threads,
+)
+from shoal.modules import build_model, build_replica, steps_per_epoch
+from shoal.result import Result, report, summarise
+from shoal.sim import Compute, Faults, Network, Simulation
+from shoal.strategies import STRATEGIES
+from shoal.tasks import TASKS
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that says what a run is; the same in every process of it."""
+
+    task: Task
+    strategy: Strategy
+    codec: Codec
+    workers: int = 1
+    epochs: int = 1
+    seed: int = 0
+    transport: str = "processes"
+    collective: str = "auto"
+    timeout: float = 300.0
+    checkpoint: str | None = None
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers={self.workers}: a run needs at least 1 worker")
+        if self.epochs < 1:
+            raise ValueError(f"epochs={self.epochs}: a run needs at least 1 epoch")
+        if self.every is not None and self.checkpoint is None:
+            raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
+        check_word("transport", self.transport, TRANSPORTS)
+        check_word("collective", self.collective, COLLECTIVES)
+        self.strategy.check(self.workers)
+
+    @property
+    def nodes(self) -> int:
+        """Processes in all, servers included."""
+        return self.workers + self.strategy.servers
+
+    def steps(self, data: Data) -> int:
+        """Steps that every worker takes."""
+        return self.epochs * steps_per_epoch(len(data.x), self.task.batch, self.workers)
+
+    def same_run(self) -> dict[str, Any]:
+        """What must not change between a checkpoint and its resumption."""
+        return {
+            **self.task.config(),
+            "strategy": STRATEGIES.name_of(self.strategy),
+            **{f"strategy.{name}": value for name, value in asdict(self.strategy).items()},
+            "codec": CODECS.name_of(self.codec),
+            "workers": self.workers,
+            "seed": self.seed,
+        }
+
+    def config(self) -> dict[str, Any]:
+        """All settings as plain values, for the record of the run."""
+        return {
+            **self.same_run(),
+            "epochs": self.epochs,
+            "transport": self.transport,
+            "collective": self.collective,
+            "timeout": self.timeout,
+        }
+
+    def boundary(self, control: Control, model: nn.Module) -> Boundary:
+        """What happens between two steps of a node whose weights fit `model`."""
+        saved = None
+        if self.checkpoint is not None:
+            saved = Checkpoints(self.checkpoint, self.same_run(), self.nodes)
+        return Boundary(
+            control, saved, self.every, self.strategy.servers, lambda node: self._weights(node, model)
+        )
+
+    def _weights(self, node: Node, model: nn.Module) -> Mapping[str, Tensor] | None:
+        """The solution under the model's own names, at the node that holds it."""
+        if not holds_solution(self.strategy, node):
+            return None
+        _, layout = trainable(model)
+        return {**model.state_dict(), **layout.split(self.strategy.solution(node))}
+
+
+def run(
+    task: Task | str,
+    strategy: Strategy | str = "sync",
+    *,
+    workers: int = 1,
+    codec: Codec | str = "none",
+    epochs: int = 1,
+    seed: int = 0,
+    batch: int | None = None,
+    lr: float | None = None,
+    transport: str = "processes",
+    collective: str = "auto",
+    network: Network | None = None,
+    compute: Compute | None = None,
+    faults: Faults | None = None,
+    timeout: float = 300.0,
+    checkpoint: str | Path | None = None,
+    every: int | None = None,
+    on_progress: Listener | None = None,
+) -> Result:
+    """Train `task` on many workers kept together by `strategy`, and return what came of it.
+
+    `transport` is "processes", "gloo" or "sim"; `network`, `compute` and `faults` belong to "sim".
+    `batch` samples a worker and step. A checkpoint folder that holds a checkpoint of this run is resumed.
+    A node that hears nothing for `timeout` seconds gives up, naming whom it waited for.
+    Raises WorkerFailed with the traceback of a worker that raised, and Interrupted after Ctrl-C.
+    """
+    chosen = TASKS.make(task) if isinstance(task, str) else task
+    plan = Plan(
+        task=replace(
+            chosen, batch=chosen.batch if batch is None else batch, lr=chosen.lr if lr is None else lr
+        ),
+        strategy=STRATEGIES.make(strategy) if isinstance(strategy, str) else strategy,
+        codec=CODECS.make(codec) if isinstance(codec, str) else codec,
+        workers=workers,
+        epochs=epochs,
+        seed=seed,
+        transport=transport,
+        collective=collective,
+        timeout=timeout,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        every=every,
+    )
+    listener = on_progress or (lambda event: None)
+    if transport == "sim":
+        return _simulate(plan, network or Network(), compute or Compute(), faults, listener)
+    if network or compute or faults:
+        raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
+    return _run_processes(plan, listener)
+
+
+# -- virtual time ----------------------------------------------------------------------------------
+
+
+def _simulate(
+    plan: Plan, network: Network, compute: Compute, faults: Faults | None, listener: Listener
+) -> Result:
+    data, model = plan.task.data(), build_model(plan.task, plan.seed)
+    steps = plan.steps(data)
+    curve = Curve(plan.strategy, len(data.x) * plan.epochs)
+    boundary = plan.boundary(Control(), model)
+
+    def replica(rank: int) -> Replica:
+        return build_replica(plan.task, model, data, rank=rank, workers=plan.workers, seed=plan.seed)
+
+    simulation = Simulation(
+        plan.strategy,
+        replica,
+        workers=plan.workers,
+        steps=steps,
+        network=network,
+        compute=compute,
+        faults=faults,
+        codec=plan.codec,
+        seed=plan.seed,
+        boundary=boundary,
+        observers=(curve, _Ticker(listener)),
+    )
+    for node in simulation.nodes:
+        boundary.resume(node)
+    result_node = simulation.nodes[holder(plan.strategy, plan.workers)]
+    curve.begin(result_node)
+    simulation.run()
+    curve.end(result_node)
+    points = curve.evaluate(model, plan.task, data)
+    reports = [report(node, simulation.seconds) for node in simulation.nodes]
+    reports[result_node.rank]["curve"] = points
+    config = {**plan.config(), "network": asdict(network), "compute": asdict(compute)}
+    config["network"]["links"] = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
+    return summarise(config, reports, model, digest=simulation.digest())
+
+
+class _Ticker(Instrument):
+    """Tells a listener in this process how simulated nodes get on, a few times a second of real time."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._next: dict[int, float] = {}
+
+    def step(self, node: Node) -> None:
+        if (now := monotonic()) >= self._next.get(node.rank, 0.0):
+            self._next[node.rank] = now + PROGRESS_SECONDS
+            self._listener(progress(node, node.transport.now()))
+
+
+# -- real processes --------------------------------------------------------------------------------
+
+
+def _run_processes(plan: Plan, listener: Listener) -> Result:
+    _check_it_travels(plan)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["shoal.train"])  # torch is loaded once, not once a process
+    crew = Crew(plan.workers, listener)
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        for rank in range(plan.nodes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_node_process, args=(plan, rank, theirs, folder), daemon=True)
+            process.start()
+            theirs.close()
+            name = f"worker {rank}" if rank < plan.workers else "the server"
+            crew.members.append(Member(rank, name, process, ours))
+        reports = crew.see_through()
+        model = build_model(plan.task, plan.seed)
+        model.load_state_dict(load_model(Path(folder) / "model.safetensors"))
+    return summarise(plan.config(), reports, model)
+
+
+def _check_it_travels(plan: Plan) -> None:
+    """Worker processes import the task's functions by name: say so before any of them starts."""
+    try:
+        ForkingPickler.dumps(plan)
+    except Exception as problem:
+        raise ValueError(
+            f"task {plan.task.name!r} cannot be handed to worker processes: {problem}. "
+            "Define its functions at the top level of a module, without lambdas."
+        ) from None
+
+
+def _node_process(plan: Plan, rank: int, connection: Connection, folder: str) -> None:
+    """The whole life of a node's process."""
+    leave_with_parent()
+    control = Control(connection)
+    try:
+        torch.set_num_threads(local_threads(plan.nodes))
+        control.tell("done", **_live(plan, rank, control, folder))
+    except Interrupted:
+        control.tell("interrupted")
+    except BaseException as error:
+        control.tell_failure(error, skip_frames=1)
+    finally:
+        control.close()
+
+
+def _live(plan: Plan, rank: int, control: Control, folder: str) -> dict[str, Any]:
+    data, model = plan.task.data(), build_model(plan.task, plan.seed)
+    replica: Replica
+    if rank < plan.workers:
+        replica = build_replica(plan.task, model, data, rank=rank, workers=plan.workers, seed=plan.seed)
+    else:
+        replica = Parameters(Flat(model).x.clone())
+    transport = connect(
+        plan.transport,
+        rank,
+        plan.nodes,
+        file_store(folder, plan.nodes) if plan.nodes > 1 else None,
+        workers=plan.workers,
+        vector_bytes=replica.x.numel() * replica.x.element_size(),
+        timeout=plan.timeout,
+    )
+    curve = Curve(plan.strategy, len(data.x) * plan.epochs)
+    boundary = plan.boundary(control, model)
+    node = Node(
+        transport,
+        replica,
+        workers=plan.workers,
+        mean=choose_mean(plan.collective, transport, plan.codec),
+        codec=plan.codec,
+        seed=plan.seed,
+        steps=plan.steps(data) if rank < plan.workers else None,
+        timeout=plan.timeout,
+        boundary=boundary,
+        observers=(curve, Reporter(control)),
+    )
+    boundary.resume(node)
+    control.tell("ready")
+    control.await_order()
+    began = transport.now()
+    curve.begin(node)
+    try:
+        drive(plan.strategy.live(node))
+        outcome = report(node, transport.now() - began)
+        curve.end(node)
+    finally:
+        drive(transport.close())
+    if holds_solution(plan.strategy, node):
+        outcome["curve"] = curve.evaluate(model, plan.task, data)
+        save_model(Path(folder) / "model.safetensors", model.state_dict())
+    return outcome

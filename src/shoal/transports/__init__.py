@@ -1,0 +1,1 @@
+"""How bytes move between real nodes: `sockets` among the processes of one host, `torch_dist` over gloo."""

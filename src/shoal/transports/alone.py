@@ -1,0 +1,38 @@
+"""Alone: the transport of a single node, which has nobody to talk to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from shoal.core.transport import Message
+
+
+class Alone:
+    """A clock and no network."""
+
+    rank = 0
+    size = 1
+
+    def now(self) -> float:
+        """Seconds on this host's monotonic clock."""
+        return time.perf_counter()
+
+    async def send(self, dst: int, m: Message) -> None:
+        """There is nobody to send to."""
+        raise ValueError(f"there is no node {dst}: this process is the only one of its run")
+
+    async def recv(self, timeout: float | None = None) -> Message:
+        """There is nobody to hear from."""
+        raise ValueError("this process is the only one of its run: nothing will ever arrive")
+
+    def drain(self) -> Iterator[Message]:
+        """Nothing."""
+        return iter(())
+
+    async def sleep(self, seconds: float) -> None:
+        """Let real time pass."""
+        time.sleep(seconds)
+
+    async def close(self) -> None:
+        """Nothing to release."""

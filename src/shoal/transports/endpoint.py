@@ -1,0 +1,102 @@
+"""Endpoint: what the real transports share, whichever way their bytes move."""
+
+from __future__ import annotations
+
+import queue
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from shoal.core.errors import WireError
+from shoal.core.transport import LEFT, LOST, Message
+from shoal.transports import frames
+from shoal.transports.frames import Shape
+
+CLOSING_SECONDS = 5.0
+"""How long `close` waits for peers that do not answer its goodbye."""
+
+
+class Endpoint(ABC):
+    """The clock, the arrivals and the checks of one node's end of a real network.
+
+    Its coroutines never suspend: they block, so one `send(None)` runs each to its end.
+    `reasons` tells for each lost peer what was seen of it last.
+    """
+
+    def __init__(self, rank: int, size: int, limit_bytes: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.limit_bytes = limit_bytes
+        self.reasons: dict[int, str] = {}
+        self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._closing = False
+
+    def now(self) -> float:
+        """Seconds on this host's monotonic clock."""
+        return time.perf_counter()
+
+    async def sleep(self, seconds: float) -> None:
+        """Let real time pass; messages go on arriving."""
+        time.sleep(seconds)
+
+    async def send(self, dst: int, m: Message) -> None:
+        """Hand `m` to the network. Waits until it is copied out, never until `dst` asks for it."""
+        if not 0 <= dst < self.size:
+            raise ValueError(f"there is no node {dst}: nodes are 0 to {self.size - 1}")
+        if m.tag in (LEFT, LOST):
+            raise ValueError(f"tag '{m.tag}' is the transport's own notice; choose another")
+        parts = frames.flatten(m.parts)
+        header = frames.encode(m, parts, self.rank)
+        nbytes = sum(part.nbytes for part in parts)
+        if nbytes > self.limit_bytes:
+            raise ValueError(
+                f"message '{m.tag}' to node {dst} has {nbytes:,} bytes, limit_bytes is {self.limit_bytes:,}: "
+                "raise it on every node, or send less at once"
+            )
+        if dst == self.rank:
+            self._arrived.put(replace(m, parts=tuple(part.clone() for part in parts), src=self.rank))
+        else:
+            self._transmit(dst, header, parts)
+
+    async def recv(self, timeout: float | None = None) -> Message:
+        """The next message in order of arrival. Raises TimeoutError after `timeout` seconds."""
+        try:
+            return self._arrived.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"node {self.rank} received nothing for {timeout:g} s") from None
+
+    def drain(self) -> Iterator[Message]:
+        """What has arrived so far; never waits."""
+        while True:
+            try:
+                yield self._arrived.get_nowait()
+            except queue.Empty:
+                return
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Say goodbye to all peers, wait for what is under way, release everything."""
+
+    @abstractmethod
+    def _transmit(self, dst: int, header: bytes, parts: Sequence[Tensor]) -> None:
+        """Move one frame to another node; do nothing if that node is gone."""
+
+    def _decode(self, peer: int, header: bytes | bytearray | memoryview) -> tuple[Message, list[Shape]]:
+        message, shapes = frames.decode(header, self.limit_bytes)
+        if message.src != peer or message.tag == LOST:
+            raise WireError(f"node {peer} sent a message '{message.tag}' in the name of node {message.src}")
+        return message, shapes
+
+    def _goodbye(self) -> bytes:
+        return frames.encode(Message(LEFT), (), self.rank)
+
+    def _announce(self, peer: int, lost: BaseException | None) -> None:
+        """Deliver the one notice that ends what comes from `peer`."""
+        if lost is None:
+            self._arrived.put(Message(LEFT, src=peer))
+        elif not self._closing:  # who leaves first need not hear how the others hang up
+            self.reasons.setdefault(peer, str(lost))
+            self._arrived.put(Message(LOST, src=peer))

@@ -1,0 +1,130 @@
+"""Messages as bytes: a header of fixed size, then the elements of each part as they lie in memory.
+
+    offset  bytes  field, little-endian
+         0      4  magic
+         4      1  version of this layout
+         5      1  number of parts
+         6      2  reserved, zero
+         8     16  tag: printable ascii, padded with zeros
+        24      4  src
+        28      8  seq
+        36      8  count
+        44      8  version
+        52      8  rate
+        60     36  four times: code of the dtype (1), number of elements (8); zeros where there is no part
+
+A header says how much follows, so whoever reads one knows what it is about to accept before it
+allocates anything. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import WireError
+from shoal.core.transport import HEADER_BYTES, MOST_PARTS, TAG_BYTES, Message
+
+MAGIC = b"SHOL"
+VERSION = 1
+
+# The codes are the protocol: add at the end, never renumber. Code 0 means "no part".
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+)
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES, start=1)}
+_LAYOUT = struct.Struct("<4sBBH16siqdqd" + MOST_PARTS * "BQ")
+assert _LAYOUT.size == HEADER_BYTES
+
+Shape = tuple[torch.dtype, int]
+"""Dtype and number of elements of one part."""
+
+
+def flatten(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The parts as they travel: flat, contiguous, in host memory. Copies only where that is needed."""
+    return tuple(part.detach().to("cpu").contiguous().view(-1) for part in parts)
+
+
+def bytes_of(part: Tensor) -> memoryview:
+    """The memory of a flat tensor, writable, shared with it."""
+    return part.view(torch.uint8).numpy().data
+
+
+def encode(m: Message, parts: Sequence[Tensor], src: int) -> bytes:
+    """The header of `m` as sent by `src` with the flattened `parts`. Raises ValueError if none can say it."""
+    if len(parts) > MOST_PARTS:
+        raise ValueError(
+            f"message '{m.tag}' has {len(parts)} parts, at most {MOST_PARTS} fit. Concatenate some."
+        )
+    slots: list[int] = []
+    for part in parts:
+        if part.dtype not in _CODES:
+            allowed = ", ".join(str(dtype) for dtype in DTYPES)
+            raise ValueError(
+                f"message '{m.tag}' carries {part.dtype}, which does not travel. Send one of: {allowed}."
+            )
+        slots += (_CODES[part.dtype], part.numel())
+    slots += [0] * (2 * MOST_PARTS - len(slots))
+    try:
+        return _LAYOUT.pack(
+            MAGIC, VERSION, len(parts), 0, _pack_tag(m.tag), src, m.seq, m.count, m.version, m.rate, *slots
+        )
+    except struct.error as error:
+        raise ValueError(f"a field of message '{m.tag}' does not fit the header ({error}): {m!r}") from error
+
+
+def decode(header: bytes | bytearray | memoryview, limit_bytes: int) -> tuple[Message, list[Shape]]:
+    """The message a header announces, still without its parts, and the shapes of those parts.
+
+    Raises WireError for bytes that no `encode` wrote, and for a payload above `limit_bytes`.
+    """
+    if len(header) != HEADER_BYTES:
+        raise WireError(f"a header has {HEADER_BYTES} bytes, got {len(header)}")
+    magic, layout, parts, reserved, tag, src, seq, count, version, rate, *slots = _LAYOUT.unpack(header)
+    if magic != MAGIC:
+        raise WireError(f"not a message of Shoal: it begins with {magic!r}, not {MAGIC!r}")
+    if layout != VERSION:
+        raise WireError(f"the peer speaks version {layout} of the protocol, this node version {VERSION}")
+    if reserved:
+        raise WireError(f"reserved bytes of the header are {reserved:#06x}, not zero")
+    if src < 0:
+        raise WireError(f"a message claims to come from node {src}")
+    shapes = _unpack_shapes(parts, slots)
+    nbytes = sum(dtype.itemsize * elements for dtype, elements in shapes)
+    if nbytes > limit_bytes:
+        raise WireError(f"a message of {nbytes:,} bytes exceeds the limit of {limit_bytes:,}")
+    return Message(_unpack_tag(tag), (), src, seq, count, version, rate), shapes
+
+
+def _pack_tag(tag: str) -> bytes:
+    if not (0 < len(tag) <= TAG_BYTES and tag.isascii() and tag.isprintable()):
+        raise ValueError(f"tag {tag!r} must be 1 to {TAG_BYTES} printable ascii characters")
+    return tag.encode("ascii")
+
+
+def _unpack_tag(raw: bytes) -> str:
+    text = raw.rstrip(b"\0")
+    if not (text and text.isascii() and (tag := text.decode("ascii")).isprintable()):
+        raise WireError(f"tag {raw!r} is not printable ascii")
+    return tag
+
+
+def _unpack_shapes(parts: int, slots: Sequence[int]) -> list[Shape]:
+    if parts > MOST_PARTS:
+        raise WireError(f"a message announces {parts} parts, at most {MOST_PARTS} fit")
+    codes, elements = slots[::2], slots[1::2]
+    if any(codes[parts:]) or any(elements[parts:]):
+        raise WireError(f"a message of {parts} parts describes more than that")
+    for code in codes[:parts]:
+        if not 1 <= code <= len(DTYPES):
+            raise WireError(f"unknown dtype code {code}")
+    return [(DTYPES[code - 1], n) for code, n in zip(codes[:parts], elements[:parts], strict=True)]

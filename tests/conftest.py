@@ -1,0 +1,179 @@
+"""Every test leaves the process as it found it: no thread, child, open file or changed setting stays."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way out
+POLL_SECONDS = 0.01
+
+PROC = Path("/proc/self")
+HAS_FDS = (PROC / "fd").is_dir()
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one of each serves all tests
+# C libraries open these once and keep them; the map is where oneDNN tells perf which kernels it compiled
+KEPT_OPEN = {"/dev/random", "/dev/urandom", f"/tmp/perf-{os.getpid()}.map"}
+
+# pytest's own, and what scikit-learn (OpenMP) and torch (its compiler) set when they are first used
+FREE_VARIABLES = ("PYTEST_", "KMP_", "TORCHINDUCTOR_", "TRITON_")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What this process holds at one moment."""
+
+    threads: frozenset[threading.Thread]
+    children: frozenset[int]
+    files: frozenset[int]
+    environment: dict[str, str]
+    torch_threads: int
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        return cls(
+            frozenset(threading.enumerate()),
+            frozenset(descendants()),
+            frozenset(open_files()),
+            dict(os.environ),
+            torch.get_num_threads(),
+        )
+
+    def left_behind(self, grace_seconds: float = GRACE_SECONDS) -> list[str]:
+        """What is there now and was not before, once the grace is over; an empty list comes at once."""
+        deadline = time.monotonic() + grace_seconds
+        found = self._differences()
+        if found:
+            gc.collect()  # only now, for it is dear: a file held by a mere reference cycle is no leak
+            found = self._differences()
+        while found and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            found = self._differences()
+        return found
+
+    def _differences(self) -> list[str]:
+        return [
+            *(f"thread {t.name!r}" for t in threading.enumerate() if t not in self.threads and is_ours(t)),
+            *(f"child {describe_process(pid)}" for pid in sorted(descendants() - self.children)),
+            *(f"open file {fd} -> {target}" for fd, target in named(open_files() - self.files)),
+            *self._changed_variables(),
+            *self._changed_settings(),
+        ]
+
+    def _changed_variables(self) -> Iterator[str]:
+        now = dict(os.environ)
+        if now != self.environment:
+            for name in sorted(now.keys() | self.environment.keys()):
+                if now.get(name) != self.environment.get(name) and not name.startswith(FREE_VARIABLES):
+                    yield f"changed environment variable {name}"  # its value may be secret
+
+    def _changed_settings(self) -> Iterator[str]:
+        if (now := torch.get_num_threads()) != self.torch_threads:
+            yield f"torch.get_num_threads() is {now}, was {self.torch_threads}"
+
+
+def is_ours(thread: threading.Thread) -> bool:
+    """Not a thread of a C++ library that once called back into Python: those never end and have no owner."""
+    return not isinstance(thread, threading._DummyThread)
+
+
+def descendants() -> set[int]:
+    """Children of this process and of the fork server, without multiprocessing's own helpers."""
+    mine = {p.pid for p in multiprocessing.active_children() if p.pid is not None}  # also reaps the finished
+    for pid in children_of(os.getpid()):
+        if any(helper in command_line(pid) for helper in HELPERS):
+            mine |= children_of(
+                pid
+            )  # forked from the server with its command line: told apart by their parent
+        else:
+            mine.add(pid)
+    return mine
+
+
+def children_of(pid: int) -> set[int]:
+    found: set[int] = set()
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - three times as fast, and every test pays
+            with open(f"/proc/{pid}/task/{task}/children") as listing:  # noqa: PTH123
+                found.update(map(int, listing.read().split()))
+    except OSError:  # not Linux, or it has just ended
+        pass
+    return found
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def describe_process(pid: int) -> str:
+    return f"{pid}: {command_line(pid)[:120] or '(ended, but nobody waited for it)'}"
+
+
+def open_files() -> set[int]:
+    if not HAS_FDS:
+        return set()
+    return {fd for fd in map(int, os.listdir("/proc/self/fd")) if is_open(fd)}  # noqa: PTH208
+
+
+def is_open(fd: int) -> bool:
+    """False for the descriptor that listed the folder, which is closed by now."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def named(files: set[int]) -> Iterator[tuple[int, str]]:
+    """Each descriptor with what it is open on, without those that serve multiprocessing's helpers."""
+    for fd in sorted(files - helper_files()):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
+        except OSError:
+            continue
+        if target not in KEPT_OPEN:
+            yield fd, target
+
+
+def helper_files() -> set[int]:
+    """Our ends of the pipes to the fork server and the resource tracker."""
+    from multiprocessing import forkserver, resource_tracker
+
+    return {
+        fd
+        for fd in (
+            getattr(forkserver._forkserver, "_forkserver_alive_fd", None),
+            getattr(resource_tracker._resource_tracker, "_fd", None),
+        )
+        if fd is not None
+    }
+
+
+@pytest.fixture
+def snapshot() -> Callable[[], Snapshot]:
+    """Take stock of this process, to be compared with later."""
+    return Snapshot.take
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Fail a test that leaves something behind. Fixtures of modules and sessions come before, so they may."""
+    before = Snapshot.take()
+    yield
+    if found := before.left_behind():
+        for child in multiprocessing.active_children():
+            if child.pid not in before.children:
+                child.kill()  # or the whole run would wait for it at exit
+                child.join(GRACE_SECONDS)
+        pytest.fail("this test left behind:\n  " + "\n  ".join(found), pytrace=False)

@@ -1,0 +1,210 @@
+"""The closing table and the sentences below it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from shoal.report import closing_table, verdict
+from shoal.report.reading import run_names
+from shoal.report.units import MISSING, bytes_text, count_text, percent_text, ratio_text, seconds_text
+
+
+def drawn(records, width=80, **options):
+    console = Console(file=io.StringIO(), width=width, **options)
+    console.print(closing_table(records))
+    return console.file.getvalue()
+
+
+def row(text, name):
+    return next(line for line in text.splitlines() if line.split() and line.split()[0] == name)
+
+
+def test_rows_keep_the_order_of_the_runs(runs):
+    text = drawn(runs)
+    assert [text.index(name) for name in ("single", "bmuf", "sync", "downpour")] == sorted(
+        text.index(name) for name in ("single", "bmuf", "sync", "downpour")
+    )
+
+
+def test_a_row_holds_the_numbers_with_their_units(runs):
+    cells = row(drawn(runs), "bmuf").split()
+    # strategy, workers, accuracy, loss, seconds, samples/s, speed-up, sent, waiting, staleness
+    assert cells == [
+        "bmuf",
+        "4",
+        "97.00",
+        "0.100",
+        "10.0",
+        "2,900",
+        "2.9",
+        "x",
+        "12.4",
+        "MB",
+        "12",
+        "%",
+        MISSING,
+    ]
+    assert row(drawn(runs), "downpour").split()[-1] == "1.0"
+
+
+def test_the_codec_is_named_and_none_is_not(runs):
+    text = drawn(runs, width=120)
+    assert "sync + top_k(0.01)" in text
+    assert "none" not in text
+
+
+def test_everything_fits_in_80_columns(runs, make_run):
+    wide = make_run(
+        "parameter_averaging", codec="chain(top_k(0.01), quantize(8))", samples_per_second=1_234_567.0
+    )
+    lines = drawn([*runs, wide]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+
+
+def test_numbers_end_in_one_column(runs):
+    rows = [row(drawn(runs), name) for name in ("single", "bmuf", "downpour")]
+    assert (
+        len(
+            {
+                line.index(speed) + len(speed)
+                for line, speed in zip(rows, ("1.0 x", "2.9 x", "2.6 x"), strict=True)
+            }
+        )
+        == 1
+    )
+
+
+def test_only_the_best_accuracy_is_highlighted(runs):
+    text = drawn(runs, color_system="standard", force_terminal=True)
+    marked = [line for line in text.splitlines() if "\x1b[1;32m" in line]
+    assert marked
+    assert all("sync" in line or "top_k" in line for line in marked)  # 97.41, the highest
+
+
+def test_time_is_called_virtual_only_if_all_of_it_is(runs):
+    assert "virtual" not in drawn(runs)
+    assert "virtual" in drawn([{**run, "transport": "sim"} for run in runs])
+    mixed = drawn([*runs, {**runs[1], "transport": "sim"}])
+    assert "10.0v" in mixed
+
+
+def test_columns_without_a_value_are_left_out(make_run):
+    text = drawn([make_run("bmuf"), make_run("sync")])
+    assert "speed-" not in text
+    assert "stale-" not in text
+
+
+def test_missing_numbers_are_dashes(make_run):
+    run = make_run("bmuf", test_accuracy=None, test_loss=float("nan"), seconds=None, wait_fraction=None)
+    assert row(drawn([run]), "bmuf").split()[:5] == ["bmuf", "4", MISSING, MISSING, MISSING]
+
+
+def test_markup_in_a_name_is_shown_as_it_is(make_run):
+    assert "[red]x" in drawn([make_run("[red]x")])
+
+
+def test_no_runs_make_an_empty_table():
+    assert "run" in drawn([])
+
+
+def test_verdict_of_a_run_that_pays(runs):
+    assert verdict(runs[1], runs[0]) == (
+        "bmuf: 2.9 x the samples/s of one worker, 0.4 points below it; "
+        "12 % of the time waiting, mostly for worker 3."
+    )
+
+
+def test_verdict_says_plainly_that_it_is_slower(runs):
+    assert verdict(runs[2], runs[0]) == (
+        "sync + top_k(0.01): slower than one worker, 0.62 x its samples/s, at the same accuracy, "
+        "so distribution did not pay; 61 % of the time waiting."
+    )
+
+
+def test_verdict_names_the_server_that_was_waited_for(runs):
+    assert verdict(runs[3], runs[0]).endswith("mostly for the server.")
+
+
+def test_verdict_names_one_of_several_servers(make_run, make_node):
+    nodes = [make_node(0, waited_for={"3": 9.0, "2": 1.0}), make_node(2, "server"), make_node(3, "server")]
+    assert verdict(make_run("easgd", 2, nodes=nodes)).endswith("mostly for server 1.")
+
+
+def test_verdict_names_nobody_if_all_were_waited_for_alike(make_run, make_node):
+    nodes = [make_node(0, waited_for={"1": 1.0, "2": 1.0}), make_node(1, waited_for={"0": 1.0})]
+    assert "mostly" not in verdict(make_run("sync", 3, nodes=nodes))
+
+
+def test_verdict_says_but_when_speed_costs_accuracy(runs):
+    sentence = verdict({**runs[1], "test_accuracy": 90.4}, runs[0])
+    assert "of one worker, but 7.0 points below it" in sentence
+
+
+def test_verdict_of_an_even_run_is_no_faster(runs):
+    assert "no faster than one worker, 1.0 x its samples/s" in verdict(
+        {**runs[1], "samples_per_second": 1_010.0}, runs[0]
+    )
+
+
+def test_verdict_without_a_baseline_states_what_was_reached(make_run):
+    assert "97.00 % test accuracy, 10.0 s on 4 workers, 2,560 samples/s; no single run" in verdict(
+        make_run("bmuf")
+    )
+
+
+def test_verdict_of_the_baseline_does_not_compare_it_with_itself(runs):
+    assert (
+        verdict(runs[0], runs[0]) == "single: 97.40 % test accuracy, 10.0 s on one worker, 1,000 samples/s."
+    )
+
+
+def test_verdict_falls_back_on_the_loss(runs):
+    regress = [{**run, "test_accuracy": None} for run in runs]
+    assert "test loss 0.1 against 0.1" in verdict(regress[1], regress[0])
+
+
+def test_verdict_tells_that_a_run_diverged(runs):
+    assert verdict({**runs[1], "test_loss": float("nan")}, runs[0]).startswith("bmuf: diverged")
+
+
+def test_simulated_runs_are_not_measured_against_real_ones(runs):
+    simulated = {**runs[1], "transport": "sim"}
+    assert "no single run to compare it with" in drawn([runs[0], simulated], width=200)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_settings(make_run):
+    often = make_run("bmuf")
+    rarely = make_run("bmuf", config={**often["config"], "period": 100})
+    assert run_names([often, rarely, make_run("sync")]) == ["bmuf (period=50)", "bmuf (period=100)", "sync"]
+    assert run_names([often, often]) == ["bmuf #1", "bmuf #2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (bytes_text(0), "0 B"),
+        (bytes_text(999), "999 B"),
+        (bytes_text(999.6), "1.00 kB"),
+        (bytes_text(12_345_678), "12.3 MB"),
+        (bytes_text(999_999_999), "1.00 GB"),
+        (bytes_text(None), MISSING),
+        (count_text(10_200.4), "10,200"),
+        (count_text(12_345_678), "12.3 M"),
+        (seconds_text(0.01234), "0.0123"),
+        (seconds_text(99.96), "100"),
+        (seconds_text(12_345), "12,345"),
+        (percent_text(0.124), "12 %"),
+        (percent_text(0.001), "<1 %"),
+        (percent_text(0), "0 %"),
+        (ratio_text(2.94), "2.9 x"),
+        (ratio_text(0.617), "0.62 x"),
+        (ratio_text(0.999), "1.0 x"),
+        (ratio_text(14.2), "14 x"),
+    ],
+)
+def test_numbers_as_people_write_them(text, expected):
+    assert text == expected

@@ -1,0 +1,220 @@
+"""Downpour SGD (card 9): worked out on paper, and its identities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from shoal.core.instrument import Instrument
+from shoal.sim import Compute, Network
+from shoal.strategies import Downpour, Single
+from shoal.testing.problems import Problem, Quadratic, Slope, simulate
+
+
+@dataclass(frozen=True)
+class Given(Problem):
+    """The same list of gradients for every worker, whatever x is."""
+
+    values: Sequence[float] = ()
+
+    def gradient(self, rank, step, x):
+        return torch.full_like(x, self.values[step])
+
+
+class Pushes(Instrument):
+    """What the workers push, in the order they send it."""
+
+    def __init__(self):
+        self.bodies = []
+
+    def send(self, node, dst, m):
+        if m.tag == "push":
+            self.bodies.append(m.body.clone())
+
+
+def test_one_replica_by_hand():
+    x1 = 8 - 0.5 * (8 - 4)
+    x2 = x1 - 0.5 * (x1 - 4)
+    x3 = x2 - 0.5 * (x2 - 4)
+    run = simulate(Downpour(warmup=0), Quadratic(lr=0.5, targets=(4.0,)), steps=3, start=[8.0])
+    assert (run.server.x.item(), run.worker(0).x.item()) == (x3, x3) == (4.5, 4.5)
+
+
+def test_two_replicas_at_their_own_pace_by_hand():
+    # Gradients take worker 0 one second and worker 1 a second and a half; messages take none.
+    #   0.0 s  both fetch 8
+    #   1.0 s  worker 0 pushes the gradient 8, fetches 4
+    #   1.5 s  worker 1 pushes the gradient 8 it saw at 8, fetches 0
+    #   2.0 s  worker 0 pushes the gradient 4 it saw at 4 and has done its two steps
+    #   3.0 s  worker 1 pushes the gradient 0 it saw at 0
+    expected = 8 - 0.5 * 8 - 0.5 * 8 - 0.5 * 4 - 0.5 * 0
+    compute = Compute(mean=1.0, slow={1: 1.5})
+    run = simulate(Downpour(warmup=0), Quadratic(lr=0.5), workers=2, steps=2, start=[8.0], compute=compute)
+    assert run.server.x.item() == expected == -2.0
+    assert run.worker(1).x.item() == -2.0
+    assert run.server.meter.staleness == {0: 1, 1: 3}  # only the first push met the model it was made from
+    assert (run.server.version, run.server.merged) == (4, 4.0)
+
+
+def test_the_model_starts_at_the_server_and_not_at_the_worker():
+    run = simulate(Downpour(warmup=0), Slope(lr=0.5), steps=2, start=[100.0], centre=[8.0])
+    assert run.server.x.item() == 8 - 0.5 - 0.5
+
+
+def test_gradients_are_summed_between_pushes_and_every_fetch_forgets_the_local_step():
+    # x is fetched anew at each step, so both gradients of a push are taken at the same point
+    x2 = 8 - 0.25 * (8 + 8)
+    x4 = x2 - 0.25 * (x2 + x2)
+    run = simulate(Downpour(n_push=2, warmup=0), Quadratic(lr=0.25), steps=4, start=[8.0])
+    assert run.server.x.item() == x4 == 2.0
+
+
+def test_between_fetches_the_replica_goes_on_alone():
+    # two local steps from what was fetched; each gradient reaches the server at once
+    g1 = 8.0
+    g2 = 8 - 0.25 * g1
+    x2 = 8 - 0.25 * g1 - 0.25 * g2
+    g3 = x2
+    g4 = x2 - 0.25 * g3
+    run = simulate(Downpour(n_fetch=2, warmup=0), Quadratic(lr=0.25), steps=4, start=[8.0])
+    assert run.server.x.item() == x2 - 0.25 * g3 - 0.25 * g4
+    assert run.server.version == 4
+
+
+def test_the_local_step_between_fetches_follows_the_worker_s_own_optimizer():
+    # the local optimizer has momentum, the server's sgd has none
+    g1 = 8.0
+    g2 = 8 - 0.25 * g1
+    g3 = g2 - 0.25 * (0.5 * g1 + g2)
+    run = simulate(Downpour(n_fetch=3, warmup=0), Quadratic(lr=0.25, momentum=0.5), steps=3, start=[8.0])
+    assert run.server.x.item() == 8 - 0.25 * (g1 + g2 + g3)
+
+
+@pytest.mark.parametrize("q", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [1, 5, 12])
+def test_one_replica_that_fetches_as_often_as_it_pushes_is_serial_sgd(q, steps):
+    problem = Quadratic(lr=0.5, targets=(3.0,))
+    serial = simulate(Single(), problem, steps=steps, start=[8.0]).worker(0).x.item()
+    run = simulate(Downpour(n_fetch=q, n_push=q, warmup=0), problem, steps=steps, start=[8.0])
+    assert (run.server.x.item(), run.worker(0).x.item()) == (serial, serial)
+
+
+def test_what_has_not_been_pushed_at_the_end_is_pushed_then():
+    run = simulate(Downpour(n_push=4, warmup=0), Slope(lr=0.5), steps=6)
+    assert run.server.x.item() == -0.5 * 4 - 0.5 * 2
+    assert run.server.version == 2
+    assert run.server.merged == 6
+
+
+def test_nothing_is_pushed_twice_at_the_end():
+    pushes = Pushes()
+    simulate(Downpour(n_push=3, warmup=0), Slope(), steps=6, observers=[pushes])
+    assert [p.item() for p in pushes.bodies] == [3.0, 3.0]
+
+
+def test_adagrad_by_hand():
+    # squares add up to 3^2, 5^2, 13^2
+    run = simulate(
+        Downpour(optimizer="adagrad", rate=0.5, warmup=0, eps=0.0), Given(values=(3.0, 4.0, 12.0)), steps=3
+    )
+    expected = -0.5 * 3 / 3 - 0.5 * 4 / 5 - 0.5 * 12 / 13
+    assert run.server.x.item() == pytest.approx(expected, rel=1e-15)
+
+
+def test_adagrad_takes_the_square_of_what_is_pushed_at_once():
+    # pushes of 1 + 2 = 3 and 3 + 1 = 4: the sums are squared, not the single gradients
+    adagrad = Downpour(n_push=2, optimizer="adagrad", rate=0.5, warmup=0, eps=0.0)
+    run = simulate(adagrad, Given(values=(1.0, 2.0, 3.0, 1.0)), steps=4)
+    assert run.server.x.item() == pytest.approx(-0.5 * 3 / 3 - 0.5 * 4 / 5, rel=1e-15)
+
+
+def test_adagrad_stands_still_where_the_gradient_has_always_been_zero():
+    assert (
+        simulate(Downpour(optimizer="adagrad", warmup=0), Given(values=(0.0,)), steps=1).server.x.item()
+        == 0.0
+    )
+
+
+def test_one_replica_with_adagrad_is_torch_adagrad():
+    x = torch.tensor([8.0, -2.0], dtype=torch.float64)
+    serial = torch.optim.Adagrad([x], lr=0.5, eps=1e-8)
+    for _ in range(10):
+        x.grad = 0.5 * (x - 3)
+        serial.step()
+    problem = Quadratic(lr=0.125, curvature=0.5, targets=(3.0,))
+    adagrad = Downpour(optimizer="adagrad", rate=0.5, warmup=0, eps=1e-8)
+    run = simulate(adagrad, problem, steps=10, start=[8.0, -2.0])
+    assert torch.allclose(run.server.x, x, rtol=0, atol=1e-14)  # torch may fuse the last multiply and add
+
+
+def test_the_server_s_rate_grows_over_the_first_pushes():
+    ramp = [1 / 4, 2 / 4, 3 / 4, 1, 1, 1]
+    ends = [simulate(Downpour(warmup=4), Slope(lr=0.5), steps=k).server.x.item() for k in range(1, 7)]
+    assert ends == [-0.5 * sum(ramp[:k]) for k in range(1, 7)]
+
+
+def test_the_ramp_counts_the_pushes_of_all_workers_together():
+    run = simulate(Downpour(warmup=4), Slope(lr=0.5), workers=3, steps=2)
+    assert run.server.x.item() == -0.5 * (1 / 4 + 2 / 4 + 3 / 4 + 1 + 1 + 1)
+
+
+def test_the_server_has_the_worker_s_rate_unless_it_is_given_one():
+    assert simulate(Downpour(warmup=0), Slope(lr=0.25), steps=2).server.x.item() == -0.25 * 2
+    assert simulate(Downpour(warmup=0, rate=2.0), Slope(lr=0.25), steps=2).server.x.item() == -2.0 * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"n_fetch": 3, "n_push": 2}, {"n_push": 4}])
+def test_the_model_moves_by_the_sum_of_all_pushes_and_nothing_else(options):
+    # whole numbers, so that any order of arrival gives the same bits
+    pushes = Pushes()
+    run = simulate(
+        Downpour(warmup=0, rate=1.0, **options),
+        Quadratic(lr=1.0, targets=(0.0, 4.0, -7.0)),
+        workers=3,
+        steps=7,
+        start=[64.0, 3.0],
+        compute=Compute(mean=1.0, jitter=0.5),
+        network=Network(latency=0.125, bandwidth=1e3),
+        observers=[pushes],
+    )
+    moved = run.server.x - torch.tensor([64.0, 3.0], dtype=torch.float64)
+    assert torch.equal(moved, -torch.stack(pushes.bodies).sum(0))
+    assert run.server.version == len(pushes.bodies)
+    assert run.server.merged == 3 * 7
+    assert moved.abs().min() > 0
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_equal_workers_are_behind_by_one_push_of_each_other_worker(workers):
+    # mean staleness tends to N - 1 (card 11)
+    run = simulate(Downpour(), Slope(lr=0.0), workers=workers, steps=20, compute=Compute(mean=1.0))
+    pushes = run.server.meter.staleness
+    assert sum(pushes.values()) == 20 * workers
+    assert sum(late * n for late, n in pushes.items()) / (20 * workers) == pytest.approx(
+        workers - 1, abs=0.25
+    )
+
+
+def test_all_workers_leave_with_the_server_s_model_of_that_moment():
+    run = simulate(Downpour(warmup=0), Quadratic(lr=0.5), workers=3, steps=4, start=[8.0])
+    assert run.worker(2).x.item() == run.server.x.item()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"n_fetch": 0}, "n_fetch=0 must be at least 1"),
+        ({"n_push": 0}, "n_push=0 must be at least 1"),
+        ({"optimizer": "adam"}, "optimizer='adam' must be one of sgd, adagrad"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        Downpour(**options)
+
+
+@pytest.mark.parametrize("options", [{"rate": -1.0}, {"warmup": -1}, {"eps": -1.0}])
+def test_options_that_would_train_backwards_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Downpour(**options)

@@ -1,0 +1,32 @@
+"""Everything in a few seconds: run it before each commit."""
+
+import pytest
+
+from shoal.codecs import CODECS
+from shoal.sim import Compute, Network
+from shoal.strategies import STRATEGIES
+from shoal.testing.problems import Quadratic, simulate
+
+PERIODIC = ("local", "bmuf", "diloco", "easgd", "eamsgd")
+
+
+def run(word, codec="none", **options):
+    strategy = STRATEGIES.make(word, **({"period": 4} if word in PERIODIC else {}))
+    problem = Quadratic(lr=0.1, targets=(1.0, 3.0))
+    fixed = {"workers": strategy.most_workers or 2, "steps": 80, "start": [50.0, -50.0]}
+    return simulate(strategy, problem, codec=CODECS.make(codec), **{**fixed, **options})
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("word", STRATEGIES)
+def test_every_strategy_descends_with_every_codec(word, codec):
+    done = run(word, codec)
+    holder = done.server if done.strategy.servers else done.worker(0)
+    target = 1.0 if done.workers == 1 else 2.0
+    assert (done.strategy.solution(holder) - target).abs().max() < 2.0  # from 52
+
+
+@pytest.mark.parametrize("word", STRATEGIES)
+def test_a_run_is_repeated_bit_for_bit(word):
+    rough = {"compute": Compute(1.0, jitter=0.3), "network": Network.parse("1Mbit,20ms,1%"), "steps": 20}
+    assert run(word, **rough).digest() == run(word, **rough).digest()

@@ -1,0 +1,109 @@
+"""Worlds of connected transports in one process, one thread a node, for the conformance suite."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+import shoal
+from shoal.core.transport import Transport
+from shoal.transports.sockets import SocketTransport
+from shoal.transports.torch_dist import TorchTransport
+
+LIMIT = 64 << 20
+
+_PREAMBLE = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from harness import drive
+from shoal.core.errors import PeerLost
+from shoal.transports.sockets import SocketTransport
+from shoal.transports.torch_dist import TorchTransport
+"""
+
+Body = Callable[[Any], Coroutine[Any, Any, Any]]
+
+
+def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that blocks and never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("a real transport suspended its coroutine")
+
+
+def in_threads(size: int, node: Callable[[int], Any], seconds: float = 30.0) -> list[Any]:
+    """What `node(rank)` returns on each rank; raises the first thing any of them raised."""
+    results: list[Any] = [None] * size
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = node(rank)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), f"a node still hangs after {seconds} s"
+    return results
+
+
+@contextlib.contextmanager
+def in_process(script: str) -> Iterator[subprocess.Popen[str]]:
+    """A node in a process of its own, to be killed or stopped; gone when the context ends."""
+    folders = (Path(shoal.__file__).parents[1], Path(__file__).parent)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _PREAMBLE + textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def _world(size: int, body: Body, connect: Callable[[int], Transport]) -> list[Any]:
+    def node(rank: int) -> Any:
+        transport = connect(rank)
+        try:
+            return drive(body(transport))
+        finally:
+            drive(transport.close())
+
+    return in_threads(size, node)
+
+
+def sockets_world(size: int, body: Body) -> list[Any]:
+    store = dist.HashStore()
+    return _world(
+        size, body, lambda rank: SocketTransport.connect(rank, size, store, limit_bytes=LIMIT, timeout=10)
+    )
+
+
+def gloo_world(size: int, body: Body) -> list[Any]:
+    store = dist.HashStore()
+    return _world(
+        size,
+        body,
+        lambda rank: TorchTransport.connect(rank, size, store, workers=size, limit_bytes=LIMIT, timeout=10),
+    )

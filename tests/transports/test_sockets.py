@@ -1,0 +1,274 @@
+"""Sockets: the conformance suite, and what strangers, crashes and slow peers do."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import LIMIT, drive, in_process, in_threads, sockets_world
+
+from shoal.core.errors import PeerLost
+from shoal.core.transport import HEADER_BYTES, LEFT, LOST, Message, Transport
+from shoal.testing.conformance import CHECKS, World
+from shoal.transports import frames, rendezvous
+from shoal.transports.buffers import MOST_FREE, SMALLEST, BufferPool
+from shoal.transports.sockets import SocketTransport
+
+PATIENCE = 10.0
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Callable[[World], None]) -> None:
+    check(sockets_world)
+
+
+@contextlib.contextmanager
+def transport_and_raw_peer(timeout: float = PATIENCE) -> Iterator[tuple[SocketTransport, socket.socket]]:
+    """Node 0 as a transport, node 1 as a bare socket that has joined the mesh."""
+    store = dist.HashStore()
+
+    def join(rank: int) -> SocketTransport | socket.socket:
+        if rank == 0:
+            return SocketTransport.connect(0, 2, store, limit_bytes=1 << 20, timeout=timeout)
+        return rendezvous.meet(1, 2, store, timeout=PATIENCE, host="127.0.0.1")[0]
+
+    transport, raw = in_threads(2, join)
+    try:
+        yield transport, raw
+    finally:
+        raw.close()
+        drive(transport.close())
+
+
+def frame(tag: str, *parts: torch.Tensor, src: int = 1) -> bytes:
+    return frames.encode(Message(tag), parts, src) + b"".join(map(frames.bytes_of, parts))
+
+
+# Joining
+
+
+def test_strangers_neither_enter_nor_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 0.1)
+    store = dist.HashStore()
+    strangers: list[socket.socket] = []
+
+    def stranger(said: bytes) -> None:
+        host, port = store.get("shoal/addr/0").decode().split()
+        strangers.append(socket.create_connection((host, int(port))))
+        strangers[-1].settimeout(PATIENCE)
+        strangers[-1].sendall(said)
+
+    def node(rank: int) -> object:
+        if rank == 1:
+            hello = rendezvous._HELLO
+            for said in (
+                b"",
+                b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything you have\r\n\r\n",
+                hello.pack(b"shoal/1\n", 1, bytes(32)),  # the right rank, a wrong token
+                hello.pack(
+                    b"shoal/1\n", 0, bytes.fromhex(store.get("shoal/token").decode())
+                ),  # a rank of its own
+            ):
+                stranger(said)
+            for sock in strangers:
+                # a reset where something it said was left unread, else an end of file
+                with contextlib.suppress(ConnectionResetError):
+                    assert sock.recv(1) == b""
+        transport = SocketTransport.connect(rank, 2, store, limit_bytes=LIMIT, timeout=PATIENCE)
+        drive(transport.send(1 - rank, Message("hello")))
+        heard = drive(transport.recv(PATIENCE)).src
+        drive(transport.close())
+        return heard
+
+    assert in_threads(2, node) == [1, 0]
+    for sock in strangers:
+        sock.close()
+
+
+def test_who_does_not_come_is_named() -> None:
+    store = dist.HashStore()
+
+    def node(rank: int) -> str:
+        with pytest.raises(PeerLost) as lost:
+            SocketTransport.connect(rank, 4, store, limit_bytes=LIMIT, timeout=0.2)
+        return str(lost.value)
+
+    first, second = in_threads(2, node)
+    assert first.startswith("node 2, 3 did not join the mesh within 0.2 s (I am node 0)")
+    assert second.startswith("node 2, 3 did not join the mesh within 0.2 s (I am node 1)")
+
+
+def test_a_missing_first_node_is_named() -> None:
+    with pytest.raises(PeerLost, match="node 0 did not come to the meeting point"):
+        SocketTransport.connect(1, 2, dist.HashStore(), limit_bytes=LIMIT, timeout=0.05)
+
+
+def test_a_node_that_died_after_publishing_its_address_is_named() -> None:
+    store = dist.HashStore()
+    store.set("shoal/token", "00" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        store.set("shoal/addr/0", f"127.0.0.1 {dead.getsockname()[1]}")
+    with pytest.raises(PeerLost, match="node 0 published"):
+        SocketTransport.connect(1, 2, store, limit_bytes=LIMIT, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::"])
+def test_an_address_off_this_host_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="not an IPv4 loopback address"):
+        SocketTransport.connect(0, 1, dist.HashStore(), limit_bytes=LIMIT, host=host)
+
+
+# Leaving
+
+
+def test_a_peer_that_closes_is_announced_once() -> None:
+    with transport_and_raw_peer() as (t, raw):
+        raw.sendall(frame("last") + frame(LEFT))
+        raw.shutdown(socket.SHUT_WR)
+        assert [drive(t.recv(PATIENCE)).tag for _ in range(2)] == ["last", LEFT]
+        raw.settimeout(PATIENCE)
+        assert raw.recv(1) == b"", "who says goodbye is answered by an end of file"
+        assert list(t.drain()) == []
+        assert t.reasons == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"", "without a goodbye"),
+        (frame("cut", torch.ones(9))[:-1], "without a goodbye"),
+        (frame("cut")[:50], "without a goodbye"),
+        (bytes(HEADER_BYTES), "not a message of Shoal"),
+        (frame("forged", src=0), "in the name of node 0"),
+        (frame(LOST), "'lost'"),
+        (frames.encode(Message("huge"), (torch.empty(1).expand(1 << 40),), 1), "exceeds the limit"),
+    ],
+)
+def test_a_peer_that_breaks_off_or_talks_nonsense_is_lost(said: bytes, reason: str) -> None:
+    with transport_and_raw_peer() as (t, raw):
+        raw.sendall(frame("fine", torch.arange(3)) + said)
+        raw.shutdown(socket.SHUT_WR)
+        assert drive(t.recv(PATIENCE)).body.tolist() == [0, 1, 2]
+        notice = drive(t.recv(PATIENCE))
+        assert (notice.tag, notice.src) == (LOST, 1)
+        assert reason in t.reasons[1]
+        drive(t.send(1, Message("harmless", (torch.zeros(1 << 18),))))
+        assert list(t.drain()) == []
+
+
+@pytest.mark.slow
+def test_a_peer_that_takes_nothing_is_lost() -> None:
+    with transport_and_raw_peer(timeout=0.1) as (t, _):
+        for _ in range(64):  # until every buffer between the two is full
+            drive(t.send(1, Message("full", (torch.zeros(1 << 18),))))
+        assert drive(t.recv(PATIENCE)).tag == LOST
+        assert "does not take what it is sent" in t.reasons[1]
+
+
+def test_closing_waits_no_longer_than_its_limit_for_a_frozen_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.transports.sockets.CLOSING_SECONDS", 0.1)
+    with transport_and_raw_peer() as (t, _):
+        began = time.monotonic()
+        drive(t.close())
+        assert 0.1 <= time.monotonic() - began < 5
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_lost(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    script = f"""
+        t = SocketTransport.connect(1, 2, dist.FileStore({path!r}, 2), limit_bytes=100)
+        time.sleep(60)
+    """
+    with in_process(script) as child:
+        t = SocketTransport.connect(0, 2, dist.FileStore(path, 2), limit_bytes=100)
+        child.kill()
+        assert drive(t.recv(PATIENCE)).tag == LOST
+        drive(t.close())
+
+
+def test_closing_leaves_no_thread_and_no_file() -> None:
+    threads, files = threading.active_count(), open_files()
+
+    async def body(t: Transport) -> None:
+        await t.send((t.rank + 1) % t.size, Message("round", (torch.ones(50_000),)))
+
+    sockets_world(4, body)
+    assert threading.active_count() == threads
+    assert open_files() == files
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# Sending
+
+
+@pytest.mark.parametrize(
+    ("dst", "message", "complaint"),
+    [
+        (2, Message("nobody"), "no node 2"),
+        (-1, Message("nobody"), "no node -1"),
+        (1, Message(LEFT), "own notice"),
+        (
+            1,
+            Message("big", (torch.empty(1 << 18), torch.empty(1))),
+            "1,048,580 bytes, limit_bytes is 1,048,576",
+        ),
+        (0, Message("mask", (torch.ones(1, dtype=torch.bool),)), "does not travel"),
+    ],
+)
+def test_what_cannot_be_sent_is_a_value_error(dst: int, message: Message, complaint: str) -> None:
+    with transport_and_raw_peer() as (t, _), pytest.raises(ValueError, match=complaint):
+        drive(t.send(dst, message))
+
+
+# Receiving into recycled memory
+
+
+def test_memory_is_used_again_once_free() -> None:
+    pool = BufferPool()
+    first, _ = pool.empty(torch.float32, SMALLEST)
+    address = first.data_ptr()
+    del first
+    again, _ = pool.empty(torch.int32, SMALLEST)
+    assert again.data_ptr() == address
+
+
+def test_a_slice_keeps_its_memory_when_the_tensor_is_gone() -> None:
+    with transport_and_raw_peer() as (t, raw):
+        raw.sendall(frame("one", torch.ones(SMALLEST)))
+        kept = drive(t.recv(PATIENCE)).body[10:20]
+        gc.collect()
+        for _ in range(3):
+            raw.sendall(frame("two", torch.full((SMALLEST,), 2.0)))
+            assert drive(t.recv(PATIENCE)).body[0] == 2
+        assert kept.tolist() == [1.0] * 10
+
+
+def test_the_pool_keeps_a_bounded_number_of_buffers() -> None:
+    pool = BufferPool()
+    held = [pool.empty(torch.uint8, SMALLEST + i)[0] for i in range(3 * MOST_FREE)]
+    while held:
+        del held[0]
+    assert len(pool._free) == MOST_FREE
+    assert {buffer.numel() for buffer in pool._free} == {
+        SMALLEST + i for i in range(2 * MOST_FREE, 3 * MOST_FREE)
+    }
+
+
+def test_received_tensors_are_filled_in_place() -> None:
+    pool = BufferPool()
+    tensor, memory = pool.empty(torch.float32, SMALLEST)
+    memory[:4] = struct.pack("f", 1.5)
+    assert tensor[0] == 1.5
