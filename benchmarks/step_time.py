@@ -51,17 +51,15 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """Two convolutions with pooling and a linear layer; 50,186 parameters."""
+    """Two convolutions with strides and a linear layer; 20,490 parameters."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
-        nn.Conv2d(1, 32, 3, padding=1),
+        nn.Conv2d(1, 16, 3, stride=2, padding=1),
         nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
         nn.ReLU(),
-        nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(64 * 7 * 7, 10),
+        nn.Linear(32 * 7 * 7, 10),
     )
 
 
@@ -117,9 +115,9 @@ def work(name: str, blocks: int, steps: int, folder: Path) -> None:
             dist.barrier()
             sides[side].train(batches, steps)
     attachment.finish()
-    apart = max(
-        float((a - b).abs().max()) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
-    )
+    with torch.no_grad():
+        both = zip(ours.parameters(), theirs.parameters(), strict=True)
+        apart = max(float((a - b).abs().max()) for a, b in both)
     dist.destroy_process_group()
     if rank == 0:
         measured = {name: side.blocks[1:] for name, side in sides.items()}

@@ -3,6 +3,7 @@
     DIR/step-00000100/worker-0.safetensors   tensors of the state
                       worker-0.json          everything else, and the SHA-256 of the files it belongs to
                       model.safetensors      the model, for anyone who reads safetensors
+    DIR/model.safetensors                    the trained model, when training is over
 
 A JSON file is written after the files it vouches for, so a node's state is there whole or not at all; a
 step counts when every node's is there and undamaged. Nothing is ever unpickled.
@@ -56,11 +57,15 @@ class Checkpoints:
             self._prune()
 
     def latest(self) -> int | None:
-        """The newest step that every node saved whole; None where there is no such step."""
+        """The newest step that every node saved whole; None where there is no such step.
+
+        Raises CheckpointError where the folder holds the checkpoint of a run with other settings.
+        """
         for step in sorted(self._steps(), reverse=True):
             records = self._records(step)
+            for record in records:
+                self._check_config(record)
             if len(records) == self._nodes:
-                self._check_config(records[0])
                 return step
         return None
 

@@ -64,6 +64,8 @@ def summarise(
     last = curve[-1] if curve else {}
     seconds = max(r["seconds"] for r in reports)
     samples = sum(r["samples"] for r in workers)
+    if curve:
+        last["samples"] = samples  # what a worker did after its last exchange belongs to the run, too
     busy = sum(r["seconds"] for r in workers)
     staleness: Counter[int] = Counter()
     for r in reports:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Pipe
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from shoal.attach import current
-from shoal.core.errors import Interrupted, ShoalError
+from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.strategy import Strategy
 from shoal.launch.control import leave_with_parent
 from shoal.launch.crew import Crew, Member
@@ -134,11 +135,30 @@ class ScriptProcess:
             return
         self._reader.join(timeout)
 
+    def close(self) -> None:
+        """Nothing is held: the reader has closed the pipe."""
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
                 self._on_line(line.rstrip("\n"))
+
+
+def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:
+    """Run `script` in this very process, which another launcher started as the node at `place`.
+
+    Raises WorkerFailed with the traceback of what the script raised.
+    """
+    os.environ.update(place.to_environment())
+    sys.argv = [str(script), *arguments]
+    try:
+        _run_to_its_end(sys.argv[0])
+    except ShoalError:
+        raise
+    except Exception as error:
+        text = _traceback(error, skip_frames=5)
+        raise WorkerFailed(f"worker {place.rank} failed: {type(error).__name__}: {error}", text) from error
 
 
 def main() -> None:
@@ -148,23 +168,39 @@ def main() -> None:
     control = place.open_control()
     torch.set_num_threads(local_threads(place.nodes))
     sys.argv = sys.argv[1:]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        attachment = current()
-        if attachment is not None:
-            attachment.finish()
+        _run_to_its_end(sys.argv[0])
     except Interrupted:
         control.tell("interrupted")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
+    except SystemExit:
+        raise
+    except BaseException as error:
+        control.tell_failure(error, skip_frames=5)
+        os._exit(1)  # peers must not wait for an orderly goodbye
+
+
+def _run_to_its_end(script: str) -> None:
+    """Run a script as `python script` would, and finish what it attached; not if it fails."""
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
         attachment = current()
         if attachment is not None:
             attachment.finish()
     except BaseException as error:
-        control.tell_failure(error, skip_frames=4)
-        os._exit(1)  # peers must not wait for an orderly goodbye
+        sys.last_value = error  # as an uncaught one would be: an attachment that finds it does not finish
+        raise
+
+
+def _traceback(error: BaseException, skip_frames: int) -> str:
+    frames = error.__traceback__
+    for _ in range(skip_frames):
+        frames = frames.tb_next if frames is not None else None
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 if __name__ == "__main__":

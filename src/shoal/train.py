@@ -47,6 +47,9 @@ from shoal.tasks import TASKS
 
 Listener = Callable[[dict[str, Any]], None]
 
+SLOW_IMPORTS = ("torch._dynamo",)
+"""What torch imports on first use of an optimizer: seconds that are spent once, not once in every process."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -173,6 +176,12 @@ def run(
     return _run_processes(plan, listener)
 
 
+def _keep_model(plan: Plan, model: nn.Module) -> None:
+    """Leave the trained model beside the checkpoints, where they were asked for."""
+    if plan.checkpoint is not None:
+        save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
+
+
 # -- virtual time ----------------------------------------------------------------------------------
 
 
@@ -207,6 +216,7 @@ def _simulate(
     simulation.run()
     curve.end(result_node)
     points = curve.evaluate(model, plan.task, data)
+    _keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[result_node.rank]["curve"] = points
     config = {**plan.config(), "network": asdict(network), "compute": asdict(compute)}
@@ -233,7 +243,7 @@ class _Ticker(Instrument):
 def _run_processes(plan: Plan, listener: Listener) -> Result:
     _check_it_travels(plan)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["shoal.train"])  # torch is loaded once, not once a process
+    context.set_forkserver_preload(["shoal.train", *SLOW_IMPORTS, *plan.task.imports])
     crew = Crew(plan.workers, listener)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         for rank in range(plan.nodes):
@@ -246,6 +256,7 @@ def _run_processes(plan: Plan, listener: Listener) -> Result:
         reports = crew.see_through()
         model = build_model(plan.task, plan.seed)
         model.load_state_dict(load_model(Path(folder) / "model.safetensors"))
+    _keep_model(plan, model)
     return summarise(plan.config(), reports, model)
 
 
@@ -312,10 +323,12 @@ def _live(plan: Plan, rank: int, control: Control, folder: str) -> dict[str, Any
     curve.begin(node)
     try:
         drive(plan.strategy.live(node))
-        outcome = report(node, transport.now() - began)
-        curve.end(node)
-    finally:
+    except Interrupted:
         drive(transport.close())
+        raise
+    outcome = report(node, transport.now() - began)
+    curve.end(node)
+    drive(transport.close())  # not after a failure: to vanish is what tells the others
     if holds_solution(plan.strategy, node):
         outcome["curve"] = curve.evaluate(model, plan.task, data)
         save_model(Path(folder) / "model.safetensors", model.state_dict())

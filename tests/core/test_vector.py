@@ -31,6 +31,7 @@ def test_changing_the_vector_changes_the_module_and_the_other_way_round():
     assert flat.x.tolist() == [0.0] * 6 + [7.0] * 2 + [0.0] * 2
 
 
+@pytest.mark.slow  # torch imports its compiler with the first optimizer
 def test_an_optimizer_made_before_still_moves_the_vector():
     module = small()
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)

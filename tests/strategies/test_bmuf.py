@@ -136,6 +136,7 @@ def torch_outer(optimizer, blocks, start, period=2, lr=0.25):
     return out
 
 
+@pytest.mark.slow  # torch imports its compiler with the first optimizer
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize(("eta", "zeta"), [(0.5, 1.0), (0.5, 0.5), (0.9, 0.7), (0.94, 1.0)])
 def test_it_is_torch_sgd_with_momentum_on_the_pseudo_gradient(eta, zeta, nesterov):

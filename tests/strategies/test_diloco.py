@@ -75,6 +75,7 @@ def test_displacements_are_weighted_by_the_samples_behind_them():
     assert path(DiLoCo(period=2, rate=0.5, momentum=0.5), problem, 1) == [-0.5 * (d + 0.5 * d)]
 
 
+@pytest.mark.slow  # torch imports its compiler with the first optimizer
 @pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.9), (0.5, 0.5), (1.0, 0.25)])
 def test_the_outer_step_is_torch_sgd_with_nesterov_momentum(rate, momentum):
     theta, expected = torch.tensor([8.0], dtype=torch.float64), []

@@ -136,6 +136,7 @@ def test_adagrad_stands_still_where_the_gradient_has_always_been_zero():
     )
 
 
+@pytest.mark.slow  # torch imports its compiler with the first optimizer
 def test_one_replica_with_adagrad_is_torch_adagrad():
     x = torch.tensor([8.0, -2.0], dtype=torch.float64)
     serial = torch.optim.Adagrad([x], lr=0.5, eps=1e-8)

@@ -25,6 +25,7 @@ def test_momentum_belongs_to_the_local_optimizer_and_is_counted_once():
     assert path(Slope(lr=1.0, momentum=0.5), 4, 0.0) == [-1.0, -2.5, -4.25, -6.125]
 
 
+@pytest.mark.slow  # torch imports its compiler with the first optimizer
 def test_the_small_problems_descend_as_torch_does():
     problem, x = Quadratic(lr=0.25, momentum=0.5, curvature=0.5, targets=(2.0,)), torch.tensor([8.0]).double()
     torch_sgd = torch.optim.SGD([x], lr=0.25, momentum=0.5)

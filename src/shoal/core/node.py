@@ -42,7 +42,7 @@ class Node:
     """A worker (rank below `size`) or a server (rank `size` and up) of a run.
 
     `size` is the number of workers. `pace` is awaited after each gradient (virtual time passes there),
-    `boundary` before each step of a worker (checkpoints and requests to stop are dealt with there) and at a
+    `boundary` before each step of a worker and after the last (checkpoints and requests to stop are dealt with there) and at a
     server once all workers have sent CHECKPOINT for a step, with `t` set to that step.
     """
 
@@ -127,9 +127,11 @@ class Node:
 
     async def steps(self) -> AsyncIterator[int]:
         """Numbers of the steps to do, from where a checkpoint left off."""
-        while self.last_step is None or self.t < self.last_step:
+        while True:
             if self._boundary is not None:
                 await self._boundary(self)
+            if self.t == self.last_step:
+                return
             yield self.t
             self.t += 1
             self.meter.steps = self.t

@@ -32,6 +32,7 @@ class Task:
 
     `model` may draw its initial weights from torch's global generator: it is called with that
     generator seeded alike in every process. `optimizer` is called as `optimizer(parameters, lr=lr)`.
+    `imports` names modules that are slow to load: they are loaded once, not once in every process.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Task:
     lr: float = 0.1
     batch: int = 64
     about: str = field(default="", compare=False)
+    imports: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.batch < 1:

@@ -51,7 +51,8 @@ class Boundary:
             return
         self._hear(node)
         stopping = node.t == self._stop_at
-        due = self._every is not None and node.t % self._every == 0 and node.t not in (0, self._resumed_at)
+        due = node.t == node.last_step or (self._every is not None and node.t % self._every == 0)
+        due = due and node.t not in (0, self._resumed_at)
         if self._checkpoints is not None and (due or stopping):
             self._save(node)
             if self._servers:

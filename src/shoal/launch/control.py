@@ -60,7 +60,7 @@ class Control:
         for _ in range(skip_frames):
             frames = frames.tb_next if frames is not None else None
         text = "".join(traceback.format_exception(type(error), error, frames))
-        own = isinstance(error, (ShoalError, ValueError)) and _raised_by_us(error)
+        own = isinstance(error, ShoalError) or (isinstance(error, ValueError) and _raised_by_us(error))
         self.tell(
             "failed",
             message=str(error) if own else f"{type(error).__name__}: {error}",

@@ -50,6 +50,10 @@ class Process(Protocol):
         """Wait for its end."""
         ...
 
+    def close(self) -> None:
+        """Release what was held for it, once it has ended."""
+        ...
+
 
 @dataclass
 class Member:
@@ -167,7 +171,7 @@ class Crew:
             member.failure = {"message": f"it {how}", "details": "", "follows": False}
 
     def _fail(self) -> None:
-        """Raise the failure that no other caused; a lost peer is a consequence if its own failure is known."""
+        """Raise the failure that no other caused. A lost peer is a consequence of the peer's own failure."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < deadline and all(m.failure["follows"] for m in self.members if m.failure):
             for m in self.members:
@@ -202,6 +206,7 @@ class Crew:
             if m.process.is_alive():
                 m.process.kill()
                 m.process.join(END_SECONDS)
+            m.process.close()
             m.connection.close()
 
     @contextmanager

@@ -23,6 +23,7 @@ def digits() -> Task:
         lr=0.3,
         batch=32,
         about="handwritten digits, 8 x 8 (from scikit-learn); MLP 64-128-10; learns in seconds",
+        imports=("sklearn.datasets",),
     )
 
 

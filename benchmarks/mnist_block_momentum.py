@@ -1,0 +1,72 @@
+"""What block momentum is worth: MNIST on one worker, by model averaging, and by BMUF on many workers.
+
+An MLP 784-256-256-10 sees every image the same number of times on each side. The single worker takes all the
+steps by itself; averaging N models makes N times fewer steps of the same length, and BMUF makes up for it by
+the momentum of its blocks. Virtual time, so the figures are the same on every machine with the same torch.
+
+    SHOAL_DATA=... python benchmarks/mnist_block_momentum.py [--epochs 4] [--workers 8] [--period 8] [--seeds 0]
+
+The last line is JSON: test accuracy in per cent of single, local and bmuf, each the mean over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import shoal
+from shoal.strategies import BMUF, Local, Single, Strategy
+
+
+def accuracy(strategy: Strategy, workers: int, epochs: int, seed: int, lr: float | None) -> float:
+    """Test accuracy in per cent, after the last step."""
+    result = shoal.run("mnist", strategy, workers=workers, epochs=epochs, seed=seed, lr=lr, transport="sim")
+    assert result.test_accuracy is not None
+    return result.test_accuracy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--epochs", type=int, default=4, help="sweeps over the training images")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--period", type=int, default=8, help="local steps in a block")
+    parser.add_argument("--seeds", default="0", help="numbers separated by commas")
+    parser.add_argument("--lr", type=float, help="learning rate of all sides, instead of the task's")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    sides: dict[str, tuple[Strategy, int]] = {
+        "single": (Single(), 1),
+        "local": (Local(period=options.period), options.workers),
+        "bmuf": (BMUF(period=options.period), options.workers),
+    }
+    measured = {
+        name: [accuracy(strategy, workers, options.epochs, seed, options.lr) for seed in seeds]
+        for name, (strategy, workers) in sides.items()
+    }
+
+    table = Table(title=f"MNIST, MLP 784-256-256-10, {options.epochs} epochs: test accuracy, %")
+    table.add_column("strategy")
+    table.add_column("workers", justify="right")
+    for seed in seeds:
+        table.add_column(f"seed {seed}", justify="right")
+    table.add_column("mean", justify="right")
+    for name, (strategy, workers) in sides.items():
+        row = [f"{value:.2f}" for value in [*measured[name], mean(measured[name])]]
+        table.add_row(f"{name}, period {options.period}" if name != "single" else name, str(workers), *row)
+    Console().print(table)
+
+    if options.json:
+        options.json.write_text(json.dumps({"seeds": seeds, **measured}, indent=2) + "\n")
+    print(json.dumps({name: round(mean(values), 3) for name, values in measured.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Speed of the simulator on one core: bare events of its kernel, and a thousand EASGD workers.
+
+The bare events are the timers of processes that do nothing but sleep. The EASGD run has all that a
+simulation has: a network, jitter, messages to a server, and a gradient of ten elements at every step.
+
+    python benchmarks/simulator.py [--events 300000] [--workers 1000] [--steps 20] [--repeats 3] [--json FILE]
+
+The last line is JSON: events_per_second and easgd_<workers>x<steps>_seconds, medians of the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from shoal import EASGD, Compute, Network
+from shoal.sim import Kernel, Simulation
+from shoal.sim.transport import Switch
+from shoal.testing.problems import Quadratic, simulate
+
+SLEEPERS = 1000
+DIMENSIONS = 10
+NETWORK = Network.parse("1Gbit,100us")
+COMPUTE = Compute.parse("20ms,10%")
+
+
+def sleep(events: int) -> int:
+    """A thousand processes that sleep, each a little longer than the one before; how many events it took."""
+    kernel = Kernel()
+    switch = Switch(kernel, Network(), seed=0)
+
+    async def sleeper(rank: int) -> None:
+        for _ in range(events // SLEEPERS):
+            await switch.ends[rank].sleep(1.0 + rank / SLEEPERS)
+
+    for rank in range(SLEEPERS):
+        switch.add().process = kernel.spawn(sleeper(rank), lambda: "sleeps")
+    kernel.run()
+    return kernel.events
+
+
+def easgd(workers: int, steps: int) -> Simulation:
+    """EASGD that exchanges with its server at every second step."""
+    return simulate(
+        EASGD(period=2),
+        Quadratic(lr=0.1, targets=(1.0, -1.0)),
+        workers=workers,
+        steps=steps,
+        start=[0.0] * DIMENSIONS,
+        network=NETWORK,
+        compute=COMPUTE,
+    )
+
+
+def clock(action: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds that each of the repeats took."""
+    taken = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def spread(values: list[float], form: str) -> str:
+    return f"{median(values):{form}} [{min(values):{form}}-{max(values):{form}}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--events", type=int, default=300_000, help="bare events")
+    parser.add_argument("--workers", type=int, default=1000, help="EASGD workers")
+    parser.add_argument("--steps", type=int, default=20, help="steps of each")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    events = sleep(options.events)
+    rates = [events / seconds for seconds in clock(lambda: sleep(options.events), options.repeats)]
+    took = clock(lambda: easgd(options.workers, options.steps), options.repeats)
+    simulated = easgd(options.workers, options.steps)
+
+    table = Table(
+        title="The simulator on one core",
+        caption=f"Medians of {options.repeats}, in brackets the smallest and the largest.",
+    )
+    table.add_column("what")
+    table.add_column("figure", justify="right")
+    table.add_row(f"bare events a second, {events:,} timers", spread(rates, ",.0f"))
+    table.add_row(f"EASGD, {options.workers:,} workers x {options.steps} steps, seconds", spread(took, ".2f"))
+    table.add_row("    events of it", f"{simulated.kernel.events:,}")
+    table.add_row("    virtual seconds of it", f"{simulated.seconds:.2f}")
+    Console().print(table)
+
+    name = f"easgd_{options.workers}x{options.steps}_seconds"
+    if options.json:
+        figures: dict[str, Any] = {"events_per_second": rates, name: took}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps({"events_per_second": round(median(rates)), name: round(median(took), 3)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""`shoal compare`: the same task under several strategies, one after the other; one table, one report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.checkpoint import Checkpoints
+from shoal.cli.command import DOTTED, Timeout
+from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
+from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
+from shoal.codecs import CODECS
+from shoal.core.catalogue import nearest
+from shoal.core.codec import Identity
+from shoal.core.errors import Interrupted, ShoalError
+from shoal.core.strategy import Strategy
+from shoal.core.task import Task
+from shoal.report import Progress
+from shoal.sim import Compute, Network
+from shoal.strategies import STRATEGIES
+from shoal.strategies.single import Single
+from shoal.tasks import TASKS
+from shoal.train import Plan, run
+
+NETWORK, COMPUTE = "1Gbit,100us", "20ms"  # of virtual time, unless told otherwise
+
+
+def compare(
+    ctx: typer.Context,
+    task: Annotated[str, typer.Option(help="What to train; see: shoal list tasks.")] = "digits",
+    strategies: Annotated[
+        str, typer.Option(help="Words with commas between; see: shoal list strategies.")
+    ] = "single,sync,local,bmuf,downpour,easgd",
+    workers: Annotated[
+        int, typer.Option("-n", "--workers", help="Workers of each run; 'single' always has 1.")
+    ] = 4,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 5,
+    seed: Annotated[int, typer.Option(help="The same seed starts from the same weights and batches.")] = 0,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples a worker and step.", show_default="the task's own")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="the task's own")] = None,
+    codec: Annotated[str, typer.Option(help="How messages are compressed.")] = "none",
+    transport: Annotated[str, typer.Option(help="processes, gloo or sim.")] = "processes",
+    collective: Annotated[str, typer.Option(help="How averages are formed: auto, native, stripes.")] = "auto",
+    sim: Annotated[
+        bool, typer.Option("--sim", help="The same as --transport sim.", rich_help_panel="Virtual time")
+    ] = False,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LINKS",
+            help="Bandwidth,latency and loss, if any: 100Mbit,20ms,1%.",
+            show_default=NETWORK,
+            rich_help_panel="Virtual time",
+        ),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Of a gradient, and jitter, if any: 20ms,10%.",
+            show_default=COMPUTE,
+            rich_help_panel="Virtual time",
+        ),
+    ] = None,
+    timeout: Timeout = 300.0,
+    checkpoint: CheckpointFolder = None,
+    every: Every = None,
+    json: JsonFile = None,
+    report: ReportFile = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the closing table.")] = False,
+) -> None:
+    """Train one task under several strategies and compare them.
+
+    --strategy.NAME VALUE sets an option of every strategy that has it, as
+    in --strategy.period 8.
+    """
+    check_checkpoint(checkpoint, every)
+    common: dict[str, Any] = {
+        "task": make_task(task, batch, lr),
+        "codec": CODECS.make(codec),
+        "workers": workers,
+        "epochs": epochs,
+        "seed": seed,
+        "transport": "sim" if sim else transport,
+        "collective": collective,
+        "timeout": timeout,
+        "every": every,
+    }
+    chosen = make_strategies(strategies, ctx.meta[DOTTED])
+    plans = {word: make_plan(word, strategy, checkpoint, common) for word, strategy in chosen.items()}
+    virtual = read_virtual(common["transport"] == "sim", network, compute)
+    outcome = Outcome(json, report)
+    check(list(plans.values()))
+    run_all(plans, virtual, outcome, Progress(enabled=not quiet))
+
+
+# -- what was asked for, checked before the first run starts -----------------------------------------
+
+
+def make_task(word: str, batch: int | None, lr: float | None) -> Task:
+    """The task of that name, with these settings instead of its own where they are given."""
+    task = TASKS.make(word)
+    return replace(task, batch=task.batch if batch is None else batch, lr=task.lr if lr is None else lr)
+
+
+def make_strategies(text: str, options: Mapping[str, str]) -> dict[str, Strategy]:
+    """The strategies of a list such as "sync,bmuf", each with those of the options that it has."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ValueError("--strategies names none; try --strategies single,sync,bmuf")
+    if twice := next((word for word in words if words.count(word) > 1), None):
+        raise ValueError(f"--strategies names {twice!r} twice")
+    known = {word: STRATEGIES.options(word) for word in words}
+    every_name = list(dict.fromkeys(name for names in known.values() for name in names))
+    for name in options:
+        if name not in every_name:
+            raise ValueError(
+                f"none of {', '.join(words)} has an option {name!r}. {nearest(name, every_name)}"
+            )
+    return {
+        word: _make_strategy(word, {name: value for name, value in options.items() if name in known[word]})
+        for word in words
+    }
+
+
+def _make_strategy(word: str, options: Mapping[str, str]) -> Strategy:
+    try:
+        return STRATEGIES.make(word, **options)
+    except ValueError as error:
+        named = str(error).startswith("strategy ")
+        raise ValueError(str(error) if named else f"strategy {word!r}: {error}") from None
+
+
+def make_plan(word: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
+    """One run of the comparison. The baseline has one worker and so nothing to compress or to average."""
+    settings = {**common, "strategy": strategy}
+    if isinstance(strategy, Single):
+        settings |= {"workers": min(1, common["workers"]), "codec": Identity(), "collective": "auto"}
+    return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / word))
+
+
+def read_virtual(virtual: bool, network: str | None, compute: str | None) -> dict[str, Any]:
+    """The network and compute models of a run in virtual time; nothing for a real one."""
+    if virtual:
+        return {"network": Network.parse(network or NETWORK), "compute": Compute.parse(compute or COMPUTE)}
+    if network is not None or compute is not None:
+        given = "--network" if network is not None else "--compute"
+        raise ValueError(f"{given} describes virtual time; add --sim to run in it")
+    return {}
+
+
+def check(plans: Sequence[Plan]) -> None:
+    """Find what would otherwise stop a run only after those before it have taken their minutes."""
+    for plan in plans:
+        if plan.collective == "native" and not (plan.transport == "gloo" and plan.codec.exact):
+            raise ValueError("--collective native needs --transport gloo and no codec; take auto or stripes")
+        if plan.checkpoint is not None:
+            Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).latest()
+    data = plans[0].task.data()  # also fetches it, once for all runs
+    for plan in plans:
+        plan.steps(data)
+
+
+# -- the runs ----------------------------------------------------------------------------------------
+
+
+def run_all(
+    plans: Mapping[str, Plan], virtual: Mapping[str, Any], outcome: Outcome, progress: Progress
+) -> None:
+    """Run them one after the other; whatever stops it, those that finished are written and shown first."""
+    records: list[dict[str, Any]] = []
+    try:
+        with progress:
+            for number, (word, plan) in enumerate(plans.items(), 1):
+                workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
+                title = f"{word} on {plan.task.name}, {workers} ({number} of {len(plans)})"
+                progress.start(title, plan.workers, plan.strategy.servers)
+                settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
+                with named(word), resumable(plan.checkpoint):
+                    result = run(**settings, **virtual, on_progress=progress.update)
+                for event in last_words(result):
+                    progress.update(event)
+                records.append(result.record())
+                outcome.write(records)
+    finally:
+        if records:
+            outcome.show(records)
+
+
+@contextmanager
+def named(word: str) -> Iterator[None]:
+    """Say which of several runs it was that failed."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except ShoalError as error:
+        error.args = (f"{word}: {error}", *error.args[1:])
+        raise

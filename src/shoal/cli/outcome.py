@@ -1,0 +1,72 @@
+"""Where the figures of finished runs go: a table on the terminal, and JSON and HTML files if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from shoal.cli.saving import check_file
+from shoal.report import Record, closing_table, write_html, write_json
+from shoal.result import Result
+
+JsonFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.", rich_help_panel="Files")
+]
+ReportFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write an HTML page with charts.", rich_help_panel="Files")
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The files that were asked for. Made before the first run, so that a bad path costs no training."""
+
+    json: Path | None = None
+    report: Path | None = None
+
+    def __post_init__(self) -> None:
+        for option, path in (("--json", self.json), ("--report", self.report)):
+            if path is not None:
+                check_file(option, path)
+        if self.json is not None and self.json == self.report:
+            raise ValueError(f"--json and --report both name {self.json}; they need a file each")
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Bring the files up to date: after every run, so that nothing is lost when a later one fails."""
+        if self.json is not None:
+            write_json(records, self.json)
+        if self.report is not None:
+            write_html(records, self.report)
+
+    def show(self, records: Sequence[Record]) -> None:
+        """The closing table, and where the files are."""
+        console = Console(highlight=False)
+        table = closing_table(records)
+        sentences, table.caption = table.caption, None  # a caption would be folded at the table's width
+        for part in ("", table, sentences or ""):
+            console.print(part)
+        files = [
+            f"{kind}: {path}"
+            for kind, path in (("report", self.report), ("json", self.json))
+            if path is not None
+        ]
+        if files:
+            console.print("\n" + "\n".join(files), markup=False, soft_wrap=True)
+
+
+def last_words(result: Result) -> Iterator[dict[str, Any]]:
+    """What each node would have reported had the display asked once more at the very end."""
+    for node in result.nodes:
+        seconds = node["seconds"] or float("inf")
+        steps = {"step": node["steps"], "steps": node["steps"]} if node["role"] == "worker" else {}
+        yield {
+            **node,
+            **steps,
+            "samples_per_second": node["samples"] / seconds,
+            "wait_fraction": node["wait_seconds"] / seconds,
+        }

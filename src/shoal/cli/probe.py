@@ -1,0 +1,75 @@
+"""One of two processes that try the transports for `shoal doctor`: python -m shoal.cli.probe RANK FOLDER.
+
+Processes of their own, since a transport that does not suit the machine may abort rather than raise.
+Rank 0 prints one line of JSON for each transport as soon as it is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from shoal.core.transport import Message, Transport
+from shoal.launch.control import leave_with_parent
+from shoal.launch.drive import drive
+from shoal.launch.join import connect, file_store
+
+KINDS = ("processes", "gloo")
+ROUNDS = 100
+BULK_ROUNDS = 5
+BULK_BYTES = 1 << 24
+TIMEOUT_SECONDS = 5.0
+
+
+async def measure(transport: Transport) -> dict[str, float]:
+    """Seconds of a round trip of an empty message, and bytes per second of big ones; as rank 0 saw it."""
+    bulk = torch.zeros(BULK_BYTES // 4)
+    if transport.rank == 1:
+        for _ in range(ROUNDS + BULK_ROUNDS):
+            await transport.recv(TIMEOUT_SECONDS)
+            await transport.send(0, Message("pong"))
+        return {}
+    trips = [await _round_trip(transport, Message("ping")) for _ in range(ROUNDS)]
+    bulk_trips = [await _round_trip(transport, Message("ping", (bulk,))) for _ in range(BULK_ROUNDS)]
+    return {"round_trip": statistics.median(trips), "bandwidth": BULK_BYTES / min(bulk_trips)}
+
+
+async def _round_trip(transport: Transport, m: Message) -> float:
+    began = time.perf_counter()
+    await transport.send(1, m)
+    await transport.recv(TIMEOUT_SECONDS)
+    return time.perf_counter() - began
+
+
+def trial(kind: str, rank: int, meeting: Path) -> dict[str, float | str]:
+    """What was measured over this transport, or the problem with it."""
+    try:
+        meeting.mkdir(exist_ok=True)
+        store = file_store(meeting, 2)
+        transport = connect(kind, rank, 2, store, workers=2, vector_bytes=BULK_BYTES, timeout=TIMEOUT_SECONDS)
+        try:
+            return {**drive(measure(transport))}
+        finally:
+            drive(transport.close())
+    except Exception as error:
+        return {"problem": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """Try every real transport with the other process that was given the same folder."""
+    leave_with_parent()
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    for kind in KINDS:
+        found = trial(kind, rank, folder / kind)
+        if rank == 0:
+            print(json.dumps({"transport": kind, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

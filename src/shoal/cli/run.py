@@ -1,0 +1,155 @@
+"""`shoal run`: a script of one's own in several processes, or in this one where torchrun started it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from shoal.cli.command import DOTTED, PASSED, Timeout
+from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
+from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
+from shoal.codecs import CODECS
+from shoal.core.strategy import Strategy
+from shoal.launch.environment import Place
+from shoal.launch.join import TRANSPORTS, check_word
+from shoal.report import Progress
+from shoal.script import Printer, run_here, run_script
+from shoal.strategies import STRATEGIES
+
+
+def run(
+    ctx: typer.Context,
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="A Python script with shoal.attach().")
+    ] = "",
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="What the script itself is told.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("-n", "--workers", help="Workers to start.", show_default="1")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="How the workers are kept together.", show_default="the script's"),
+    ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="How messages are compressed.", show_default="the script's"),
+    ] = None,
+    transport: Annotated[str, typer.Option(help="processes or gloo.")] = "processes",
+    checkpoint: CheckpointFolder = None,
+    every: Every = None,
+    timeout: Timeout = 300.0,
+    json: JsonFile = None,
+    report: ReportFile = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only what the workers print.")] = False,
+) -> None:
+    """Start a training script once for each worker.
+
+    --strategy.NAME VALUE sets an option of the strategy. That, --strategy
+    and --codec may also follow the script's name. All else there goes to the
+    script, and so does everything after a bare --.
+    """
+    script, rest = find_script([script, *(arguments or [])] if script else [], ctx.meta[PASSED])
+    chosen = choose_strategy(strategy, ctx.meta[DOTTED])
+    if codec is not None:
+        CODECS.make(codec)
+    check_word("transport", transport, {name: TRANSPORTS[name] for name in ("processes", "gloo")})
+    check_checkpoint(checkpoint, every)
+    place = replace(
+        Place.find(),
+        strategy=strategy,
+        strategy_options=ctx.meta[DOTTED],
+        codec=codec,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        every=every,
+        timeout=timeout,
+    )
+    if place.launched == "torchrun":
+        check_joining(place, chosen, workers, json or report)
+        run_here(script, rest, place)
+    else:
+        count = 1 if workers is None else workers
+        start(script, rest, count, chosen, replace(place, transport=transport), Outcome(json, report), quiet)
+
+
+def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:
+    """The script and its arguments, before and after a bare `--`."""
+    all_words = [*words, *passed]
+    if not all_words:
+        raise ValueError("name the script to run, as in: shoal run -n 4 train.py")
+    if not Path(all_words[0]).is_file():
+        raise ValueError(f"there is no script {all_words[0]!r}")
+    return all_words[0], all_words[1:]
+
+
+def choose_strategy(word: str | None, options: Mapping[str, str]) -> Strategy | None:
+    """The strategy named on the command line; None leaves it to the script."""
+    if word is not None:
+        return STRATEGIES.make(word, **options)
+    if options:
+        raise ValueError(f"--strategy.{next(iter(options))} belongs to a strategy; name it with --strategy")
+    return None
+
+
+def check_joining(place: Place, strategy: Strategy | None, workers: int | None, file: Path | None) -> None:
+    """Raise ValueError for what cannot be had where another launcher started the processes."""
+    servers = 0 if strategy is None else strategy.servers
+    if workers is not None and workers != place.nodes - servers:
+        raise ValueError(
+            f"-n {workers} does not fit: the launcher started {place.nodes} processes, {servers} of them for "
+            f"servers. Leave -n out, or start {workers + servers}"
+        )
+    if file is not None:
+        raise ValueError(f"{file} cannot be written: figures are collected only from processes Shoal started")
+
+
+def start(
+    script: str,
+    arguments: Sequence[str],
+    workers: int,
+    strategy: Strategy | None,
+    place: Place,
+    outcome: Outcome,
+    quiet: bool,
+) -> None:
+    """Run it in processes of our own, and show how they get on and what came of it."""
+    console = Console(stderr=True)
+    word = place.strategy or "the script's own strategy"
+    with Progress(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
+        count = "1 worker" if workers == 1 else f"{workers} workers"
+        progress.start(
+            f"{word} on {Path(script).name}, {count}", workers, strategy.servers if strategy else 0
+        )
+        result = run_script(
+            script,
+            arguments,
+            workers=workers,
+            strategy=strategy,
+            place=place,
+            on_progress=progress.update,
+            on_output=printer(console),
+        )
+        for event in last_words(result):
+            progress.update(event)
+    outcome.write([result.record()])
+    outcome.show([result.record()])
+
+
+def printer(display: Console) -> Printer:
+    """Prints what workers say: above the live display where that is on the same terminal, else on stdout."""
+    shared = display.is_terminal and sys.stdout.isatty()
+    console = display if shared else Console()
+
+    def show(name: str, line: str) -> None:
+        text = Text.assemble((f"{name.removeprefix('the ')} | ", "dim"), Text.from_ansi(line))
+        console.print(text, soft_wrap=True, highlight=False)
+
+    return show

@@ -1,0 +1,152 @@
+"""`shoal compare`: one task, several strategies; nothing that was finished is lost."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import compare
+from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.sim import Network
+from shoal.strategies import BMUF, Local, Single, Sync
+from shoal.train import run
+
+KEYS = {
+    *("strategy", "codec", "transport", "workers", "test_accuracy", "test_loss", "seconds", "samples"),
+    *("samples_per_second", "bytes_sent", "wait_fraction", "staleness_mean", "config", "task"),
+    *("parameters", "curve", "staleness", "nodes", "digest"),
+}
+
+
+def runs_in(file: Path) -> list[dict]:
+    return json.loads(file.read_text())["runs"]
+
+
+@cache
+def short_result():
+    return run("digits", "single", transport="sim")
+
+
+class Calls(list):
+    """The runs that were asked for, none of which takes place; the second ends by `problem` if there is one."""
+
+    problem = None
+
+    def __call__(self, **settings):
+        self.append(settings)
+        if len(self) == 2 and self.problem:
+            raise self.problem
+        return short_result()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    calls = Calls()
+    monkeypatch.setattr(compare, "run", calls)
+    return calls
+
+
+@pytest.mark.slow
+def test_two_strategies_in_virtual_time(shoal, tmp_path):
+    line = (
+        "compare --strategies single,bmuf -n 3 --epochs 1 --seed 4 --sim --network 100Mbit,1ms --compute 10ms"
+    )
+    files = ("--json", tmp_path / "new" / "out.json", "--report", tmp_path / "out.html")
+    result = shoal(line, "--strategy.period=8", "--codec", "fp16", "--batch", 16, "--lr", 0.2, *files)
+    assert result.exit_code == 0, result.stderr
+    single, bmuf = runs_in(tmp_path / "new" / "out.json")
+    assert single.keys() == bmuf.keys() == KEYS
+    assert (single["strategy"], single["workers"], single["codec"]) == ("single", 1, "none")
+    assert (bmuf["strategy"], bmuf["workers"], bmuf["codec"]) == ("bmuf", 3, "fp16")
+    assert single["transport"] == bmuf["transport"] == "sim"
+    asked = {"strategy.period": 8, "seed": 4, "epochs": 1, "batch": 16, "lr": 0.2, "task": "digits"}
+    assert asked.items() <= bmuf["config"].items()
+    assert bmuf["config"]["network"]["latency"] == 0.001 and bmuf["config"]["compute"]["mean"] == 0.01
+    assert single["seconds"] == pytest.approx(0.01 * 90)  # 1,437 samples in batches of 16
+    assert "<svg" in (tmp_path / "out.html").read_text()
+    assert "bmuf + fp16" in result.stdout and "virtual" in result.stdout
+    assert result.stdout.endswith(f"report: {tmp_path / 'out.html'}\njson: {tmp_path / 'new' / 'out.json'}\n")
+    assert max(len(row) for row in result.stdout.splitlines()[:8]) <= 80
+    assert result.stderr == ""  # neither a terminal nor ten seconds
+
+
+@pytest.mark.slow
+def test_the_same_on_real_processes(shoal, tmp_path):
+    file = tmp_path / "out.json"
+    result = shoal("compare --strategies sync -n 2 --epochs 1 --json", file)
+    assert result.exit_code == 0, result.stderr
+    (sync,) = runs_in(file)
+    assert (sync["transport"], sync["workers"], sync["samples"]) == ("processes", 2, 1437)
+    assert sync["test_accuracy"] > 30
+
+
+def test_an_option_goes_to_every_strategy_that_has_it(shoal, calls):
+    line = "compare --strategies single,sync,local,bmuf -n 2 --strategy.period 8 --strategy.reset-momentum no"
+    assert shoal(line).exit_code == 0
+    assert [call["strategy"] for call in calls] == [
+        Single(), Sync(), Local(period=8, reset_momentum=False), BMUF(period=8, reset_momentum=False)
+    ]  # fmt: skip
+
+
+def test_single_has_one_worker_whatever_n_is(shoal, calls):
+    shoal("compare --strategies single,sync -n 5 --collective native --transport gloo")
+    assert [(call["workers"], call["collective"]) for call in calls] == [(1, "auto"), (5, "native")]
+
+
+def test_settings_reach_the_run(shoal, calls, tmp_path):
+    line = (
+        "compare --strategies sync --transport gloo --timeout 7 --every 3 --collective stripes --checkpoint"
+    )
+    assert shoal(line, tmp_path).exit_code == 0
+    (call,) = calls
+    assert {"transport": "gloo", "timeout": 7.0, "every": 3, "collective": "stripes"}.items() <= call.items()
+    assert call["checkpoint"] == str(tmp_path / "sync")
+    assert "network" not in call
+
+
+def test_virtual_time_has_a_network_even_if_none_is_named(shoal, calls):
+    shoal("compare --strategies sync --transport processes --sim")
+    assert calls[0]["transport"] == "sim"
+    assert calls[0]["network"] == Network(latency=1e-4, bandwidth=125e6)
+    assert calls[0]["compute"].mean == 0.02
+
+
+def test_a_failure_stops_it_but_loses_nothing(shoal, calls, tmp_path):
+    calls.problem = WorkerFailed("worker 1 failed: boom", "Traceback")
+    file = tmp_path / "out.json"
+    result = shoal("compare --strategies single,sync,local --json", file)
+    assert result.exit_code == 1
+    assert result.stderr == "Traceback\nshoal: sync: worker 1 failed: boom\n"
+    assert [r["strategy"] for r in runs_in(file)] == ["single"]
+    assert f"json: {file}" in result.stdout and "single" in result.stdout
+    assert len(calls) == 2
+
+
+def test_ctrl_c_tells_where_the_checkpoint_is(shoal, calls, tmp_path):
+    calls.problem = Interrupted("x")
+    (tmp_path / "sync" / "step-00000003").mkdir(parents=True)
+    result = shoal("compare --strategies single,sync --checkpoint", tmp_path)
+    assert result.exit_code == 130
+    checkpoint = tmp_path / "sync"
+    sentence = f"stopped by Ctrl-C. The checkpoint is in {checkpoint}; the same command resumes from it."
+    assert result.stderr == f"shoal: {sentence}\n"
+    assert "single" in result.stdout
+
+
+def test_ctrl_c_without_checkpoint_says_so(shoal, calls):
+    calls.problem = Interrupted("x")
+    result = shoal("compare --strategies single,sync")
+    assert result.exit_code == 130 and "Nothing is saved" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_other_settings_is_found_before_the_first_run(shoal, tmp_path):
+    line = "compare --sim --epochs 1 --every 20 --strategies single,sync -n 2 --checkpoint"
+    assert shoal(line, tmp_path).exit_code == 0
+    result = shoal(line, tmp_path, "--lr", 0.7)
+    assert result.exit_code == 1
+    assert "belongs to another run: lr=0.3 (now 0.7)" in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,98 @@
+"""`shoal list` knows every word; `shoal doctor` survives whatever it examines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from shoal.cli import doctor
+from shoal.codecs import CODECS
+from shoal.launch.join import COLLECTIVES, TRANSPORTS
+from shoal.strategies import STRATEGIES
+from shoal.tasks import TASKS
+
+WORDS = {
+    "strategies": STRATEGIES,
+    "codecs": CODECS,
+    "transports": TRANSPORTS,
+    "collectives": COLLECTIVES,
+    "tasks": TASKS,
+}
+
+
+def test_list_names_every_word_within_80_columns(shoal):
+    result = shoal("list")
+    assert result.exit_code == 0
+    rows = result.stdout.splitlines()
+    assert max(map(len, rows)) <= 80
+    first_words = {row.split()[0] for row in rows if row.strip()}
+    assert first_words >= {*WORDS, *(word for words in WORDS.values() for word in words)}
+
+
+def test_list_tells_papers_and_options(shoal):
+    text = " ".join(shoal("list strategies").stdout.split())
+    assert "(Chen & Huo 2016)" in text
+    assert "period=50 momentum=auto rate=1.0 nesterov=true" in text
+    assert "fp16" not in text
+
+
+def test_list_for_machines(shoal):
+    listed = json.loads(shoal("list --json").stdout)
+    assert {kind: [entry["name"] for entry in known] for kind, known in listed.items()} == {
+        kind: list(words) for kind, words in WORDS.items()
+    }
+    bmuf = next(entry for entry in listed["strategies"] if entry["name"] == "bmuf")
+    assert bmuf["options"]["period"] == 50 and "Chen & Huo 2016" in bmuf["source"]
+    digits = next(entry for entry in listed["tasks"] if entry["name"] == "digits")
+    assert digits["options"] == {"batch": 32, "lr": 0.3}
+    assert list(json.loads(shoal("list codecs --json").stdout)) == ["codecs"]
+
+
+@pytest.mark.slow
+def test_doctor_finds_that_this_machine_works(shoal):
+    result = shoal("doctor")
+    assert result.exit_code == 0, result.stdout
+    rows = result.stdout.splitlines()
+    assert all(row[0] in "✓–" and row.endswith(".") for row in rows)
+    for transport in ("processes", "gloo"):
+        (row,) = (row for row in rows if f"transport {transport}" in row)
+        assert row.startswith("✓") and " us" in row and "B/s" in row
+
+
+def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
+    def abort(rank, folder):
+        said = '{"transport": "processes", "round_trip": 0.0001, "bandwidth": 1e9}'
+        code = f"import os; print({said!r}, flush=True); os.abort()"
+        return subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(doctor, "_start_probe", abort)
+    result = shoal("doctor")
+    assert result.exit_code == 1
+    assert "✓ transport processes: round trip 100 us, 1.00 GB/s between 2 processes." in result.stdout
+    assert (
+        "✗ transport gloo does not work here: the process that tried it ended with exit code -6."
+        in result.stdout
+    )
+
+
+def test_doctor_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(
+        doctor.importlib.metadata, "requires", lambda _: ['mpi4pi>=4; extra == "mpi"', "torch"]
+    )
+    (finding,) = doctor.extras()
+    assert finding == doctor.Finding(None, "Optional mpi4pi is missing: pip install 'shoal[mpi]'.")
+
+
+def test_doctor_says_where_data_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _, mnist, _ = doctor.data_sets()
+    assert mnist.works is None and "set SHOAL_DATA to the folder that holds mnist/" in mnist.sentence
+    (tmp_path / "mnist").mkdir()
+    for file in doctor.MNIST.files:
+        (tmp_path / "mnist" / file).touch()
+    _, mnist, _ = doctor.data_sets()
+    assert mnist == doctor.Finding(True, f"Data of task mnist: found in {tmp_path / 'mnist'}.")

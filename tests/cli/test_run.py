@@ -1,0 +1,185 @@
+"""`shoal run`: a script of one's own in real processes, from its first line to whatever end it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LAUNCH = [sys.executable, "-c", "from shoal.cli import main; main()", "run"]
+
+PREPARE = """
+import sys, time
+import torch
+import shoal
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script that has a model and `step()`."""
+
+    def write(text):
+        path = tmp_path / "train.py"
+        path.write_text(PREPARE + text)
+        return path
+
+    return write
+
+
+def test_two_workers_print_with_their_names(shoal, script, tmp_path, running):
+    path = script("""
+attachment = shoal.attach(model, optimizer)
+for _ in range(3):
+    step()
+print("told", sys.argv[1:])
+print(f"{type(attachment._strategy).__name__} of {attachment.workers}, [bold] stays")
+""")
+    line = f"run -n 2 --json {tmp_path}/out.json {path} --strategy easgd a --strategy.period=2 --data b"
+    result = shoal(f"{line} -- --strategy mine")
+    assert result.exit_code == 0, result.stderr
+    for name in ("worker 0", "worker 1"):
+        assert f"{name} | told ['a', '--data', 'b', '--strategy', 'mine']\n" in result.stdout
+        assert f"{name} | EASGD of 2, [bold] stays\n" in result.stdout
+    (record,) = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert (record["strategy"], record["workers"], record["task"]) == ("easgd", 2, "train.py")
+    assert record["config"]["strategy.period"] == "2"
+    assert record["test_accuracy"] is None
+    (row,) = (row for row in result.stdout.splitlines() if row.startswith("easgd  "))
+    assert row.split()[1:4] == ["2", "–", "–"]
+    assert not running(tmp_path)
+
+
+def test_a_worker_that_raises_is_named_and_ends_the_run(shoal, script, tmp_path, running):
+    path = script("""
+attachment = shoal.attach(model, optimizer, "sync")
+for t in range(100_000):
+    step()
+    if t == 5 and attachment.rank == 1:
+        with open(sys.argv[0] + ".time", "w") as file:
+            file.write(str(time.time()))
+        raise RuntimeError("boom")
+""")
+    result = shoal("run -n 2", path)
+    seconds = time.time() - float((tmp_path / "train.py.time").read_text())
+    assert result.exit_code == 1
+    assert result.stderr.count("Traceback (most recent call last)") == 1
+    assert result.stderr.endswith("shoal: worker 1 failed: RuntimeError: boom\n")
+    assert f'File "{path}", line' in result.stderr and "runpy" not in result.stderr
+    assert seconds < 10
+    assert not running(tmp_path)
+
+
+def test_a_worker_that_exits_in_the_midst_is_named(shoal, script, tmp_path, running):
+    path = script("""
+attachment = shoal.attach(model, optimizer, "sync")
+for t in range(100_000):
+    step()
+    if t == 5 and attachment.rank == 1:
+        sys.exit(3)
+""")
+    result = shoal("run -n 2", path)
+    assert result.exit_code == 1
+    assert result.stderr == "shoal: worker 1 failed: it ended with exit code 3\n"
+    assert not running(tmp_path)
+
+
+def test_a_script_that_attaches_nothing_is_told_so(shoal, script):
+    result = shoal("run -n 2", script("print('alone')"))
+    assert result.exit_code == 1
+    assert "worker 0 | alone" in result.stdout and "worker 1 | alone" in result.stdout
+    assert "never called shoal.attach(model, optimizer)" in result.stderr
+
+
+@pytest.fixture
+def torchrun():
+    """The variables that torchrun gives to the only process of a run."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {**os.environ, **own}
+
+
+def test_under_torchrun_the_script_runs_in_this_very_process(script, torchrun):
+    path = script("""
+import os
+attachment = shoal.attach(model, optimizer)
+step()
+print(type(attachment._strategy).__name__, attachment.node.codec, sys.argv[1:], __name__, os.getpid())
+""")
+    line = [
+        *LAUNCH,
+        str(path),
+        "--strategy",
+        "local",
+        "--codec",
+        "fp16",
+        "--strategy.period",
+        "7",
+        "--data",
+        "x",
+    ]
+    process = subprocess.Popen(line, env=torchrun, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert out == f"Local FP16() ['--data', 'x'] __main__ {process.pid}\n"
+
+
+def test_under_torchrun_an_exception_shows_where_it_came_from(script, torchrun):
+    path = script("shoal.attach(model, optimizer)\nstep()\nraise ValueError('boom')")
+    result = subprocess.run([*LAUNCH, str(path)], env=torchrun, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f'Traceback (most recent call last):\n  File "{path}", line')
+    assert result.stderr.endswith("shoal: worker 0 failed: ValueError: boom\n")
+
+
+def test_under_torchrun_n_must_fit(shoal, script, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    result = shoal("run -n 3 --strategy easgd", script(""))
+    assert result.exit_code == 2
+    assert "-n 3 does not fit: the launcher started 3 processes, 1 of them for servers" in result.stderr
+
+
+def test_ctrl_c_saves_and_the_same_command_resumes(script, tmp_path, running):
+    path = script("""
+attachment = shoal.attach(model, optimizer, "sync")
+begin = attachment.resumed_from or 0
+print("from", begin, flush=True)
+for t in range(begin, begin + 5 if begin else 10**9):
+    step()
+    if t == 5:
+        print("well under way", flush=True)
+""")
+    line = [*LAUNCH, "-n", "2", "--checkpoint", str(tmp_path / "saved"), str(path)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert any("well under way" in said for said in iter(process.stdout.readline, ""))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == (
+        f"shoal: stopped by Ctrl-C. The checkpoint is in {tmp_path / 'saved'}; "
+        "the same command resumes from it.\n"
+    )
+    assert not running(tmp_path)
+    (step,) = (int(folder.name[5:]) for folder in (tmp_path / "saved").glob("step-*"))
+    again = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, again.stderr
+    assert f"worker 0 | from {step}\n" in again.stdout and f"worker 1 | from {step}\n" in again.stdout

@@ -1,0 +1,87 @@
+"""Strategies and tasks that go wrong, importable by worker processes."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from shoal import Data, DataMissing, Strategy, Task
+from shoal.core.node import Node
+from shoal.testing import blobs
+
+
+@dataclass(frozen=True)
+class Raises(Strategy):
+    """Worker 1 raises in its step 3."""
+
+    async def worker(self, w: Node) -> None:
+        async for t in w.steps():
+            if w.rank == 1 and t == 3:
+                raise RuntimeError("the cat walked over the keyboard")
+            w.descend(await w.mean(w.grad()))
+
+
+@dataclass(frozen=True)
+class Dies(Strategy):
+    """Worker 1 is killed in its step 3."""
+
+    async def worker(self, w: Node) -> None:
+        async for t in w.steps():
+            if w.rank == 1 and t == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            w.descend(await w.mean(w.grad()))
+
+
+@dataclass(frozen=True)
+class Sleeps(Strategy):
+    """Worker 1 stands still in its step 3."""
+
+    async def worker(self, w: Node) -> None:
+        async for t in w.steps():
+            if w.rank == 1 and t == 3:
+                time.sleep(60)
+            w.descend(await w.mean(w.grad()))
+
+
+@dataclass(frozen=True)
+class Slow(Strategy):
+    """Synchronous, ten milliseconds a step, so that there is time to interrupt it."""
+
+    async def worker(self, w: Node) -> None:
+        async for _ in w.steps():
+            time.sleep(0.01)
+            w.descend(await w.mean(w.grad()))
+
+
+def no_data() -> None:
+    raise DataMissing("data set 'unicorns' is in none of these places: here, there")
+
+
+def poisoned_data() -> Data:
+    data = blobs().data()
+    return replace(data, x=data.x.masked_fill(torch.arange(300).view(-1, 1) == 7, float("nan")))
+
+
+def with_nan() -> Task:
+    return replace(blobs(), data=poisoned_data)
+
+
+def without_data() -> Task:
+    return replace(blobs(), data=no_data)
+
+
+def without_parameters() -> Task:
+    return replace(blobs(), model=nn.Flatten)
+
+
+def split_over_devices() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
+    model[1].to(torch.device("meta"))
+    return model
+
+
+def on_two_devices() -> Task:
+    return replace(blobs(), model=split_over_devices)
