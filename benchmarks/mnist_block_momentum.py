@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -21,12 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
-from shoal.strategies import BMUF, Local, Single, Strategy
+from shoal import BMUF, Local, Single, Strategy, Task
+from shoal.tasks import TASKS
 
 
-def accuracy(strategy: Strategy, workers: int, epochs: int, seed: int, lr: float | None) -> float:
+def accuracy(task: Task, strategy: Strategy, workers: int, epochs: int, seed: int) -> float:
     """Test accuracy in per cent, after the last step."""
-    result = shoal.run("mnist", strategy, workers=workers, epochs=epochs, seed=seed, lr=lr, transport="sim")
+    result = shoal.run(task, strategy, workers=workers, epochs=epochs, seed=seed, transport="sim")
     assert result.test_accuracy is not None
     return result.test_accuracy
 
@@ -37,28 +39,35 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--period", type=int, default=8, help="local steps in a block")
     parser.add_argument("--seeds", default="0", help="numbers separated by commas")
-    parser.add_argument("--lr", type=float, help="learning rate of all sides, instead of the task's")
+    parser.add_argument("--lr", type=float, help="learning rate of all sides, instead of the task's own")
+    parser.add_argument("--task", default="mnist", help="another task, such as digits, for a quick look")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in options.seeds.split(",")]
+    task = TASKS.make(options.task)
+    if options.lr is not None:
+        task = replace(task, lr=options.lr)
     sides: dict[str, tuple[Strategy, int]] = {
         "single": (Single(), 1),
         "local": (Local(period=options.period), options.workers),
         "bmuf": (BMUF(period=options.period), options.workers),
     }
     measured = {
-        name: [accuracy(strategy, workers, options.epochs, seed, options.lr) for seed in seeds]
+        name: [accuracy(task, strategy, workers, options.epochs, seed) for seed in seeds]
         for name, (strategy, workers) in sides.items()
     }
 
-    table = Table(title=f"MNIST, MLP 784-256-256-10, {options.epochs} epochs: test accuracy, %")
+    table = Table(
+        title=f"{task.name}, lr {task.lr:g}, batch {task.batch}, {options.epochs} epochs: test accuracy, %",
+        caption=task.about,
+    )
     table.add_column("strategy")
     table.add_column("workers", justify="right")
     for seed in seeds:
         table.add_column(f"seed {seed}", justify="right")
     table.add_column("mean", justify="right")
-    for name, (strategy, workers) in sides.items():
+    for name, (_, workers) in sides.items():
         row = [f"{value:.2f}" for value in [*measured[name], mean(measured[name])]]
         table.add_row(f"{name}, period {options.period}" if name != "single" else name, str(workers), *row)
     Console().print(table)

@@ -49,9 +49,9 @@ def sleep(events: int) -> int:
 
 
 def easgd(workers: int, steps: int) -> Simulation:
-    """EASGD that exchanges with its server at every second step."""
+    """EASGD that exchanges with its server at every fourth step."""
     return simulate(
-        EASGD(period=2),
+        EASGD(period=4),
         Quadratic(lr=0.1, targets=(1.0, -1.0)),
         workers=workers,
         steps=steps,

@@ -138,7 +138,9 @@ def measure(name: str, blocks: int, steps: int) -> dict[str, Any]:
         )
         raw = json.loads((Path(folder) / "measured").read_text())
     if raw["apart"] > TOLERANCE:
-        raise SystemExit(f"{name}: the weights of both sides differ by {raw['apart']:g}, so they did other work")
+        raise SystemExit(
+            f"{name}: the weights of both sides differ by {raw['apart']:g}, so they did other work"
+        )
     ddp, ours = ([median(block) for block in raw["seconds"][side]] for side in ("ddp", "shoal"))
     pairs = [a / b for a, b in zip(ours, ddp, strict=True)]
     every = {side: [s for block in raw["seconds"][side] for s in block] for side in ("ddp", "shoal")}
@@ -162,7 +164,15 @@ def show(results: dict[str, dict[str, Any]], blocks: int, steps: int) -> None:
         caption=f"Medians of {blocks} blocks of {steps} steps, in brackets their quartiles. "
         f"Weights of both sides equal within {TOLERANCE:g}.",
     )
-    for column in ("model", "parameters", "DDP, ms", "Shoal, ms", "ratio", "ratio by blocks", "largest difference"):
+    for column in (
+        "model",
+        "parameters",
+        "DDP, ms",
+        "Shoal, ms",
+        "ratio",
+        "ratio by blocks",
+        "largest difference",
+    ):
         table.add_column(column, justify="left" if column == "model" else "right")
     for name, r in results.items():
         table.add_row(

@@ -27,7 +27,7 @@ FRONT = "__init__"  # the room of shoal/__init__.py itself
 _PARTS = {"core", "codecs", "collectives", "topologies", "strategies", "sim", "transports"}
 _MADE = _PARTS | {"tasks", "checkpoint", "modules", "curve", "result"}
 _STARTED = _MADE | {"launch"}
-_WHOLE = _STARTED | {"train", "attach"}
+_WHOLE = _STARTED | {"train", "attachment", "sharding", "script"}
 
 MAY_IMPORT = {  # room -> the other rooms it may import
     "core": set(),
@@ -44,7 +44,9 @@ MAY_IMPORT = {  # room -> the other rooms it may import
     "result": {"core"},
     "launch": _MADE,
     "train": _STARTED,
-    "attach": _STARTED,
+    "attachment": _STARTED,
+    "sharding": _STARTED | {"attachment"},
+    "script": _STARTED | {"attachment"},
     "report": {"core"},
     "testing": _WHOLE | {"report", FRONT},
     "cli": _WHOLE | {"report", "testing", FRONT},
@@ -72,7 +74,8 @@ OBJECT_COLLECTIVE = re.compile(r"\w*(gather|broadcast|scatter|send|recv)_object\
 NOT_A_NOUN = re.compile(r"utils?|utilit(y|ies)|helpers?|common|misc|managers?")
 
 MOST_LINES = 400
-MOST_LINES_IN = {"strategies": 80, "codecs": 100}
+MOST_LINES_IN = {"strategies": 100, "codecs": 100}  # a paper may have two forms of one algorithm
+MOST_CLASS_LINES_IN = {"strategies": 60}
 MOST_LINES_OF = {"core/node.py": 450}  # the one heart, where all state meets
 MOST_BODY_LINES = 40
 MOST_EXPORTS = 40
@@ -250,6 +253,15 @@ def files_fit_their_page(source: Source) -> Iterator[str]:
         yield source.offence(lines, f"{lines} lines, at most {most}: a part has lost its noun")
 
 
+def strategies_fit_a_page(source: Source) -> Iterator[str]:
+    most = MOST_CLASS_LINES_IN.get(source.room)
+    for node in ast.walk(source.tree):
+        if most is not None and isinstance(node, ast.ClassDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > most:
+                yield source.offence(node.lineno, f"{node.name} has {lines} lines, at most {most}")
+
+
 def functions_are_short(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -337,6 +349,10 @@ def test_every_file_fits_its_page():
     assert_kept(files_fit_their_page)
 
 
+def test_every_strategy_fits_a_page():
+    assert_kept(strategies_fit_a_page)
+
+
 def test_every_function_is_short():
     assert_kept(functions_are_short)
 
@@ -410,7 +426,8 @@ CONTROLS: list[tuple[Rule, str, str]] = [
     (things_live_with_their_noun, "sim/event_manager.py", ""),
     (things_live_with_their_noun, "core/a.py", "from shoal.core.misc import f"),
     (things_live_with_their_noun, "core/a.py", "from . import utils"),
-    (files_fit_their_page, "strategies/a.py", lines(81)),
+    (files_fit_their_page, "strategies/a.py", lines(101)),
+    (strategies_fit_a_page, "strategies/a.py", "class A:\n" + lines(60, "    ")),
     (files_fit_their_page, "codecs/a.py", lines(101)),
     (files_fit_their_page, "launch/a.py", lines(401)),
     (files_fit_their_page, "core/node.py", lines(451)),
@@ -435,10 +452,12 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (nothing_runs_code_from_bytes, "train.py", "import re\nmodel.eval()\nre.compile('x')\nstate.load(x)"),
     (
         things_live_with_their_noun,
-        "attach.py",
+        "attachment.py",
         "from torch.utils.data import DataLoader\nimport torch.nn.utils",
     ),
-    (files_fit_their_page, "strategies/a.py", lines(80)),
+    (files_fit_their_page, "strategies/a.py", lines(100)),
+    (strategies_fit_a_page, "strategies/a.py", "class A:\n" + lines(59, "    ")),
+    (strategies_fit_a_page, "sim/a.py", "class A:\n" + lines(60, "    ")),
     (files_fit_their_page, "core/node.py", lines(450)),
     (
         functions_are_short,

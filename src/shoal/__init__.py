@@ -5,13 +5,13 @@ strategies    one paper, one file          codecs       one idea, one file
 collectives   how an average is formed     sim          virtual time
 transports    how bytes move               launch       who starts the nodes
 tasks         built-in data and models     report       what a person sees
-train.py      run()                        attach.py    attach(), and shard.py shard()
+train.py      run()                        attachment.py, sharding.py   attach(), shard()
 testing       for those who write a strategy, a codec or a transport of their own
 """
 
 from importlib.metadata import version
 
-from shoal.attach import Attachment, attach
+from shoal.attachment import Attachment, attach
 from shoal.codecs.fp16 import FP16 as fp16  # written like a function: codec=fp16()
 from shoal.core.codec import Codec
 from shoal.core.errors import (
@@ -30,7 +30,7 @@ from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.core.transport import Message, Transport
 from shoal.result import Result
-from shoal.shard import shard
+from shoal.sharding import shard
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.diloco import DiLoCo

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from shoal.attach import current
+from shoal.attachment import current
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.strategy import Strategy
 from shoal.launch.control import leave_with_parent

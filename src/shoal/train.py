@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -287,12 +288,44 @@ def _node_process(plan: Plan, rank: int, connection: Connection, folder: str) ->
 
 
 def _live(plan: Plan, rank: int, control: Control, folder: str) -> dict[str, Any]:
+    """Build the node, train when the launcher says so, and report."""
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
-    replica: Replica
-    if rank < plan.workers:
+    curve = Curve(plan.strategy, len(data.x) * plan.epochs)
+    boundary = plan.boundary(control, model)
+    node = _join(plan, rank, folder, model, data, boundary, (curve, Reporter(control)))
+    boundary.resume(node)
+    control.tell("ready")
+    control.await_order()
+    began = node.transport.now()
+    curve.begin(node)
+    try:
+        drive(plan.strategy.live(node))
+    except Interrupted:
+        drive(node.transport.close())
+        raise
+    outcome = report(node, node.transport.now() - began)
+    curve.end(node)
+    drive(node.transport.close())  # not after a failure: to vanish is what tells the others
+    if holds_solution(plan.strategy, node):
+        outcome["curve"] = curve.evaluate(model, plan.task, data)
+        save_model(Path(folder) / "model.safetensors", model.state_dict())
+    return outcome
+
+
+def _join(
+    plan: Plan,
+    rank: int,
+    folder: str,
+    model: nn.Module,
+    data: Data,
+    boundary: Boundary,
+    observers: Sequence[Instrument],
+) -> Node:
+    """This process's node, connected to all others."""
+    is_worker = rank < plan.workers
+    replica: Replica = Parameters(Flat(copy.deepcopy(model)).x)
+    if is_worker:
         replica = build_replica(plan.task, model, data, rank=rank, workers=plan.workers, seed=plan.seed)
-    else:
-        replica = Parameters(Flat(model).x.clone())
     transport = connect(
         plan.transport,
         rank,
@@ -302,34 +335,15 @@ def _live(plan: Plan, rank: int, control: Control, folder: str) -> dict[str, Any
         vector_bytes=replica.x.numel() * replica.x.element_size(),
         timeout=plan.timeout,
     )
-    curve = Curve(plan.strategy, len(data.x) * plan.epochs)
-    boundary = plan.boundary(control, model)
-    node = Node(
+    return Node(
         transport,
         replica,
         workers=plan.workers,
         mean=choose_mean(plan.collective, transport, plan.codec),
         codec=plan.codec,
         seed=plan.seed,
-        steps=plan.steps(data) if rank < plan.workers else None,
+        steps=plan.steps(data) if is_worker else None,
         timeout=plan.timeout,
         boundary=boundary,
-        observers=(curve, Reporter(control)),
+        observers=observers,
     )
-    boundary.resume(node)
-    control.tell("ready")
-    control.await_order()
-    began = transport.now()
-    curve.begin(node)
-    try:
-        drive(plan.strategy.live(node))
-    except Interrupted:
-        drive(transport.close())
-        raise
-    outcome = report(node, transport.now() - began)
-    curve.end(node)
-    drive(transport.close())  # not after a failure: to vanish is what tells the others
-    if holds_solution(plan.strategy, node):
-        outcome["curve"] = curve.evaluate(model, plan.task, data)
-        save_model(Path(folder) / "model.safetensors", model.state_dict())
-    return outcome

@@ -15,7 +15,7 @@ Shoal = Callable[..., Result]
 
 @pytest.fixture
 def shoal(monkeypatch: pytest.MonkeyPatch) -> Shoal:
-    """The command line with 80 columns and no launcher around it; called with a line, then single arguments."""
+    """The command line, 80 columns wide and under no launcher: called with a line, then single arguments."""
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("SHOAL_PLACE", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

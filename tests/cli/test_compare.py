@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from shoal.cli import compare
 from shoal.core.errors import Interrupted, WorkerFailed
-from shoal.sim import Network
+from shoal.sim import Compute, Network
 from shoal.strategies import BMUF, Local, Single, Sync
 from shoal.train import run
 
@@ -25,26 +24,30 @@ def runs_in(file: Path) -> list[dict]:
     return json.loads(file.read_text())["runs"]
 
 
-@cache
-def short_result():
-    return run("digits", "single", transport="sim")
-
-
 class Calls(list):
-    """The runs that were asked for, none of which takes place; the second ends by `problem` if there is one."""
+    """The runs that were asked for, none of which takes place; the second raises `problem` if it is set."""
 
     problem = None
+
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
 
     def __call__(self, **settings):
         self.append(settings)
         if len(self) == 2 and self.problem:
             raise self.problem
-        return short_result()
+        return self.result
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run("digits", "single", transport="sim")
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    calls = Calls()
+def calls(monkeypatch, result):
+    calls = Calls(result)
     monkeypatch.setattr(compare, "run", calls)
     return calls
 
@@ -110,8 +113,8 @@ def test_settings_reach_the_run(shoal, calls, tmp_path):
 def test_virtual_time_has_a_network_even_if_none_is_named(shoal, calls):
     shoal("compare --strategies sync --transport processes --sim")
     assert calls[0]["transport"] == "sim"
-    assert calls[0]["network"] == Network(latency=1e-4, bandwidth=125e6)
-    assert calls[0]["compute"].mean == 0.02
+    assert calls[0]["network"] == Network.parse("1Gbit,100us")
+    assert calls[0]["compute"] == Compute.parse("20ms")
 
 
 def test_a_failure_stops_it_but_loses_nothing(shoal, calls, tmp_path):

@@ -71,7 +71,7 @@ def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
     monkeypatch.setattr(doctor, "_start_probe", abort)
     result = shoal("doctor")
     assert result.exit_code == 1
-    assert "✓ transport processes: round trip 100 us, 1.00 GB/s between 2 processes." in result.stdout
+    assert "✓ transport processes: round trip 100 us, 1.00 GB/s between two processes." in result.stdout
     assert (
         "✗ transport gloo does not work here: the process that tried it ended with exit code -6."
         in result.stdout

@@ -122,12 +122,10 @@ def start(
 ) -> None:
     """Run it in processes of our own, and show how they get on and what came of it."""
     console = Console(stderr=True)
-    word = place.strategy or "the script's own strategy"
+    name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
+    count = "1 worker" if workers == 1 else f"{workers} workers"
     with Progress(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
-        count = "1 worker" if workers == 1 else f"{workers} workers"
-        progress.start(
-            f"{word} on {Path(script).name}, {count}", workers, strategy.servers if strategy else 0
-        )
+        progress.start(f"{name}, {count}", workers, strategy.servers if strategy else 0)
         result = run_script(
             script,
             arguments,

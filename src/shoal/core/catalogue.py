@@ -94,5 +94,6 @@ def _read(text: str, option: Option, owner: str) -> Any:
             except ValueError:
                 continue
     if int in kinds or float in kinds:
-        raise ValueError(f"{owner}: {option.name}={text!r} should be a number")
+        wanted = "number" if float in kinds else "whole number"
+        raise ValueError(f"{owner}: {option.name}={text!r} should be a {wanted}")
     return text

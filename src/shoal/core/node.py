@@ -41,9 +41,9 @@ class NoMoreSteps(Exception):
 class Node:
     """A worker (rank below `size`) or a server (rank `size` and up) of a run.
 
-    `size` is the number of workers. `pace` is awaited after each gradient (virtual time passes there),
-    `boundary` before each step of a worker and after the last (checkpoints and requests to stop are dealt with there) and at a
-    server once all workers have sent CHECKPOINT for a step, with `t` set to that step.
+    `size` is the number of workers. `pace` is awaited after each gradient: virtual time passes there.
+    `boundary` is awaited before each step of a worker and after the last, for checkpoints and requests to
+    stop; and at a server when all workers have sent CHECKPOINT for a step, with `t` set to that step.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Node:
         while True:
             if self._boundary is not None:
                 await self._boundary(self)
-            if self.t == self.last_step:
+            if self.last_step is not None and self.t >= self.last_step:  # resumed with fewer epochs
                 return
             yield self.t
             self.t += 1

@@ -54,11 +54,18 @@ class Strategy(ABC):
         return node.x
 
 
-def positive(**options: float) -> None:
-    """Raise ValueError unless every option given is at least 1."""
+def at_least(low: float, **options: float | None) -> None:
+    """Raise ValueError unless every option given is None or at least `low`."""
     for name, value in options.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
+        if value is not None and not value >= low:
+            raise ValueError(f"{name}={value} must be at least {low:g}")
+
+
+def above(low: float, **options: float | None) -> None:
+    """Raise ValueError unless every option given is None or above `low`."""
+    for name, value in options.items():
+        if value is not None and not value > low:
+            raise ValueError(f"{name}={value} must be above {low:g}")
 
 
 def between(low: float, high: float, **options: float | None) -> None:

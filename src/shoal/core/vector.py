@@ -63,6 +63,7 @@ class Flat:
             for p, view in zip(self.parameters, self.layout.split(self.x).values(), strict=True):
                 view.copy_(p)
                 p.data = view
+        self._places = [p.data_ptr() for p in self.parameters]
 
     def gradient(self, out: Tensor) -> Tensor:
         """Copy the gradients that back-propagation left into `out`; a parameter without one has zeros."""
@@ -77,7 +78,7 @@ class Flat:
 
     def check_still_bound(self) -> None:
         """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""
-        if self.parameters[0].data_ptr() != self.x.data_ptr():
+        if [p.data_ptr() for p in self.parameters] != self._places:
             raise ValueError(
                 "the module's parameters were moved after Shoal took hold of them; "
                 "call module.to(device) or module.half() before."

@@ -18,12 +18,20 @@ class Faults:
     noticed_after: float = 1.0  # seconds until the peers of a crashed node are told
 
     def crash(self, rank: int, step: int) -> Faults:
-        """The worker vanishes after its gradient of that step, before it tells anyone."""
+        """The worker vanishes in that step, before anyone hears of its gradient."""
         return replace(self, crashes=self.crashes | {(rank, step)})
 
     def pause(self, rank: int, step: int, seconds: float) -> Faults:
         """The worker stands still for `seconds` in that step."""
         return replace(self, pauses={**self.pauses, (rank, step): seconds})
+
+    def check(self, workers: int) -> None:
+        """Raise ValueError for a fault of a worker that does not exist: it would never happen."""
+        for rank, step in [*self.crashes, *self.pauses]:
+            if not (0 <= rank < workers and step >= 0):
+                raise ValueError(
+                    f"there is no worker {rank} with a step {step}: workers are 0 to {workers - 1}"
+                )
 
     def delay(self, rank: int, step: int) -> float:
         """Seconds the worker stands still in that step. Raises Crash where it vanishes."""

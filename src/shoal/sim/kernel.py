@@ -19,35 +19,43 @@ class Kernel:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
         self._running: list[Process] = []
+        self._alive = 0
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Plan `action` for a moment that is not past."""
+        self._planned += 1
+        heappush(self._heap, (time, self._planned, action))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Plan `action` for `seconds` from now."""
-        self._planned += 1
-        heappush(self._heap, (self.now + seconds, self._planned, action))
+        self.at(self.now + seconds, action)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str]) -> Process:
         """Start a coroutine at this instant; `describe` says what it waits for, should it never end."""
-        process = Process(coroutine, describe)
+        process = Process(coroutine, describe, self._one_less)
         self._running.append(process)
+        self._alive += 1
         self.after(0.0, process.resume)
         return process
 
     def run(self) -> None:
         """Let time pass until every process has ended. Raises what a process raises, and Deadlock."""
         heap = self._heap
-        while any(not p.ended for p in self._running):
-            while heap:
-                self.now, _, action = heappop(heap)
-                self.events += 1
-                action()
-            stuck = [p for p in self._running if not p.ended]
-            if stuck:
-                raise Deadlock(self._explain(stuck))
+        while self._alive and heap:
+            self.now, _, action = heappop(heap)
+            self.events += 1
+            action()
+        stuck = [p for p in self._running if not p.ended]
+        if stuck:
+            raise Deadlock(self._explain(stuck))
 
     def close(self) -> None:
         """End the processes that have not ended, without letting them run on."""
         for process in self._running:
             process.end()
+
+    def _one_less(self) -> None:
+        self._alive -= 1
 
     def _explain(self, stuck: list[Process]) -> str:
         shown = "; ".join(p.describe() for p in stuck[:8])
@@ -58,10 +66,13 @@ class Kernel:
 class Process:
     """A coroutine in virtual time."""
 
-    __slots__ = ("_coroutine", "describe", "ended")
+    __slots__ = ("_coroutine", "_on_end", "describe", "ended")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str]) -> None:
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str], on_end: Callable[[], None]
+    ) -> None:
         self._coroutine = coroutine
+        self._on_end = on_end
         self.describe = describe
         self.ended = False
 
@@ -72,16 +83,20 @@ class Process:
         try:
             self._coroutine.send(None)
         except StopIteration:
-            self.ended = True
+            self._end()
         except BaseException:
-            self.ended = True
+            self._end()
             raise
 
     def end(self) -> None:
         """End it where it stands."""
         if not self.ended:
-            self.ended = True
+            self._end()
             self._coroutine.close()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._on_end()
 
 
 @types.coroutine

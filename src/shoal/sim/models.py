@@ -65,6 +65,8 @@ class Network:
         Link(self.latency, self.bandwidth)
         if not 0 <= self.loss < 1:
             raise ValueError(f"loss={self.loss} must be at least 0 and below 1")
+        if self.retry < 0:
+            raise ValueError(f"retry={self.retry} must not be negative")
 
     @classmethod
     def parse(cls, text: str) -> Network:
@@ -100,22 +102,31 @@ class Wires:
         self._random = random.Random(derive(seed, "network"))
         self._out_free: dict[int, float] = {}
         self._in_free: dict[int, float] = {}
+        self._last_head: dict[tuple[int, int], float] = {}
 
-    def arrival(self, src: int, dst: int, nbytes: int, now: float) -> float:
-        """When a message sent now arrives; takes the ports for as long as it needs them."""
+    def leave(self, src: int, dst: int, nbytes: int, now: float) -> tuple[float, float]:
+        """Take the sender's port; when the head of the message reaches the receiver, and how long it is."""
         network = self._network
         if self._uniform:
-            latency, occupied = network.latency, nbytes / network.bandwidth
+            latency, length = network.latency, nbytes / network.bandwidth
         else:
             link = network.link(src, dst)
-            latency, occupied = link.latency, nbytes / link.bandwidth
+            latency, length = link.latency, nbytes / link.bandwidth
         start = max(now, self._out_free.get(src, 0.0))
-        while network.loss and self._random.random() < network.loss:
-            start += network.retry
-        self._out_free[src] = start + occupied
-        arrival = max(start + latency, self._in_free.get(dst, 0.0)) + occupied
-        self._in_free[dst] = arrival
-        return arrival
+        self._out_free[src] = start + length
+        head = start + latency
+        if network.loss:
+            while self._random.random() < network.loss:
+                head += network.retry
+            head = max(head, self._last_head.get((src, dst), 0.0))  # what follows a lost message waits for it
+            self._last_head[src, dst] = head
+        return head, length
+
+    def enter(self, dst: int, length: float, now: float) -> float:
+        """Take the receiver's port for a message whose head is there now; when its tail is in."""
+        tail = max(now, self._in_free.get(dst, 0.0)) + length
+        self._in_free[dst] = tail
+        return tail
 
 
 @dataclass(frozen=True)

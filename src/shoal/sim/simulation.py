@@ -51,6 +51,7 @@ class Simulation:
         self.kernel = Kernel()
         self.nodes: list[Node] = []
         self._faults = faults or Faults()
+        self._faults.check(workers)
         self._switch = Switch(self.kernel, network or Network(), seed)
         self._ends = [self._switch.add() for _ in range(workers + strategy.servers)]
         for rank, end in enumerate(self._ends):

@@ -31,10 +31,18 @@ class Switch:
     def carry(self, src: int, dst: int, m: Message) -> None:
         """Deliver `m` when the network has moved it."""
         now = self.kernel.now
-        arrival = self._wires.arrival(src, dst, m.nbytes, now) if src != dst else now
-        self._trace.update(pack("<dddqqq", now, arrival, m.count, src, dst, m.nbytes) + m.tag.encode())
+        head, length = self._wires.leave(src, dst, m.nbytes, now) if src != dst else (now, 0.0)
+        self._trace.update(pack("<dddqqq", now, head, m.count, src, dst, m.nbytes) + m.tag.encode())
         end = self.ends[dst]
-        self.kernel.after(arrival - now, lambda: end.deliver(m))
+        if length:
+            self.kernel.at(head, lambda: self._receive(end, m, length))
+        else:
+            self.kernel.at(head, lambda: end.deliver(m))
+
+    def _receive(self, end: SimTransport, m: Message, length: float) -> None:
+        """The head of `m` has reached its receiver."""
+        tail = self._wires.enter(end.rank, length, self.kernel.now)
+        self.kernel.at(tail, lambda: end.deliver(m))
 
     def digest(self) -> str:
         """A fingerprint of every message so far: when, from whom, to whom, what and how much."""
@@ -51,8 +59,10 @@ class SimTransport:
         self._kernel = switch.kernel
         self._mailbox: deque[Message] = deque()
         self._parked = False
-        self._closed = False
+        self._farewell: str | None = None  # LEFT or LOST, once this node has gone
+        self._noticed_at = 0.0
         self._acquainted: set[int] = set()  # whom to tell when this node goes
+        self._told: set[int] = set()
 
     @property
     def size(self) -> int:
@@ -65,10 +75,11 @@ class SimTransport:
 
     async def send(self, dst: int, m: Message) -> None:
         """Copy `m` and let the network carry it; takes no time of the sender's."""
-        if self._switch.ends[dst]._closed:
+        peer = self._switch.ends[dst]
+        if peer._farewell is not None:
+            peer._tell(self.rank)
             return
-        self._acquainted.add(dst)
-        self._switch.ends[dst]._acquainted.add(self.rank)
+        self.acquaint(peer)
         copy = replace(m, src=self.rank, parts=tuple(p.detach().clone() for p in m.parts))
         self._switch.carry(self.rank, dst, copy)
 
@@ -105,7 +116,7 @@ class SimTransport:
 
     def deliver(self, m: Message) -> None:
         """Put `m` into the mailbox and wake the node if it waits for one."""
-        if not self._closed:
+        if self._farewell is None:
             self._mailbox.append(m)
             self._wake()
 
@@ -119,15 +130,17 @@ class SimTransport:
             self._parked = False
             self.process.resume()
 
-    def _go(self, tag: str, after: float) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for peer in sorted(self._acquainted - {self.rank}):
-            self._tell(peer, Message(tag, src=self.rank), after)
+    def _go(self, farewell: str, noticed_after: float) -> None:
+        if self._farewell is None:
+            self._farewell = farewell
+            self._noticed_at = self._kernel.now + noticed_after
+            for peer in sorted(self._acquainted - {self.rank}):
+                self._tell(peer)
 
-    def _tell(self, peer: int, notice: Message, after: float) -> None:
-        if after:
-            self._kernel.after(after, lambda: self._switch.carry(self.rank, peer, notice))
-        else:
-            self._switch.carry(self.rank, peer, notice)
+    def _tell(self, peer: int) -> None:
+        """Send `peer` the notice that this node has gone, once."""
+        if peer not in self._told and self._farewell is not None:
+            self._told.add(peer)
+            notice = Message(self._farewell, src=self.rank)
+            moment = max(self._kernel.now, self._noticed_at)
+            self._kernel.at(moment, lambda: self._switch.carry(self.rank, peer, notice))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.node import Node
-from shoal.core.strategy import Strategy, between, positive
+from shoal.core.strategy import Strategy, above, at_least, between
 
 VARIANTS = ("paper", "cntk")
 
@@ -29,20 +29,25 @@ class BMUF(Strategy):
     reset_momentum: bool = True  # of the local optimizer; keeping it often diverges
 
     def __post_init__(self) -> None:
-        positive(period=self.period)
+        at_least(1, period=self.period)
+        at_least(0, warmup=self.warmup)
+        above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
         if self.variant not in VARIANTS:
             raise ValueError(f"variant={self.variant!r} must be one of {', '.join(VARIANTS)}")
 
     async def worker(self, w: Node) -> None:
         warmup = self.period if self.warmup is None else self.warmup
+        eta = 1 - 1 / w.size if self.momentum is None else self.momentum
         start = w.keep("start", w.x)  # W_g: where every block begins
         delta = w.keep("delta", torch.zeros_like(w.x))
         async for t in w.blocks(self.period, warmup):
             update = await w.mean(w.x - start)  # G
-            eta = 0.0 if t < warmup else 1 - 1 / w.size if self.momentum is None else self.momentum
-            delta.mul_(eta).add_(update, alpha=self.rate)
-            if not self.nesterov:
+            if t >= warmup:
+                delta.mul_(eta).add_(update, alpha=self.rate)
+            if t < warmup:
+                start += update
+            elif not self.nesterov:
                 start += delta
             elif self.variant == "cntk":
                 start.add_(delta, alpha=1 + eta)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.node import Node
-from shoal.core.strategy import Strategy, between, positive
+from shoal.core.strategy import Strategy, above, at_least, between
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class DiLoCo(Strategy):
     warmup: int = 0  # first steps, averaged one by one: the paper starts from a trained model
 
     def __post_init__(self) -> None:
-        positive(period=self.period)
+        at_least(1, period=self.period)
+        at_least(0, warmup=self.warmup)
+        above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
 
     async def worker(self, w: Node) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.core.node import SERVER, Node
-from shoal.core.strategy import Strategy, positive
+from shoal.core.strategy import Strategy, above, at_least
 from shoal.core.transport import Message
 
 OPTIMIZERS = ("sgd", "adagrad")
@@ -25,7 +25,9 @@ class Downpour(Strategy):
     eps: float = 1e-8  # adagrad: where the gradient has always been 0
 
     def __post_init__(self) -> None:
-        positive(n_fetch=self.n_fetch, n_push=self.n_push)
+        at_least(1, n_fetch=self.n_fetch, n_push=self.n_push)
+        at_least(0, warmup=self.warmup, eps=self.eps)
+        above(0, rate=self.rate)
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer={self.optimizer!r} must be one of {', '.join(OPTIMIZERS)}")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.node import SERVER, Node
-from shoal.core.strategy import Strategy, between, positive
+from shoal.core.strategy import Strategy, at_least, between
 
 
 @dataclass(frozen=True)
@@ -17,51 +17,41 @@ class EASGD(Strategy):
 
     rate: float | None = None  # alpha: strength of the spring; None: 0.9 / N
     period: int = 10  # tau: local steps between exchanges
-    momentum: float = 0.0  # delta: Nesterov momentum of the local steps
     synchronous: bool = False  # all exchange at once, and every worker holds the centre
 
     def __post_init__(self) -> None:
-        positive(period=self.period)
-        between(0, 1, rate=self.rate, momentum=self.momentum)
+        at_least(1, period=self.period)
+        between(0, 1, rate=self.rate)
 
     @property
     def servers(self) -> int:
         return 0 if self.synchronous else 1
 
     def check(self, workers: int) -> None:
-        beta = workers * self._alpha(workers)
-        if self.synchronous and beta > 1:
+        if self.synchronous and workers * self._alpha(workers) > 1:
             raise ValueError(
-                f"EASGD(rate={self.rate}) would overshoot: with {workers} workers the centre moves by "
-                f"rate * workers = {beta:g}, which must not exceed 1. Try rate={0.9 / workers:.3g}."
+                f"rate={self.rate}: {workers} workers would carry the centre past their own mean"
             )
 
     async def worker(self, w: Node) -> None:
-        velocity = w.keep("velocity", torch.zeros_like(w.x))
+        alpha = self._alpha(w.size)
         async for t in w.steps():
             if t % self.period != 0:
-                await self._local_step(w, velocity)
+                await self._local_step(w)
             elif self.synchronous:
-                away = w.x - self.solution(w)
-                self.solution(w).add_(await w.mean(away, weight=1), alpha=w.size * self._alpha(w.size))
-                await self._local_step(w, velocity)  # before the force: all right-hand sides are of time t
-                w.x.sub_(away, alpha=self._alpha(w.size))
+                centre = self.solution(w)
+                away = w.x - centre
+                centre.add_(await w.mean(away, weight=1), alpha=w.size * alpha)
+                await self._local_step(w)  # before the force: all right-hand sides are of time t
+                w.x.sub_(away, alpha=alpha)
             else:
-                force = self._alpha(w.size) * (w.x - await w.pull(SERVER))
+                force = alpha * (w.x - await w.pull(SERVER))
                 w.x -= force
                 await w.push(SERVER, force)
-                await self._local_step(w, velocity)
+                await self._local_step(w)
 
     async def finish(self, w: Node) -> None:
         w.x.copy_(self.solution(w) if self.synchronous else await w.pull(SERVER))
-
-    async def _local_step(self, w: Node, velocity: Tensor) -> None:
-        if self.momentum:
-            w.x.add_(velocity, alpha=self.momentum)  # look ahead, and go on from there
-        before = w.x.clone() if self.momentum else w.x
-        w.descend(await w.grad())
-        if self.momentum:
-            velocity.mul_(self.momentum).add_(w.x - before)
 
     async def server(self, s: Node) -> None:
         async for m in s.inbox():
@@ -73,6 +63,9 @@ class EASGD(Strategy):
     def solution(self, node: Node) -> Tensor:
         return node.keep("centre", node.x) if self.synchronous else node.x
 
+    async def _local_step(self, w: Node) -> None:
+        w.descend(await w.grad())
+
     def _alpha(self, workers: int) -> float:
         return 0.9 / workers if self.rate is None else self.rate
 
@@ -82,3 +75,13 @@ class EAMSGD(EASGD):
     """EASGD whose local steps have Nesterov momentum."""
 
     momentum: float = 0.9  # delta; the paper's 0.99 wants a ten times smaller learning rate
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between(0, 1, momentum=self.momentum)
+
+    async def _local_step(self, w: Node) -> None:
+        velocity = w.keep("velocity", torch.zeros_like(w.x))
+        ahead = w.x.add_(velocity, alpha=self.momentum).clone()  # the gradient is taken there
+        w.descend(await w.grad())
+        velocity.mul_(self.momentum).add_(w.x - ahead)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.core.node import Node
-from shoal.core.strategy import Strategy, positive
+from shoal.core.strategy import Strategy, at_least
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Local(Strategy):
     reset_momentum: bool = True  # local velocity points where the worker was going, not the average
 
     def __post_init__(self) -> None:
-        positive(period=self.period)
+        at_least(1, period=self.period)
+        at_least(0, warmup=self.warmup)
 
     async def worker(self, w: Node) -> None:
         average = w.keep("average", w.x)

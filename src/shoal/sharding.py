@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from shoal.attach import current
+from shoal.attachment import current
 from shoal.core.seeds import stream
 from shoal.modules import share, steps_per_epoch
 

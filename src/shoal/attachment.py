@@ -179,6 +179,15 @@ class Attachment:
         self._close()
         _current = None
 
+    def abandon(self) -> None:
+        """Let go of the model without a word to the others, as after a failure that the script survives."""
+        global _current
+        if not self._finished:
+            self._finished = True
+            self._life.close()
+            self._give_back()
+            _current = None
+
     def leave(self) -> None:
         """Finish at the end of the script, unless it ends by an exception: the others must hear of that."""
         if not self._finished and getattr(sys, "last_value", None) is None:
@@ -196,6 +205,8 @@ class Attachment:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.finish()
+        else:
+            self.abandon()
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Make `optimizer.step()` hand the gradient over, and run on until the next one is wanted."""
@@ -207,7 +218,7 @@ class Attachment:
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
-                self._replica.loss = float(loss)
+                self._replica.loss = float(torch.as_tensor(loss).detach())
             self._go_on(lambda: self._life.send(None))
             return loss
 
@@ -215,6 +226,11 @@ class Attachment:
         step.__dict__.update(getattr(optimizer.step, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler lets us skip
+
+    def _give_back(self) -> None:
+        """The optimizer is the user's own again."""
+        self._optimizer.step = self._original_step  # type: ignore[method-assign]
+        del self._optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
 
     def _go_on(self, resume: Callable[[], object]) -> None:
         """Let the algorithm run until it next wants a gradient or is done."""
@@ -264,7 +280,7 @@ class Attachment:
         seconds = node.transport.now() - self._began
         drive(node.transport.close())
         if node.rank < node.size:
-            self._optimizer.step = self._original_step  # type: ignore[method-assign]
+            self._give_back()
         self._control.tell("done", **report(node, seconds))
 
 
@@ -297,14 +313,21 @@ class AttachedReplica:
         await _until_step_is_called()
         self._flat.check_still_bound()
         g = self._flat.gradient(self._g)
-        scale, overflow = (getattr(self._optimizer, name, None) for name in ("grad_scale", "found_inf"))
-        if scale is not None:
-            g.div_(scale)
-        self._overflowed = overflow is not None and bool(overflow)
+        self._undo_scaling(g)
         if self._overflowed:  # this worker's gradient counts for nothing; the others' still do
             return Gradient(g.zero_(), 0, self.loss)
         self._check_finite(g)
         return Gradient(g, self.samples, self.loss)
+
+    def _undo_scaling(self, g: Tensor) -> None:
+        """Divide by what GradScaler multiplied with, and see whether it found an overflow."""
+        optimizer: Any = self._optimizer
+        scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        if scale is not None:
+            g.div_(scale)
+        self._overflowed = overflow is not None and bool(overflow)
+        if overflow is not None:
+            optimizer.grad_scale = optimizer.found_inf = None  # dealt with: its own step must not do it again
 
     def _check_finite(self, g: Tensor) -> None:
         if time.monotonic() < self._next_look:

@@ -1,0 +1,48 @@
+"""The simulator keeps every promise that real transports keep."""
+
+import pytest
+
+from shoal.sim import Kernel, Network
+from shoal.sim.transport import Switch
+from shoal.testing.conformance import CHECKS
+
+NETWORKS = {
+    "ideal": Network(),
+    "slow": Network.parse("1Gbit,1ms"),
+    "lossy": Network.parse("1Gbit,1ms,5%"),
+}
+
+
+def world_on(network):
+    def world(size, body):
+        kernel = Kernel()
+        switch = Switch(kernel, network, seed=0)
+        ends = [switch.add() for _ in range(size)]
+        returned = [None] * size
+
+        async def life(rank):
+            returned[rank] = await body(ends[rank])
+
+        for rank, end in enumerate(ends):
+            end.process = kernel.spawn(life(rank), lambda rank=rank: f"node {rank} waits")
+        try:
+            kernel.run()
+        finally:
+            kernel.close()
+        return returned
+
+    return world
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_simulator_conforms(check, network):
+    check(world_on(NETWORKS[network]))
+
+
+def test_a_fault_for_nobody_is_refused():
+    from shoal import Faults, Sync
+    from shoal.testing import Slope, simulate
+
+    with pytest.raises(ValueError, match="there is no worker 2 with a step 5"):
+        simulate(Sync(), Slope(), workers=2, faults=Faults().crash(rank=2, step=5))

@@ -1,0 +1,46 @@
+"""The benchmarks run and end with the figures they promise. How large those are is not a test's business."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from math import isfinite
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+pytestmark = pytest.mark.slow
+
+
+def last_line(script: str, *arguments: str) -> dict[str, float]:
+    """What the script says to machines."""
+    command = [sys.executable, str(FOLDER / script), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    assert all(isfinite(value) and value > 0 for value in figures.values()), figures
+    return figures
+
+
+def test_step_time_prints_a_ratio_for_each_model():
+    figures = last_line("step_time.py", "--models", "cnn", "--blocks", "2", "--steps", "2")
+    assert figures.keys() == {"cnn"}
+
+
+def test_simulator_prints_its_two_figures():
+    figures = last_line(
+        "simulator.py", "--events", "2000", "--workers", "10", "--steps", "4", "--repeats", "1"
+    )
+    assert figures.keys() == {"events_per_second", "easgd_10x4_seconds"}
+
+
+def test_block_momentum_prints_three_accuracies():
+    pytest.importorskip("sklearn")
+    figures = last_line("mnist_block_momentum.py", "--task", "digits", "--epochs", "1", "--workers", "2")
+    assert figures.keys() == {"single", "local", "bmuf"}
+    assert all(accuracy <= 100 for accuracy in figures.values())

@@ -1,0 +1,52 @@
+"""A user's own training loop, run by the tests as a script; prints the final weights, to the last bit."""
+
+import argparse
+import os
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import shoal
+from shoal.core.seeds import stream
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=50)
+parser.add_argument("--momentum", type=float, default=0.0)
+parser.add_argument("--strategy-in-code", default=None)
+parser.add_argument("--raise-at", type=int, nargs=2, default=(-1, -1))
+parser.add_argument("--leave-at", type=int, nargs=2, default=(-1, -1))
+parser.add_argument("--ddp", action="store_true")
+args = parser.parse_args()
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=args.momentum)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
+
+if args.ddp:
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    net = nn.parallel.DistributedDataParallel(model)
+else:
+    training = shoal.attach(model, optimizer, args.strategy_in_code)
+    rank, net = training.rank, model
+
+for step in range(args.steps):
+    if args.raise_at == [rank, step]:
+        raise RuntimeError("the cat walked over the keyboard")
+    if args.leave_at == [rank, step]:
+        os._exit(7)
+    draw = stream(step, "batch", rank)
+    x, y = torch.randn(8, 8, generator=draw), torch.randint(3, (8,), generator=draw)
+    optimizer.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    schedule.step()
+
+if args.ddp:
+    torch.distributed.destroy_process_group()
+else:
+    training.finish()
+flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+print(f"weights {flat.numpy().tobytes().hex()}")
