@@ -287,4 +287,4 @@ def test_a_spring_that_makes_the_centre_overshoot_is_refused():
 )
 def test_options_that_cannot_work_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
-        EASGD(**options)
+        EAMSGD(**options)

@@ -28,9 +28,11 @@ class EASGD(Strategy):
         return 0 if self.synchronous else 1
 
     def check(self, workers: int) -> None:
-        if self.synchronous and workers * self._alpha(workers) > 1:
+        beta = workers * self._alpha(workers)
+        if self.synchronous and beta > 1:
             raise ValueError(
-                f"rate={self.rate}: {workers} workers would carry the centre past their own mean"
+                f"EASGD(rate={self.rate}) would overshoot: with {workers} workers the centre moves by "
+                f"rate * workers = {beta:g}, which must not exceed 1. Try rate={0.9 / workers:.3g}."
             )
 
     async def worker(self, w: Node) -> None:
