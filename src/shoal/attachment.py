@@ -34,6 +34,9 @@ from shoal.strategies.single import Single
 LOOK_SECONDS = 1.0
 """How often a gradient is checked to be finite: once a step would cost a pass over memory."""
 
+AMP = "_step_supports_amp_scaling"
+"""How torch.amp.GradScaler knows an optimizer that deals with scaled gradients itself."""
+
 _current: Attachment | None = None
 
 
@@ -225,12 +228,16 @@ class Attachment:
         # a scheduler made before us looks for its mark on the step it wrapped, and finds it on ours
         step.__dict__.update(getattr(optimizer.step, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler lets us skip
+        self._scales_itself = getattr(optimizer, AMP, None)
+        setattr(optimizer, AMP, True)  # GradScaler then calls step() always, and leaves skipping to us
 
     def _give_back(self) -> None:
         """The optimizer is the user's own again."""
         self._optimizer.step = self._original_step  # type: ignore[method-assign]
-        del self._optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
+        if self._scales_itself is None:
+            delattr(self._optimizer, AMP)
+        else:
+            setattr(self._optimizer, AMP, self._scales_itself)
 
     def _go_on(self, resume: Callable[[], object]) -> None:
         """Let the algorithm run until it next wants a gradient or is done."""

@@ -29,7 +29,10 @@ WRONG = {
         "compare --strategies bmuf --strategy.period 0",
         "strategy 'bmuf': period=0 must be at least 1",
     ),
-    "option is no number": ("compare --strategies bmuf --strategy.period=x", "period='x' should be a number"),
+    "option is no number": (
+        "compare --strategies bmuf --strategy.period=x",
+        "period='x' should be a whole number",
+    ),
     "option without value": ("compare --strategy.period --sim", "--strategy.period needs a value"),
     "unknown task": ("compare --task digit", "unknown task 'digit'. Did you mean 'digits'?"),
     "unknown codec": ("compare --codec fp61", "unknown codec 'fp61'. Did you mean 'fp16'?"),

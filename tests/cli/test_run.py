@@ -172,9 +172,13 @@ for t in range(begin, begin + 5 if begin else 10**9):
     process = subprocess.Popen(
         [*LAUNCH, *line.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert any("well under way" in said for said in iter(process.stdout.readline, ""))
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    try:
+        assert any("well under way" in said for said in iter(process.stdout.readline, ""))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()  # its workers go with it
+        process.communicate()
     assert process.returncode == 130
     assert err == (
         f"shoal: stopped by Ctrl-C. The checkpoint is in {tmp_path / 'saved'}; "

@@ -188,8 +188,11 @@ def test_every_worker_has_a_stream_of_durations_of_its_own():
 def test_compute_is_read_as_a_person_writes_it():
     assert Compute.parse("20ms") == Compute(0.02)
     assert Compute.parse("1.5s,10%") == Compute(1.5, 0.1)
+    assert Compute.parse("20ms,10%,2:5x,0:1.5x") == Compute(0.02, 0.1, {2: 5.0, 0: 1.5})
     for text, says in (
-        ("20ms,3ms", "is not a percentage"),
+        ("20ms,3ms", "is neither a jitter as 10% nor a slow worker as 2:5x"),
+        ("20ms,2:5", "is neither a jitter"),
+        ("20ms,two:5x", "is neither a jitter"),
         ("20", "is not a duration"),
         ("5%", "not a duration"),
     ):

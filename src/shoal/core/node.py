@@ -222,7 +222,7 @@ class Node:
         await self.send(src, Message("pull", seq=seq))
         answer = await self._find(lambda m: m.tag == "reply" and m.seq == seq, "the answer to 'pull'", src)
         self._seen = answer.version
-        return answer.body
+        return answer.body.to(self.x.device)
 
     async def reply(self, m: Message, v: Tensor) -> None:
         """Answer a pull with a state. Exact."""
@@ -289,7 +289,8 @@ class Node:
 
     def decode(self, payload: Payload, numel: int) -> Tensor:
         """The vector of `numel` elements that a payload stands for."""
-        return self.codec.decode(payload, torch.empty(numel, dtype=self.x.dtype, device=self.x.device))
+        here = tuple(part.to(self.x.device) for part in payload)
+        return self.codec.decode(here, torch.empty(numel, dtype=self.x.dtype, device=self.x.device))
 
     # -- checkpoints ---------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Place:
             return cls(**fields)
         if all(name in os.environ for name in TORCHRUN):
             rank, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            _check_interface(nodes)
             return cls(rank, nodes, launched="torchrun", transport="gloo")
         return cls()
 
@@ -65,6 +66,16 @@ class Place:
             shared: Store = PrefixStore("shoal", store)
             return shared
         return None
+
+
+def _check_interface(nodes: int) -> None:
+    """Gloo stays on loopback unless told otherwise: on several hosts somebody has to tell it."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", nodes)) < nodes and "GLOO_SOCKET_IFNAME" not in os.environ:
+        raise ValueError(
+            f"this run has {nodes} processes on several hosts: set GLOO_SOCKET_IFNAME to the network "
+            "interface that joins them, such as eth0. Gloo neither encrypts nor authenticates, so use a "
+            "network of your own."
+        )
 
 
 @lru_cache

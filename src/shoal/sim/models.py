@@ -146,12 +146,21 @@ class Compute:
 
     @classmethod
     def parse(cls, text: str) -> Compute:
-        """Read '20ms' or '20ms,10%' (the last is the jitter)."""
-        mean, _, jitter = text.partition(",")
-        value, unit = quantity(jitter) if jitter else (0.0, "%")
-        if unit != "%":
-            raise ValueError(f"{jitter!r} in compute {text!r} is not a percentage; write 20ms,10%")
-        return cls(seconds(mean), value / 100)
+        """Read '20ms', '20ms,10%' (with jitter) or '20ms,10%,2:5x' (worker 2 takes five times as long)."""
+        first, *rest = text.split(",")
+        jitter, slow = 0.0, {}
+        for part in rest:
+            rank, colon, factor = part.rpartition(":")
+            value, unit = quantity(factor)
+            if colon and unit == "x" and rank.strip().isdigit():
+                slow[int(rank)] = value
+            elif not colon and unit == "%":
+                jitter = value / 100
+            else:
+                raise ValueError(
+                    f"{part!r} in compute {text!r} is neither a jitter as 10% nor a slow worker as 2:5x"
+                )
+        return cls(seconds(first), jitter, slow)
 
 
 class Pace:
