@@ -4,7 +4,9 @@ An MLP 784-256-256-10 sees every image the same number of times on each side. Th
 steps by itself; averaging N models makes N times fewer steps of the same length, and BMUF makes up for it by
 the momentum of its blocks. Virtual time, so the figures are the same on every machine with the same torch.
 
-    SHOAL_DATA=... python benchmarks/mnist_block_momentum.py [--epochs 4] [--workers 8] [--period 8] [--seeds 0]
+    python benchmarks/mnist_block_momentum.py [--epochs 4] [--workers 8] [--period 8] [--seeds 0,1,2]
+
+SHOAL_DATA in the environment names the folder that holds mnist/ with its four files.
 
 The last line is JSON: test accuracy in per cent of single, local and bmuf, each the mean over the seeds.
 """

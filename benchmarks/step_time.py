@@ -3,7 +3,9 @@
 Two worker processes with one thread each train the same model twice from the same weights on the same
 batches: once wrapped in DDP, once attached to Shoal as `shoal run --transport gloo` does it. They take turns,
 a block of steps each, in the order ABBA, so that whatever else the machine does falls on both alike.
-Afterwards the weights of both sides must be equal. Worker 0's clock is the one that counts.
+Afterwards the weights of both sides must be equal. Worker 0's clock is the one that counts. Both sides hardly
+differ in work but wait differently, so a busy machine distorts the ratio: pairs of blocks during which other
+programs took more than a tenth of the machine do not count, where enough others are left.
 
     python benchmarks/step_time.py [--models mlp,cnn] [--blocks 20] [--steps 25] [--json FILE]
 
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -40,6 +43,9 @@ WORKERS = 2
 BATCH = 64
 POOL = 16  # batches that are held in memory and taken in turn
 SETTLING_STEPS = 3  # untimed, at the start of each block: the other side's tensors fill the caches
+STAT = Path("/proc/stat")
+QUIET = 0.1  # share of the machine that other programs may take
+FEWEST_PAIRS = 5  # quiet ones; where there are fewer, all pairs count
 TOLERANCE = 1e-6  # of weights below 1: both sides sum the same two numbers and scale by powers of two
 
 
@@ -68,16 +74,19 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
 
 @dataclass
 class Side:
-    """One of the two trainings: its model, and the seconds of its timed steps, block by block."""
+    """One of the two trainings: its model, and what was measured of it, block by block."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    blocks: list[list[float]] = field(default_factory=list)
+    seconds: list[list[float]] = field(default_factory=list)  # of each timed step
+    others: list[float] = field(default_factory=list)  # share of the machine that other programs took
     steps: int = 0
 
     def train(self, batches: list[tuple[Tensor, Tensor]], steps: int) -> None:
         """A block of steps, written as a user writes them."""
         seconds = []
+        dist.barrier()
+        load = Load()
         for _ in range(SETTLING_STEPS + steps):
             x, y = batches[self.steps % len(batches)]
             began = time.perf_counter()
@@ -86,7 +95,30 @@ class Side:
             self.optimizer.step()
             seconds.append(time.perf_counter() - began)
             self.steps += 1
-        self.blocks.append(seconds[SETTLING_STEPS:])
+        self.seconds.append(seconds[SETTLING_STEPS:])
+        self.others.append(load.of_others())
+
+
+class Load:
+    """What the machine does from now on besides this benchmark."""
+
+    def __init__(self) -> None:
+        self._wall, self._busy, self._own = time.perf_counter(), busy_seconds(), time.process_time()
+
+    def of_others(self) -> float:
+        """The share of all cores that other programs took; 0 where the system does not tell."""
+        own = torch.tensor([time.process_time() - self._own], dtype=torch.float64)
+        busy, wall = busy_seconds() - self._busy, time.perf_counter() - self._wall
+        dist.all_reduce(own)  # of both workers
+        return max(0.0, busy - float(own)) / (wall * (os.cpu_count() or 1))
+
+
+def busy_seconds() -> float:
+    """Seconds that all cores together have worked since the machine was started."""
+    if not STAT.exists():
+        return 0.0
+    user, nice, system, _idle, _iowait, *rest = map(int, STAT.read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -112,7 +144,6 @@ def work(name: str, blocks: int, steps: int, folder: Path) -> None:
     attachment.saw(BATCH)
     for block in range(-1, blocks):  # the first is not measured: DDP still arranges its buckets
         for side in ("ddp", "shoal") if block % 2 else ("shoal", "ddp"):
-            dist.barrier()
             sides[side].train(batches, steps)
     attachment.finish()
     with torch.no_grad():
@@ -120,8 +151,8 @@ def work(name: str, blocks: int, steps: int, folder: Path) -> None:
         apart = max(float((a - b).abs().max()) for a, b in both)
     dist.destroy_process_group()
     if rank == 0:
-        measured = {name: side.blocks[1:] for name, side in sides.items()}
-        (folder / "measured").write_text(json.dumps({"seconds": measured, "apart": apart}))
+        measured = {side: {"seconds": s.seconds[1:], "others": s.others[1:]} for side, s in sides.items()}
+        (folder / "measured").write_text(json.dumps({**measured, "apart": apart}))
 
 
 def measure(name: str, blocks: int, steps: int) -> dict[str, Any]:
@@ -141,15 +172,19 @@ def measure(name: str, blocks: int, steps: int) -> dict[str, Any]:
         raise SystemExit(
             f"{name}: the weights of both sides differ by {raw['apart']:g}, so they did other work"
         )
-    ddp, ours = ([median(block) for block in raw["seconds"][side]] for side in ("ddp", "shoal"))
-    pairs = [a / b for a, b in zip(ours, ddp, strict=True)]
-    every = {side: [s for block in raw["seconds"][side] for s in block] for side in ("ddp", "shoal")}
+    others = [max(pair) for pair in zip(raw["ddp"]["others"], raw["shoal"]["others"], strict=True)]
+    quiet = [pair for pair, share in enumerate(others) if share <= QUIET]
+    counted = quiet if len(quiet) >= FEWEST_PAIRS else list(range(blocks))
+    ddp, ours = ([raw[side]["seconds"][pair] for pair in counted] for side in ("ddp", "shoal"))
     return {
         "parameters": sum(p.numel() for p in MODELS[name]().parameters()),
-        "ddp_ms": [1000 * q for q in quartiles(ddp)],
-        "shoal_ms": [1000 * q for q in quartiles(ours)],
-        "ratio": median(every["shoal"]) / median(every["ddp"]),
-        "ratio_of_pairs": quartiles(pairs),
+        "pairs": blocks,
+        "pairs_counted": len(counted),
+        "others": median(others[pair] for pair in counted),
+        "ddp_ms": [1000 * q for q in quartiles([median(block) for block in ddp])],
+        "shoal_ms": [1000 * q for q in quartiles([median(block) for block in ours])],
+        "ratio": median(chain.from_iterable(ours)) / median(chain.from_iterable(ddp)),
+        "ratio_of_pairs": quartiles([median(a) / median(b) for a, b in zip(ours, ddp, strict=True)]),
         "largest_difference": raw["apart"],
     }
 
@@ -158,31 +193,25 @@ def quartiles(values: list[float]) -> list[float]:
     return quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
-def show(results: dict[str, dict[str, Any]], blocks: int, steps: int) -> None:
+def show(results: dict[str, dict[str, Any]], steps: int) -> None:
     table = Table(
         title=f"Step time, {WORKERS} workers over gloo, batch {BATCH} each, SGD with momentum",
-        caption=f"Medians of {blocks} blocks of {steps} steps, in brackets their quartiles. "
-        f"Weights of both sides equal within {TOLERANCE:g}.",
+        caption=f"Medians of blocks of {steps} steps, in brackets their quartiles; others: the share of the "
+        f"machine that other programs took. Weights of both sides equal within {TOLERANCE:g}.",
     )
-    for column in (
-        "model",
-        "parameters",
-        "DDP, ms",
-        "Shoal, ms",
-        "ratio",
-        "ratio by blocks",
-        "largest difference",
-    ):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    table.add_column("model")
+    for column in ("parameters", "DDP, ms", "Shoal, ms", "ratio", "ratio by pairs", "pairs", "others"):
+        table.add_column(column, justify="right")
     for name, r in results.items():
         table.add_row(
             name,
             f"{r['parameters']:,}",
-            spread(r["ddp_ms"], 2),
-            spread(r["shoal_ms"], 2),
+            spread(r["ddp_ms"], 1),
+            spread(r["shoal_ms"], 1),
             f"{r['ratio']:.3f}",
-            spread(r["ratio_of_pairs"], 3),
-            f"{r['largest_difference']:.1g}",
+            spread(r["ratio_of_pairs"], 2),
+            f"{r['pairs_counted']} of {r['pairs']}",
+            f"{r['others']:.0%}",
         )
     Console(width=max(Console().width, 110)).print(table)
 
@@ -208,7 +237,7 @@ def main() -> None:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # DDP, like Shoal, on this host alone
     results = {name: measure(name, options.blocks, options.steps) for name in names}
-    show(results, options.blocks, options.steps)
+    show(results, options.steps)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps({name: round(r["ratio"], 4) for name, r in results.items()}))

@@ -48,6 +48,7 @@ def report(node: Node, seconds: float) -> dict[str, Any]:
         "rank": node.rank,
         "seconds": seconds,
         "parameters": node.x.numel(),
+        "samples_before": node.samples_before,
         **node.meter.summary(),
     }
 
@@ -64,6 +65,7 @@ def summarise(
     last = curve[-1] if curve else {}
     seconds = max(r["seconds"] for r in reports)
     samples = sum(r["samples"] for r in workers)
+    before = sum(r["samples_before"] for r in workers)  # of a resumed run: not done in these seconds
     if curve:
         last["samples"] = samples  # what a worker did after its last exchange belongs to the run, too
     busy = sum(r["seconds"] for r in workers)
@@ -80,7 +82,7 @@ def summarise(
         test_loss=last.get("test_loss"),
         seconds=seconds,
         samples=samples,
-        samples_per_second=samples / seconds if seconds else 0.0,
+        samples_per_second=(samples - before) / seconds if seconds else 0.0,
         bytes_sent=sum(r["bytes_sent"] for r in reports),
         wait_fraction=sum(r["wait_seconds"] for r in workers) / busy if busy else 0.0,
         staleness_mean=sum(k * v for k, v in staleness.items()) / updates if updates else None,

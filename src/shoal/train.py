@@ -7,6 +7,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -29,7 +30,7 @@ from shoal.core.vector import Flat, trainable
 from shoal.curve import Curve, holder, holds_solution
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import PROGRESS_SECONDS, Control, Reporter, leave_with_parent, progress
-from shoal.launch.crew import Crew, Member
+from shoal.launch.crew import Crew, Member, ctrl_c_ignored
 from shoal.launch.drive import drive
 from shoal.launch.join import (
     COLLECTIVES,
@@ -245,6 +246,8 @@ def _run_processes(plan: Plan, listener: Listener) -> Result:
     _check_it_travels(plan)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["shoal.train", *SLOW_IMPORTS, *plan.task.imports])
+    with ctrl_c_ignored():  # for good by the fork server, which inherits it
+        forkserver.ensure_running()
     crew = Crew(plan.workers, listener)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         for rank in range(plan.nodes):

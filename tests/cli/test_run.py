@@ -76,7 +76,7 @@ for t in range(100_000):
             file.write(str(time.time()))
         raise RuntimeError("boom")
 """)
-    result = shoal("run -n 2", path)
+    result = shoal("run -n 2 --quiet", path)
     seconds = time.time() - float((tmp_path / "train.py.time").read_text())
     assert result.exit_code == 1
     assert result.stderr.count("Traceback (most recent call last)") == 1
@@ -94,7 +94,7 @@ for t in range(100_000):
     if t == 5 and attachment.rank == 1:
         sys.exit(3)
 """)
-    result = shoal("run -n 2", path)
+    result = shoal("run -n 2 --quiet", path)
     assert result.exit_code == 1
     assert result.stderr == "shoal: worker 1 failed: it ended with exit code 3\n"
     assert not running(tmp_path)
@@ -168,7 +168,7 @@ for t in range(begin, begin + 5 if begin else 10**9):
     if t == 5:
         print("well under way", flush=True)
 """)
-    line = f"-n 2 --checkpoint {tmp_path}/saved {path}"
+    line = f"-n 2 --quiet --checkpoint {tmp_path}/saved {path}"
     process = subprocess.Popen(
         [*LAUNCH, *line.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

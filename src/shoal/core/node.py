@@ -73,6 +73,7 @@ class Node:
         self.t = 0  # steps done
         self.version = 0  # server: updates applied
         self.merged = 0.0  # samples in the model this node holds, from all workers
+        self.samples_before = 0  # own samples before the checkpoint that this run goes on from
         self.gone: dict[int, str] = {}  # rank -> how it went
         self.working = set(range(workers))  # workers that have not gone
         self.waiting = ""  # for what, while it waits
@@ -327,7 +328,7 @@ class Node:
         self.t = self.meter.steps = numbers["step"]
         self.version, self.merged = numbers["version"], numbers["merged"]
         self._unmerged, self._seen, self._seq = numbers["unmerged"], numbers["seen"], numbers["seq"]
-        self.meter.samples = numbers["samples"]
+        self.meter.samples = self.samples_before = numbers["samples"]
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ class Boundary:
         self._every = every
         self._servers = servers
         self._model = model
-        self._stop_at: int | None = None
+        self._run_to: int | None = None
+        self._final = False
         self._resumed_at: int | None = None
 
     def resume(self, node: Node) -> int | None:
@@ -49,8 +50,7 @@ class Boundary:
         if node.rank >= node.size:
             self._save(node)
             return
-        self._hear(node)
-        stopping = node.t == self._stop_at
+        stopping = self._stops_here(node)
         due = node.t == node.last_step or (self._every is not None and node.t % self._every == 0)
         due = due and node.t not in (0, self._resumed_at)
         if self._checkpoints is not None and (due or stopping):
@@ -60,11 +60,16 @@ class Boundary:
         if stopping:
             raise Interrupted(f"stopped before step {node.t}")
 
-    def _hear(self, node: Node) -> None:
+    def _stops_here(self, node: Node) -> bool:
+        """Pause when the launcher asks to stop, until it knows where all can; whether that is here."""
         order = self._control.heard()
         if order is not None and order["order"] == "stop":
+            self._run_to, self._final = node.t, False
+        while node.t == self._run_to and not self._final:
             self._control.tell("paused", step=node.t)
-            self._stop_at = self._control.await_order()["step"]
+            order = self._control.await_order()
+            self._run_to, self._final = order["step"], order["final"]
+        return node.t == self._run_to
 
     def _save(self, node: Node) -> None:
         if self._checkpoints is not None:

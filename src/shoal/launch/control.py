@@ -1,7 +1,7 @@
 """Control: what a node's process and whoever started it say to each other, as JSON lines on a pipe.
 
 node -> launcher   ready | progress | paused (step) | done (report) | interrupted | failed (text)
-launcher -> node   go | stop | stop at (step)
+launcher -> node   go | stop | run to (step; final: stop there, else pause again)
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ END_SECONDS = 3.0
 
 LOOK_SECONDS = 0.1
 
+NUDGE_SECONDS = 0.3
+"""How long workers that paused wait for the others before one of them is sent on."""
+
 
 class Process(Protocol):
     """What is asked of a process, whichever way it was started."""
@@ -78,6 +81,9 @@ class Crew:
     on_progress: Callable[[dict[str, Any]], None] = lambda event: None
     members: list[Member] = field(default_factory=list)
     _stop_asked: bool = False
+    _next_nudge: float = 0.0
+    _meeting_step: int = 0
+    _stride: int = 1
     _interrupted: bool = False
 
     def see_through(self) -> list[dict[str, Any]]:
@@ -105,6 +111,7 @@ class Crew:
         """Have everyone stop at the same step, with a checkpoint where one was asked for."""
         if not self._stop_asked:
             self._stop_asked = True
+            self._next_nudge = time.monotonic() + NUDGE_SECONDS
             self._order_all({"order": "stop"})
 
     def _await_ready(self) -> None:
@@ -118,18 +125,33 @@ class Crew:
                 raise WorkerFailed(f"{late} did not become ready within {START_SECONDS:g} s")
 
     def _steer(self) -> None:
-        """Once every worker has paused, name the step at which all of them stop."""
-        if not self._stop_asked:
-            return
+        """Bring all workers to the same step, and have them stop there.
+
+        One that was told to stop pauses; another may have begun the next step before it was told, and now
+        wait for the first. So while not all have paused, those that have go on together, further each time.
+        """
         active = [m for m in self.members if not m.ended and m.rank < self.workers]
-        if active and all(m.paused_at is not None for m in active):
+        paused = {m.rank: m.paused_at for m in active if m.paused_at is not None}
+        if not self._stop_asked or not paused:
+            return
+        if len(paused) < len(active) and time.monotonic() > self._next_nudge:
+            self._meeting_step = max(self._meeting_step, *paused.values()) + self._stride
+            self._stride *= 2
+            self._next_nudge = time.monotonic() + NUDGE_SECONDS
+        for m in active:
+            if m.paused_at is not None and m.paused_at < self._meeting_step:
+                self._send_on(m, self._meeting_step, final=False)
+        if all(m.paused_at is not None for m in active):
             finished = (
                 len(active) < self.workers
             )  # too late for a whole checkpoint: let the others finish too
-            step = None if finished else max(m.paused_at or 0 for m in active)
+            step = None if finished else max(paused.values())
             for m in active:
-                m.paused_at = None
-                self._order(m, {"order": "stop at", "step": step})
+                self._send_on(m, step, final=True)
+
+    def _send_on(self, member: Member, step: int | None, *, final: bool) -> None:
+        member.paused_at = None
+        self._order(member, {"order": "run to", "step": step, "final": final})
 
     def _listen(self) -> None:
         """Take in what members say, and notice those that died."""
@@ -227,3 +249,16 @@ class Crew:
         finally:
             for s, old in before.items():
                 signal.signal(s, old)
+
+
+@contextmanager
+def ctrl_c_ignored() -> Iterator[None]:
+    """What is started meanwhile ignores Ctrl-C, which is meant for the launcher."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

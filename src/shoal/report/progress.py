@@ -103,7 +103,7 @@ class Progress:
         """The whole run in a line: the slowest worker's step, the mean loss, the sum of the speeds."""
         workers = [event for (role, _), event in self._nodes.items() if role == "worker"]
         if not workers:
-            return f"{self._title}: no worker has reported yet"
+            return f"{self._title}: starting"
         slowest = min(workers, key=lambda event: int(event.get("step") or 0))
         losses = [loss for event in workers if (loss := finite(event.get("loss"))) is not None]
         speed = sum(finite(event.get("samples_per_second")) or 0.0 for event in workers)
@@ -139,7 +139,7 @@ class Progress:
             "server" if role == "server" and self._counts["server"] <= 1 else f"{role} {max(rank, 0)}"
         )
         if event is None:
-            return [name, Text("not heard of yet", "dim"), "", "", "", "", ""]
+            return [name, Text("starting", "dim"), "", "", "", "", ""]
         steps = event.get("steps")
         done = float(event.get("step") or 0)
         bar = ProgressBar(total=float(steps), completed=done, width=BAR_WIDTH) if steps else ""

@@ -10,7 +10,7 @@ from math import inf
 
 from shoal.core.seeds import derive
 
-_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TIME = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}  # in a second: dividing by these is exact
 _BIT_RATE = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _BYTE_RATE = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 
@@ -31,7 +31,7 @@ def seconds(text: str) -> float:
     value, unit = quantity(text)
     if unit not in _TIME:
         raise ValueError(f"{text!r} is not a duration; write it as 20ms, 100us or 1.5s")
-    return value * _TIME[unit]
+    return value / _TIME[unit]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Network:
         for part in text.split(","):
             value, unit = quantity(part)
             if unit in _TIME:
-                latency = value * _TIME[unit]
+                latency = value / _TIME[unit]
             elif unit in _BIT_RATE:
                 bandwidth = value * _BIT_RATE[unit] / 8
             elif unit in _BYTE_RATE:
