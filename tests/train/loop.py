@@ -17,10 +17,11 @@ parser.add_argument("--strategy-in-code", default=None)
 parser.add_argument("--raise-at", type=int, nargs=2, default=(-1, -1))
 parser.add_argument("--leave-at", type=int, nargs=2, default=(-1, -1))
 parser.add_argument("--ddp", action="store_true")
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(args.device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=args.momentum)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
 
@@ -39,6 +40,7 @@ for step in range(args.steps):
         os._exit(7)
     draw = stream(step, "batch", rank)
     x, y = torch.randn(8, 8, generator=draw), torch.randint(3, (8,), generator=draw)
+    x, y = x.to(args.device), y.to(args.device)
     optimizer.zero_grad()
     F.cross_entropy(net(x), y).backward()
     optimizer.step()
@@ -48,5 +50,5 @@ if args.ddp:
     torch.distributed.destroy_process_group()
 else:
     training.finish()
-flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
 print(f"weights {flat.numpy().tobytes().hex()}")

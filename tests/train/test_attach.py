@@ -211,6 +211,20 @@ def test_finish_gives_every_worker_the_trained_model(strategy, options):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+@pytest.mark.parametrize("transport", ["processes", "gloo"])
+@pytest.mark.parametrize("strategy", [word for word in STRATEGIES if word != "single"])
+def test_a_model_on_a_gpu_trains_as_on_the_cpu(strategy, transport):
+    """Tolerance: a GPU rounds its sums otherwise; with a server the order of updates is never the same twice."""
+    there, here = (
+        final_weights(run_loop("--device", device, strategy=strategy, transport=transport)[0])
+        for device in ("cuda", "cpu")
+    )
+    tolerance = 0.2 if STRATEGIES.make(strategy).servers else 1e-4
+    torch.testing.assert_close(there, here, rtol=0, atol=tolerance)
+
+
+@pytest.mark.slow
 def test_a_script_that_raises_in_one_worker_is_reported_once_and_stops_all():
     with pytest.raises(shoal.WorkerFailed, match="worker 1 failed: RuntimeError: the cat") as caught:
         run_loop("--raise-at", "1", "10", workers=3)
