@@ -2,10 +2,11 @@
 
 import pytest
 
+import shoal
 from shoal.codecs import CODECS
 from shoal.sim import Compute, Network
 from shoal.strategies import STRATEGIES
-from shoal.testing.problems import Quadratic, simulate
+from shoal.testing import Quadratic, blobs, simulate
 
 PERIODIC = ("local", "bmuf", "diloco", "easgd", "eamsgd")
 
@@ -30,3 +31,11 @@ def test_every_strategy_descends_with_every_codec(word, codec):
 def test_a_run_is_repeated_bit_for_bit(word):
     rough = {"compute": Compute(1.0, jitter=0.3), "network": Network.parse("1Mbit,20ms,1%"), "steps": 20}
     assert run(word, **rough).digest() == run(word, **rough).digest()
+
+
+@pytest.mark.slow
+def test_real_processes_agree_with_virtual_time():
+    real = shoal.run(blobs(), shoal.BMUF(period=4), workers=2, epochs=2)
+    virtual = shoal.run(blobs(), shoal.BMUF(period=4), workers=2, epochs=2, transport="sim")
+    assert real.test_loss == virtual.test_loss
+    assert real.bytes_sent == virtual.bytes_sent

@@ -510,3 +510,14 @@ def test_a_loaded_state_belongs_to_its_reader_and_is_left_as_it_was():
         assert torch.equal(state["x"], before[rank]["x"])
         for key, memory in state["codec"].items():
             assert torch.equal(memory["left"], before[rank]["codec"][key]["left"]), key
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_averaged_in_single_precision(dtype):
+    """1,001 samples of 40 and 1 of 20: neither the count nor the sum fits a half."""
+    problem = Slope(gradients=[40.0, 20.0], counts=[1001, 1])
+    run = Simulation(
+        Sync(), lambda rank: problem.replica(rank, torch.zeros(3, dtype=dtype)), workers=2, steps=1
+    ).run()
+    expected = torch.tensor(-(1001 * 40 + 20) / 1002).to(dtype)
+    assert all((run.worker(rank).x == expected).all() for rank in range(2))

@@ -16,8 +16,9 @@ async def native(node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
 
     The weight travels as one more element, so that one all-reduce does it all.
     """
-    packed = torch.empty(v.numel() + 1, dtype=v.dtype, device=v.device)
-    torch.mul(v, weight, out=packed[:-1])
+    wide = torch.promote_types(v.dtype, torch.float32)  # half precision could hold neither count nor sum
+    packed = torch.empty(v.numel() + 1, dtype=wide, device=v.device)
+    torch.mul(v.to(wide), weight, out=packed[:-1])
     packed[-1] = weight
     began = node.transport.now()
     sent = await cast(AllReduces, node.transport).all_reduce(packed, node.timeout)
@@ -25,4 +26,5 @@ async def native(node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
     node.meter.bytes_sent += sent
     node.meter.bytes_received += sent
     total = float(packed[-1])
-    return (packed[:-1].div_(total) if total else packed[:-1]), total
+    average = packed[:-1].div_(total) if total else packed[:-1]
+    return average.to(v.dtype), total

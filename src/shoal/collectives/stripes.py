@@ -47,7 +47,7 @@ async def stripes(node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
 
 async def _merge(node: Node, own: Tensor, weight: float) -> tuple[Tensor, float]:
     """Average the stripe this worker merges, its own part included."""
-    total, acc = 0.0, torch.zeros_like(own)
+    total, acc = 0.0, torch.zeros_like(own, dtype=torch.promote_types(own.dtype, torch.float32))
     for k in range(node.size):  # rank order, so every transport rounds alike
         if k == node.rank:
             part, count = own, weight
@@ -56,4 +56,4 @@ async def _merge(node: Node, own: Tensor, weight: float) -> tuple[Tensor, float]
             part, count = node.decode(m.parts, own.numel()), m.count
         acc.add_(part, alpha=count)
         total += count
-    return (acc.div_(total) if total else acc), total
+    return (acc.div_(total) if total else acc).to(own.dtype), total
