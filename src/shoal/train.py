@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -66,6 +67,7 @@ class Plan:
     transport: str = "processes"
     collective: str = "auto"
     timeout: float = 300.0
+    threads: int | None = None
     checkpoint: str | None = None
     every: int | None = None
 
@@ -74,6 +76,8 @@ class Plan:
             raise ValueError(f"workers={self.workers}: a run needs at least 1 worker")
         if self.epochs < 1:
             raise ValueError(f"epochs={self.epochs}: a run needs at least 1 epoch")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads}: a process computes with at least 1 thread")
         if self.every is not None and self.checkpoint is None:
             raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
         check_word("transport", self.transport, TRANSPORTS)
@@ -84,6 +88,12 @@ class Plan:
     def nodes(self) -> int:
         """Processes in all, servers included."""
         return self.workers + self.strategy.servers
+
+    @property
+    def threads_each(self) -> int:
+        """Torch threads of each process: its share of this host's cores, or 1 in virtual time."""
+        shared_out = 1 if self.transport == "sim" else local_threads(self.nodes)
+        return shared_out if self.threads is None else self.threads
 
     def steps(self, data: Data) -> int:
         """Steps that every worker takes."""
@@ -108,6 +118,7 @@ class Plan:
             "transport": self.transport,
             "collective": self.collective,
             "timeout": self.timeout,
+            "threads": self.threads_each,
         }
 
     def boundary(self, control: Control, model: nn.Module) -> Boundary:
@@ -143,6 +154,7 @@ def run(
     compute: Compute | None = None,
     faults: Faults | None = None,
     timeout: float = 300.0,
+    threads: int | None = None,
     checkpoint: str | Path | None = None,
     every: int | None = None,
     on_progress: Listener | None = None,
@@ -151,7 +163,8 @@ def run(
 
     `transport` is "processes", "gloo" or "sim"; `network`, `compute` and `faults` belong to "sim".
     `batch` samples a worker and step. A checkpoint folder that holds a checkpoint of this run is resumed.
-    A node that hears nothing for `timeout` seconds gives up, naming whom it waited for.
+    A node that hears nothing for `timeout` seconds gives up, naming whom it waited for. Each process gets its
+    share of the host's cores unless `threads` says otherwise.
     Raises WorkerFailed with the traceback of a worker that raised, and Interrupted after Ctrl-C.
     """
     chosen = TASKS.make(task) if isinstance(task, str) else task
@@ -167,6 +180,7 @@ def run(
         transport=transport,
         collective=collective,
         timeout=timeout,
+        threads=threads,
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,
     )
@@ -215,15 +229,27 @@ def _simulate(
         boundary.resume(node)
     result_node = simulation.nodes[holder(plan.strategy, plan.workers)]
     curve.begin(result_node)
-    simulation.run()
-    curve.end(result_node)
-    points = curve.evaluate(model, plan.task, data)
+    with _threads(plan.threads_each):
+        simulation.run()
+        curve.end(result_node)
+        points = curve.evaluate(model, plan.task, data)
     _keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[result_node.rank]["curve"] = points
     config = {**plan.config(), "network": asdict(network), "compute": asdict(compute)}
     config["network"]["links"] = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
     return summarise(config, reports, model, digest=simulation.digest())
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Compute with so many threads for a while: small models are slower on many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Ticker(Instrument):
@@ -280,7 +306,7 @@ def _node_process(plan: Plan, rank: int, connection: Connection, folder: str) ->
     leave_with_parent()
     control = Control(connection)
     try:
-        torch.set_num_threads(local_threads(plan.nodes))
+        torch.set_num_threads(plan.threads_each)
         control.tell("done", **_live(plan, rank, control, folder))
     except Interrupted:
         control.tell("interrupted")

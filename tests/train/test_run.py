@@ -121,6 +121,7 @@ def test_what_cannot_be_trained_gets_one_sentence(task, sentence):
         ({"transport": "process"}, "unknown transport 'process'. Did you mean 'processes'?"),
         ({"collective": "strips"}, "unknown collective 'strips'. Did you mean 'stripes'?"),
         ({"batch": 0}, "batch=0"),
+        ({"threads": 0}, "threads=0"),
         ({"lr": -1.0}, "lr=-1.0"),
         ({"every": 5}, "say where with checkpoint=DIR"),
         ({"strategy": "single", "workers": 2}, "Single runs on 1 worker, not on 2"),

@@ -20,6 +20,7 @@ from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.strategy import Strategy
 from shoal.core.task import Task
+from shoal.launch.join import local_threads
 from shoal.report import Progress
 from shoal.sim import Compute, Network
 from shoal.strategies import STRATEGIES
@@ -69,6 +70,13 @@ def compare(
             rich_help_panel="Virtual time",
         ),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Torch threads of each process, in every run alike.",
+            show_default="the cores, shared out among the workers",
+        ),
+    ] = None,
     timeout: Timeout = 300.0,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
@@ -91,6 +99,7 @@ def compare(
         "transport": "sim" if sim else transport,
         "collective": collective,
         "timeout": timeout,
+        "threads": threads if threads or sim or transport == "sim" else local_threads(workers),
         "every": every,
     }
     chosen = make_strategies(strategies, ctx.meta[DOTTED])

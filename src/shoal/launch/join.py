@@ -69,4 +69,4 @@ def choose_mean(collective: str, transport: Transport, codec: Codec) -> Mean:
 def local_threads(nodes: int) -> int:
     """Threads for each of so many processes on this host, so that they do not fight for its cores."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, available // nodes)
+    return max(1, available // max(1, nodes))
