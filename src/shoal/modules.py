@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.core.node import Node
 from shoal.core.replica import Gradient
 from shoal.core.seeds import derive, stream
 from shoal.core.task import Data, Task
@@ -149,6 +150,11 @@ def build_replica(
     """The replica of one worker, with a copy of `model`."""
     batches = Batches(data.x, data.y, batch=task.batch, rank=rank, workers=workers, seed=seed)
     return ModuleReplica(task, copy.deepcopy(model), batches, derive(seed, "noise", rank))
+
+
+def module_of(node: Node, other: nn.Module) -> nn.Module:
+    """The module that a node trains, with its buffers; `other` for a server, which trains none."""
+    return node.replica.model if isinstance(node.replica, ModuleReplica) else other
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ from shoal.launch.join import (
     file_store,
     local_threads,
 )
-from shoal.modules import build_model, build_replica, steps_per_epoch
+from shoal.modules import build_model, build_replica, module_of, steps_per_epoch
 from shoal.result import Result, report, summarise
 from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.strategies import STRATEGIES
@@ -134,8 +134,9 @@ class Plan:
         """The solution under the model's own names, at the node that holds it."""
         if not holds_solution(self.strategy, node):
             return None
-        _, layout = trainable(model)
-        return {**model.state_dict(), **layout.split(self.strategy.solution(node))}
+        module = module_of(node, model)
+        _, layout = trainable(module)
+        return {**module.state_dict(), **layout.split(self.strategy.solution(node))}
 
 
 def run(
@@ -232,6 +233,7 @@ def _simulate(
     with _threads(plan.threads_each):
         simulation.run()
         curve.end(result_node)
+        model = module_of(result_node, model)
         points = curve.evaluate(model, plan.task, data)
     _keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
@@ -336,6 +338,7 @@ def _live(plan: Plan, rank: int, control: Control, folder: str) -> dict[str, Any
     curve.end(node)
     drive(node.transport.close())  # not after a failure: to vanish is what tells the others
     if holds_solution(plan.strategy, node):
+        model = module_of(node, model)
         outcome["curve"] = curve.evaluate(model, plan.task, data)
         save_model(Path(folder) / "model.safetensors", model.state_dict())
     return outcome

@@ -85,3 +85,11 @@ def split_over_devices() -> nn.Module:
 
 def on_two_devices() -> Task:
     return replace(blobs(), model=split_over_devices)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def with_batch_norm() -> Task:
+    return replace(blobs(), model=normalised)

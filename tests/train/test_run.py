@@ -138,3 +138,11 @@ def test_wrong_arguments_get_one_sentence_before_anything_starts(options, senten
 def test_a_task_that_cannot_travel_is_refused_before_anything_starts():
     with pytest.raises(ValueError, match="cannot be handed to worker processes"):
         shoal.run(replace(blobs(), model=lambda: torch.nn.Linear(8, 3)), "sync", workers=2)
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_batch_norm_is_tested_with_the_statistics_that_were_learnt(name):
+    result = shoal.run(sabotage.with_batch_norm(), SYNCHRONOUS[name], workers=2, epochs=3, transport="sim")
+    assert result.model is not None
+    assert result.model[1].num_batches_tracked > 0
+    assert result.test_accuracy > 75
