@@ -366,8 +366,9 @@ class AttachedReplica:
         return {"optimizer": self._optimizer.state_dict(), "noise": torch.get_rng_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
-        self._optimizer.load_state_dict(state["optimizer"])
+        """Go on from where `state_dict` was taken; rates are the schedule's business, which starts over."""
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         torch.set_rng_state(state["noise"])
 
 

@@ -116,6 +116,14 @@ def test_virtual_time_has_a_network_even_if_none_is_named(shoal, calls):
     assert calls[0]["compute"] == Compute.parse("20ms")
 
 
+def test_a_period_too_long_for_the_run_is_pointed_out(shoal, calls):
+    result = shoal("compare --strategies local,bmuf")  # 60 steps
+    assert (
+        result.stderr
+        == "note: bmuf merges every 50 steps, but each worker takes only 60; try --strategy.period 6\n"
+    )
+
+
 def test_a_failure_stops_it_but_loses_nothing(shoal, calls, tmp_path):
     calls.problem = WorkerFailed("worker 1 failed: boom", "Traceback")
     file = tmp_path / "out.json"

@@ -51,7 +51,7 @@ def test_an_unknown_option_names_the_nearest():
 
 
 def test_an_option_of_a_thing_without_options_says_so():
-    with pytest.raises(ValueError, match=r"strategy 'sync' has no option 'period'\. It has none\."):
+    with pytest.raises(ValueError, match=r"strategy 'sync' has no option 'period'\. Known: none\."):
         STRATEGIES.make("sync", period=3)
 
 

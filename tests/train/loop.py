@@ -50,5 +50,7 @@ if args.ddp:
     torch.distributed.destroy_process_group()
 else:
     training.finish()
+if "LOCAL_RANK" in os.environ and rank > 0:
+    raise SystemExit  # torchrun mixes the lines of its processes
 flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
 print(f"weights {flat.numpy().tobytes().hex()}")

@@ -281,3 +281,24 @@ def test_a_loader_with_a_sampler_of_its_own_is_dealt_out_batch_by_batch(monkeypa
     monkeypatch.setattr("shoal.sharding._workers", lambda: 3)
     monkeypatch.setattr("shoal.sharding._rank", lambda: 1)
     assert [batch.tolist() for (batch,) in shoal.shard(loader)] == [batches[1], batches[4], batches[7]]
+
+
+# -- what the loop may do --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_may_be_set_to_zero_or_to_none(set_to_none):
+    model, xs, ys = model_and_data()
+    plain = copy.deepcopy(model)
+
+    def loop(model, optimizer):
+        for x, y in zip(xs, ys, strict=True):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    loop(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with shoal.attach(model, optimizer):
+        loop(model, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))

@@ -174,7 +174,11 @@ def check(plans: Sequence[Plan]) -> None:
             Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).latest()
     data = plans[0].task.data()  # also fetches it, once for all runs
     for plan in plans:
-        plan.steps(data)
+        steps, period = plan.steps(data), getattr(plan.strategy, "period", 0)
+        if 2 * period > steps:
+            word = STRATEGIES.name_of(plan.strategy)
+            note = f"{word} merges every {period} steps, but each worker takes only {steps}"
+            typer.echo(f"note: {note}; try --strategy.period {max(1, steps // 10)}", err=True)
 
 
 # -- the runs ----------------------------------------------------------------------------------------

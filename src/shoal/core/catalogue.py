@@ -75,7 +75,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A sentence that suggests the nearest known name, or lists them all."""
     names = list(known)
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
-    listing = f"Known: {', '.join(names)}." if names else "It has none."
+    listing = f"Known: {', '.join(names) or 'none'}."
     return f"Did you mean {close[0]!r}? {listing}" if close else listing
 
 

@@ -67,8 +67,11 @@ class Flat:
 
     def gradient(self, out: Tensor) -> Tensor:
         """Copy the gradients that back-propagation left into `out`; a parameter without one has zeros."""
-        pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        torch.cat([piece.reshape(-1) for piece in pieces], out=out)
+        for p, view in zip(self.parameters, self.layout.split(out).values(), strict=True):
+            if p.grad is None:
+                view.zero_()
+            elif p.grad.data_ptr() != view.data_ptr():  # else it was accumulated there
+                view.copy_(p.grad)
         return out
 
     def set_gradient(self, g: Tensor) -> None:

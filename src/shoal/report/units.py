@@ -45,7 +45,7 @@ def seconds_text(value: Any) -> str:
     if seconds is None:
         return MISSING
     if seconds != 0 and abs(seconds) < 0.995:
-        return f"{seconds:.3g}"
+        return f"{seconds:#.3g}"
     return _three_digits(seconds)
 
 
