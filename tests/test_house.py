@@ -25,7 +25,7 @@ HOUSE = Path(__file__).parent.parent / "src" / "shoal"
 FRONT = "__init__"  # the room of shoal/__init__.py itself
 
 _PARTS = {"core", "codecs", "collectives", "topologies", "strategies", "sim", "transports"}
-_MADE = _PARTS | {"tasks", "checkpoint", "modules", "curve", "result"}
+_MADE = _PARTS | {"tasks", "checkpoint", "modules", "user_loop", "curve", "result"}
 _STARTED = _MADE | {"launch"}
 _WHOLE = _STARTED | {"train", "attachment", "sharding", "script"}
 
@@ -40,6 +40,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import
     "tasks": _PARTS,
     "checkpoint": _PARTS,
     "modules": _PARTS,
+    "user_loop": _PARTS | {"modules"},
     "curve": _PARTS | {"modules"},
     "result": {"core"},
     "launch": _MADE,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import atexit
 import sys
-import time
 import types
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,29 +14,27 @@ from torch import Tensor, nn
 from shoal.checkpoint import Checkpoints
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
-from shoal.core.errors import Diverged
+from shoal.core.instrument import Meter
 from shoal.core.node import Node, NoMoreSteps
-from shoal.core.replica import Gradient, Parameters
+from shoal.core.replica import Parameters
 from shoal.core.strategy import Strategy
 from shoal.core.transport import Message
-from shoal.core.vector import Flat
+from shoal.core.vector import named_weights
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_mean, connect
-from shoal.modules import reset_momentum
 from shoal.result import report
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
-
-LOOK_SECONDS = 1.0
-"""How often a gradient is checked to be finite: once a step would cost a pass over memory."""
+from shoal.user_loop import AttachedReplica
 
 AMP = "_step_supports_amp_scaling"
 """How torch.amp.GradScaler knows an optimizer that deals with scaled gradients itself."""
 
 _current: Attachment | None = None
+_was_launched = False
 
 
 def attach(
@@ -53,10 +50,13 @@ def attach(
     started by plain `python` is one worker. The copies start from worker 0's weights. In a process that
     serves as the strategy's server this call serves, and ends the process when training is over.
     """
-    global _current
+    global _current, _was_launched
     if _current is not None:
         raise ValueError("attach() was called before; call finish() on what it returned first")
+    if _was_launched:
+        raise ValueError("attach() was called before: a process takes part in a run once")
     place = Place.find()
+    _was_launched = bool(place.launched)
     chosen = _choose_strategy(place, strategy)
     named = codec if place.codec is None else place.codec
     coder = named if isinstance(named, Codec) else CODECS.make(named or "none")
@@ -76,6 +76,8 @@ def current() -> Attachment | None:
 
 def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
     if place.launched == "":
+        if isinstance(given, str):
+            STRATEGIES.make(given)  # a word with a slip is found by the first trial, not by the first launch
         return Single()
     if place.strategy is not None:
         chosen = STRATEGIES.make(place.strategy, **place.strategy_options)
@@ -126,7 +128,7 @@ class Attachment:
             place.nodes,
             place.open_store() if place.nodes > 1 else None,
             workers=workers,
-            vector_bytes=x.numel() * x.element_size(),
+            vector_bytes=max(t.numel() * t.element_size() for t in (x, *self._others())),
             timeout=place.timeout,
         )
         self._boundary = self._make_boundary(place, codec, workers)
@@ -141,10 +143,12 @@ class Attachment:
             observers=(Reporter(self._control),),
         )
         drive(self._same_start())
+        self.node.meter = Meter()  # the run begins now
         self.resumed_from = self._boundary.resume(self.node)  # step, or None
-        self._batches_to_skip = self.resumed_from or 0
+        self._batches_to_skip = self._replica.batches
+        self._first_shard: object = None
         self._control.tell("ready")
-        self._control.await_order()
+        self._control.await_go()
         self._began = transport.now()
         self._life = strategy.live(self.node)
         self._finished = False
@@ -163,8 +167,18 @@ class Attachment:
         return self.node.size
 
     def saw(self, samples: int) -> None:
-        """Say how many samples the next step is about: its weight in averages. `shard` does this for you."""
-        self._replica.samples = samples
+        """Say that the next step is about so many more samples: its weight in averages. `shard` does so."""
+        self._replica.samples += samples
+
+    def hand_out(self, samples: int) -> None:
+        """Note a batch that `shard` gave to the loop, so that a resumed run passes over it."""
+        self._replica.batches += 1
+        self.saw(samples)
+
+    def leads(self, shard: object) -> bool:
+        """Whether this is the shard that was iterated first: the training data, whose batches are counted."""
+        self._first_shard = self._first_shard or shard
+        return self._first_shard is shard
 
     def skip_batches(self, most: int) -> int:
         """How many of the next `most` batches a resumed run has done already; they count as skipped then."""
@@ -247,20 +261,28 @@ class Attachment:
         except StopIteration:
             self._finished = True
 
+    def _others(self) -> list[Tensor]:
+        """What the model holds besides its trainable parameters: frozen ones and buffers."""
+        frozen = [p.detach() for p in self._model.parameters() if not p.requires_grad]
+        return [*frozen, *self._model.buffers()]
+
     async def _same_start(self) -> None:
-        """Everyone takes worker 0's weights."""
+        """Everyone takes worker 0's weights, frozen ones and buffers included."""
         node = self.node
-        if node.rank == 0:
-            for rank in range(1, node.transport.size):
-                await node.send(rank, Message("start", (node.x,)))
-        else:
+        for mine in (node.x, *self._others()):
+            flat = mine.detach().reshape(-1)
+            travels = flat.to(torch.uint8) if mine.dtype == torch.bool else flat
+            if node.rank == 0:
+                for rank in range(1, node.transport.size):
+                    await node.send(rank, Message("start", (travels,)))
+                continue
             start = (await node.recv("start", src=0)).body
-            if start.numel() != node.x.numel():
+            if start.numel() != mine.numel() or start.dtype != travels.dtype:
                 raise ValueError(
-                    f"worker 0's model has {start.numel():,} trainable parameters, {node.name}'s has "
-                    f"{node.x.numel():,}; all processes must build the same model"
+                    f"worker 0 has {start.numel():,} numbers where {node.name} has {mine.numel():,}; "
+                    "all processes must build the same model"
                 )
-            node.x.copy_(start)
+            mine.copy_(start.view(mine.shape))
 
     def _make_boundary(self, place: Place, codec: Codec, workers: int) -> Boundary:
         saved = None
@@ -276,11 +298,7 @@ class Attachment:
 
     def _weights(self, node: Node) -> Mapping[str, Tensor] | None:
         holds = node.rank == (node.size if self._strategy.servers else 0)
-        return (
-            {**self._model.state_dict(), **self._replica.named(self._strategy.solution(node))}
-            if holds
-            else None
-        )
+        return named_weights(self._model, self._strategy.solution(node)) if holds else None
 
     def _close(self) -> None:
         node = self.node
@@ -289,89 +307,3 @@ class Attachment:
         if node.rank < node.size:
             self._give_back()
         self._control.tell("done", **report(node, seconds))
-
-
-class AttachedReplica:
-    """A replica whose gradients come from the user's own `loss.backward()`."""
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._flat = Flat(model)
-        self._optimizer = optimizer
-        self.x = self._flat.x
-        self.samples = 1
-        self.loss: float | None = None
-        self.original_step: Callable[[], Any] = optimizer.step
-        self._g = torch.empty_like(self.x)
-        self._overflowed = False
-        self._next_look = 0.0
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in held for p in self._flat.parameters):
-            raise ValueError(
-                "the optimizer holds none of the model's parameters; build it from model.parameters()"
-            )
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the first parameter group, as schedulers have left it."""
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    async def gradient(self) -> Gradient:
-        """What back-propagation left when the user calls `optimizer.step()`."""
-        await _until_step_is_called()
-        self._flat.check_still_bound()
-        g = self._flat.gradient(self._g)
-        self._undo_scaling(g)
-        if self._overflowed:  # this worker's gradient counts for nothing; the others' still do
-            return Gradient(g.zero_(), 0, self.loss)
-        self._check_finite(g)
-        return Gradient(g, self.samples, self.loss)
-
-    def _undo_scaling(self, g: Tensor) -> None:
-        """Divide by what GradScaler multiplied with, and see whether it found an overflow."""
-        optimizer: Any = self._optimizer
-        scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        if scale is not None:
-            g.div_(scale)
-        self._overflowed = overflow is not None and bool(overflow)
-        if overflow is not None:
-            optimizer.grad_scale = optimizer.found_inf = None  # dealt with: its own step must not do it again
-
-    def _check_finite(self, g: Tensor) -> None:
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + LOOK_SECONDS
-        if not bool(torch.isfinite(g.sum())):
-            raise Diverged(
-                f"the gradient is not finite any more. Try a smaller learning rate (it is {self.lr:g}), "
-                "gradient clipping, or look for inputs that are not finite."
-            )
-
-    def descend(self, g: Tensor) -> None:
-        """The user's own optimizer step, skipped where mixed precision overflowed everywhere."""
-        if self._overflowed and not g.any():
-            return
-        self._flat.set_gradient(g)
-        self.original_step()
-
-    def reset_momentum(self) -> None:
-        """Zero the velocity of SGD with momentum."""
-        reset_momentum(self._optimizer)
-
-    def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """A flat vector by the model's own parameter names."""
-        return self._flat.layout.split(vector)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer, and torch's own random stream."""
-        return {"optimizer": self._optimizer.state_dict(), "noise": torch.get_rng_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken; rates are the schedule's business, which starts over."""
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        torch.set_rng_state(state["noise"])
-
-
-@types.coroutine
-def _until_step_is_called() -> Generator[None, None, None]:
-    yield

@@ -43,6 +43,7 @@ class Checkpoints:
         """Write the state of `node` before its next step, and the model where this node holds it."""
         step = self._step_folder(node.t)
         step.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _sync(self.folder)
         tensors: dict[str, Tensor] = {}
         tree = _plant(node.state_dict(), tensors, "state")
         files = {f"{_role(node)}.safetensors": save_tensors(tensors)}
@@ -113,11 +114,13 @@ class Checkpoints:
             return None
         return record if whole else None
 
+    def _is_complete(self, step: int) -> bool:
+        """Whether every node has written its state; whether it is undamaged is seen when it is loaded."""
+        return len(list(self._step_folder(step).glob("*.json"))) == self._nodes
+
     def _prune(self) -> None:
         """Remove what is older than the newest `keep` whole steps."""
-        whole = [
-            step for step in sorted(self._steps(), reverse=True) if len(self._records(step)) == self._nodes
-        ]
+        whole = [step for step in sorted(self._steps(), reverse=True) if self._is_complete(step)]
         if len(whole) > self._keep:
             oldest_kept = whole[self._keep - 1]
             for step in self._steps():
@@ -138,11 +141,16 @@ def _write(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Have the disk remember which files a folder holds."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _plant(value: Any, tensors: dict[str, Tensor], path: str) -> Any:

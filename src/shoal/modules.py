@@ -160,14 +160,16 @@ def module_of(node: Node, other: nn.Module) -> nn.Module:
 @torch.no_grad()
 def evaluate(model: nn.Module, task: Task, data: Data) -> tuple[float, float | None]:
     """Mean test loss, and the percentage of right classes where labels are classes."""
+    if len(data.test_y) == 0:
+        return float("nan"), None
     was_training = model.training
     model.eval()
-    loss, right = 0.0, 0
+    loss, right, classes = 0.0, 0, False
     for x, y in zip(torch.split(data.test_x, 1000), torch.split(data.test_y, 1000), strict=True):
         out = model(x)
         loss += float(task.loss(out, y)) * len(y)
-        if not y.is_floating_point():
-            right += int((out.argmax(dim=1) == y).sum())
+        classes = out.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
+        right += int((out.argmax(dim=1) == y).sum()) if classes else 0
     model.train(was_training)
     samples = len(data.test_y)
-    return loss / samples, None if data.test_y.is_floating_point() else 100.0 * right / samples
+    return loss / samples, 100.0 * right / samples if classes else None

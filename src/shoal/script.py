@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Pipe
@@ -23,7 +22,7 @@ import torch
 from shoal.attachment import current
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.strategy import Strategy
-from shoal.launch.control import leave_with_parent
+from shoal.launch.control import leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Member
 from shoal.launch.environment import Place
 from shoal.launch.join import local_threads
@@ -55,7 +54,7 @@ def run_script(
     if strategy is not None:
         strategy.check(workers)
     nodes = workers + (strategy.servers if strategy is not None else 0)
-    crew = Crew(workers, on_progress)
+    crew = Crew(workers, on_progress, start_seconds=place.timeout)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         shared = replace(place, nodes=nodes, launched="shoal", store=folder)
         for rank in range(nodes):
@@ -157,8 +156,8 @@ def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None
     except ShoalError:
         raise
     except Exception as error:
-        text = _traceback(error, skip_frames=5)
-        raise WorkerFailed(f"worker {place.rank} failed: {type(error).__name__}: {error}", text) from error
+        what = f"worker {place.rank} failed: {type(error).__name__}: {error}"
+        raise WorkerFailed(what, users_traceback(error)) from error
 
 
 def main() -> None:
@@ -175,7 +174,7 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        control.tell_failure(error, skip_frames=5)
+        control.tell_failure(error)
         os._exit(1)  # peers must not wait for an orderly goodbye
 
 
@@ -194,13 +193,6 @@ def _run_to_its_end(script: str) -> None:
     except BaseException as error:
         sys.last_value = error  # as an uncaught one would be: an attachment that finds it does not finish
         raise
-
-
-def _traceback(error: BaseException, skip_frames: int) -> str:
-    frames = error.__traceback__
-    for _ in range(skip_frames):
-        frames = frames.tb_next if frames is not None else None
-    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,11 @@ class Shard:
         self._loader = loader
         self._seed = seed
         self._epoch = 0
-        ordinary = type(loader.sampler) in (RandomSampler, SequentialSampler)
+        ordinary = type(loader.sampler) is SequentialSampler or (
+            type(loader.sampler) is RandomSampler
+            and not loader.sampler.replacement
+            and loader.sampler.num_samples == len(cast(Sized, loader.dataset))
+        )
         self._by_sample = ordinary and loader.batch_size is not None
 
     def __len__(self) -> int:
@@ -47,12 +51,13 @@ class Shard:
 
     def __iter__(self) -> Iterator[Any]:
         attachment = current()
-        skip = attachment.skip_batches(len(self)) if attachment is not None and attachment.resumed_from else 0
+        leads = attachment is not None and attachment.leads(self)
+        skip = attachment.skip_batches(len(self)) if attachment is not None and leads else 0
         batches = self._own_samples(skip) if self._by_sample else self._own_batches(skip)
         self._epoch += 1
         for batch in batches:
-            if attachment is not None:
-                attachment.saw(_samples(batch))
+            if attachment is not None and leads:
+                attachment.hand_out(_samples(batch))
             yield batch
 
     def _own_samples(self, skip: int) -> Iterator[Any]:
@@ -77,6 +82,7 @@ class Shard:
             worker_init_fn=old.worker_init_fn,
             multiprocessing_context=old.multiprocessing_context,
             prefetch_factor=old.prefetch_factor,
+            generator=stream(self._seed, "loader", self._epoch),  # else it would draw from torch's own
         )
         return iter(loader)
 

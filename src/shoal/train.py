@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from shoal.checkpoint import Checkpoints, load_model, save_model
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
-from shoal.core.errors import Interrupted
+from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.instrument import Instrument
 from shoal.core.node import Node
 from shoal.core.replica import Parameters, Replica
 from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
-from shoal.core.vector import Flat, trainable
+from shoal.core.vector import Flat, named_weights
 from shoal.curve import Curve, holder, holds_solution
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import PROGRESS_SECONDS, Control, Reporter, leave_with_parent, progress
@@ -82,6 +82,10 @@ class Plan:
             raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
         check_word("transport", self.transport, TRANSPORTS)
         check_word("collective", self.collective, COLLECTIVES)
+        if self.collective == "native" and not (self.transport == "gloo" and self.codec.exact):
+            raise ValueError(
+                "collective 'native' needs transport 'gloo' and no codec; take 'auto' or 'stripes'"
+            )
         self.strategy.check(self.workers)
 
     @property
@@ -134,9 +138,7 @@ class Plan:
         """The solution under the model's own names, at the node that holds it."""
         if not holds_solution(self.strategy, node):
             return None
-        module = module_of(node, model)
-        _, layout = trainable(module)
-        return {**module.state_dict(), **layout.split(self.strategy.solution(node))}
+        return named_weights(module_of(node, model), self.strategy.solution(node))
 
 
 def run(
@@ -166,7 +168,7 @@ def run(
     `batch` samples a worker and step. A checkpoint folder that holds a checkpoint of this run is resumed.
     A node that hears nothing for `timeout` seconds gives up, naming whom it waited for. Each process gets its
     share of the host's cores unless `threads` says otherwise.
-    Raises WorkerFailed with the traceback of a worker that raised, and Interrupted after Ctrl-C.
+    Raises WorkerFailed with the traceback of a worker that raised; Ctrl-C stops processes with Interrupted.
     """
     chosen = TASKS.make(task) if isinstance(task, str) else task
     plan = Plan(
@@ -264,7 +266,7 @@ class _Ticker(Instrument):
     def step(self, node: Node) -> None:
         if (now := monotonic()) >= self._next.get(node.rank, 0.0):
             self._next[node.rank] = now + PROGRESS_SECONDS
-            self._listener(progress(node, node.transport.now()))
+            self._listener(progress(node, node.transport.now(), node.samples_before))
 
 
 # -- real processes --------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ def _run_processes(plan: Plan, listener: Listener) -> Result:
     context.set_forkserver_preload(["shoal.train", *SLOW_IMPORTS, *plan.task.imports])
     with ctrl_c_ignored():  # for good by the fork server, which inherits it
         forkserver.ensure_running()
-    crew = Crew(plan.workers, listener)
+    crew = Crew(plan.workers, listener, start_seconds=plan.timeout)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         for rank in range(plan.nodes):
             ours, theirs = context.Pipe()
@@ -286,6 +288,8 @@ def _run_processes(plan: Plan, listener: Listener) -> Result:
             name = f"worker {rank}" if rank < plan.workers else "the server"
             crew.members.append(Member(rank, name, process, ours))
         reports = crew.see_through()
+        if not all(reports):
+            raise WorkerFailed("a process ended without a report of its work")
         model = build_model(plan.task, plan.seed)
         model.load_state_dict(load_model(Path(folder) / "model.safetensors"))
     _keep_model(plan, model)
@@ -313,7 +317,7 @@ def _node_process(plan: Plan, rank: int, connection: Connection, folder: str) ->
     except Interrupted:
         control.tell("interrupted")
     except BaseException as error:
-        control.tell_failure(error, skip_frames=1)
+        control.tell_failure(error)
     finally:
         control.close()
 
@@ -326,7 +330,7 @@ def _live(plan: Plan, rank: int, control: Control, folder: str) -> dict[str, Any
     node = _join(plan, rank, folder, model, data, boundary, (curve, Reporter(control)))
     boundary.resume(node)
     control.tell("ready")
-    control.await_order()
+    control.await_go()
     began = node.transport.now()
     curve.begin(node)
     try:
@@ -339,8 +343,8 @@ def _live(plan: Plan, rank: int, control: Control, folder: str) -> dict[str, Any
     drive(node.transport.close())  # not after a failure: to vanish is what tells the others
     if holds_solution(plan.strategy, node):
         model = module_of(node, model)
+        save_model(Path(folder) / "model.safetensors", named_weights(model, plan.strategy.solution(node)))
         outcome["curve"] = curve.evaluate(model, plan.task, data)
-        save_model(Path(folder) / "model.safetensors", model.state_dict())
     return outcome
 
 

@@ -38,7 +38,7 @@ WRONG = {
     "unknown codec": ("compare --codec fp61", "unknown codec 'fp61'. Did you mean 'fp16'?"),
     "unknown transport": ("compare --transport gloop", "unknown transport 'gloop'. Did you mean 'gloo'?"),
     "unknown collective": ("compare --collective ring", "unknown collective 'ring'"),
-    "native": ("compare --collective native", "--collective native needs --transport gloo"),
+    "native": ("compare --collective native", "collective 'native' needs transport 'gloo' and no codec"),
     "no worker": ("compare -n 0", "workers=0: a run needs at least 1 worker"),
     "no worker, single": ("compare -n 0 --strategies single", "workers=0: a run needs at least 1 worker"),
     "no epoch": ("compare --epochs 0", "epochs=0: a run needs at least 1 epoch"),

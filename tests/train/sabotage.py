@@ -93,3 +93,22 @@ def normalised() -> nn.Module:
 
 def with_batch_norm() -> Task:
     return replace(blobs(), model=normalised)
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    model[1].weight = model[0].weight
+    return model
+
+
+def with_tied_weights() -> Task:
+    return replace(blobs(), model=tied)
+
+
+def untested_data() -> Data:
+    data = blobs().data()
+    return replace(data, test_x=data.test_x[:0], test_y=data.test_y[:0])
+
+
+def without_test_data() -> Task:
+    return replace(blobs(), data=untested_data)

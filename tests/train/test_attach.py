@@ -150,12 +150,17 @@ def test_a_gradient_that_is_not_finite_is_noticed():
 # -- several processes -----------------------------------------------------------------------------
 
 
-def run_loop(*arguments: str, workers: int = 2, strategy: str | None = "sync", **place) -> list[str]:
+OWN_LOOP = Path(__file__).with_name("own_loop.py")
+
+
+def run_loop(
+    *arguments: str, workers: int = 2, strategy: str | None = "sync", script: Path = LOOP, **place
+) -> list[str]:
     """What each worker printed."""
     lines: dict[str, list[str]] = {}
     chosen = None if strategy is None else STRATEGIES.make(strategy, **place.get("strategy_options", {}))
     run_script(
-        LOOP,
+        script,
         arguments,
         workers=workers,
         strategy=chosen,
@@ -243,6 +248,52 @@ def test_a_script_that_vanishes_is_reported_with_its_exit_code():
 def test_a_strategy_with_a_server_must_be_named_where_processes_are_started():
     with pytest.raises(shoal.WorkerFailed, match="needs a server, so it must be named on the command line"):
         run_loop("--strategy-in-code", "easgd", strategy=None)
+
+
+@pytest.mark.slow
+def test_frozen_layers_and_buffers_start_alike_too():
+    first, second = (final_weights(printed) for printed in run_loop(script=OWN_LOOP))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.slow
+def test_what_a_script_does_after_finish_is_waited_for():
+    printed = run_loop("--late", "work", script=OWN_LOOP)
+    assert all("weights" in lines for lines in printed)
+
+
+@pytest.mark.slow
+def test_a_failure_after_finish_is_a_failure():
+    with pytest.raises(shoal.WorkerFailed, match="worker 0 failed: RuntimeError: saving failed"):
+        run_loop("--late", "raise", script=OWN_LOOP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "options"), [("sync", {}), ("local", {"period": "5"})])
+def test_a_loop_of_one_s_own_resumes_bit_for_bit(strategy, options, tmp_path, monkeypatch):
+    """With dropout, momentum, an epoch-wise schedule and a second loader."""
+    monkeypatch.setenv("SAME_START", "1")
+    settings = {"script": OWN_LOOP, "strategy": strategy, "strategy_options": options}
+    saved = {"checkpoint": str(tmp_path), "every": 4, **settings}
+    straight = run_loop(**settings)
+    with pytest.raises(shoal.WorkerFailed, match="exit code 9"):
+        run_loop("--stop-after", "11", **saved)
+    resumed = run_loop(**saved)
+    assert "steps 18" in straight[0] and "steps 18" in resumed[0]
+    assert torch.equal(final_weights(resumed[0]), final_weights(straight[0]))
+
+
+def test_parameters_that_are_not_the_model_s_are_refused():
+    model, head = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    with pytest.raises(ValueError, match="also holds 2 parameters that are not the model's"):
+        shoal.attach(model, optimizer)
+
+
+def test_a_slip_in_the_strategy_s_name_is_found_by_a_single_worker():
+    model, _, _ = model_and_data()
+    with pytest.raises(ValueError, match="Did you mean 'bmuf'"):
+        shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "bmfu")
 
 
 # -- shard -----------------------------------------------------------------------------------------

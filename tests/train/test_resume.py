@@ -131,3 +131,21 @@ def test_two_checkpoints_are_kept(tmp_path):
 def test_checkpoints_are_nobody_else_s_to_read(tmp_path):
     shoal.run(blobs(), "sync", workers=2, transport="sim", checkpoint=tmp_path / "new", every=5)
     assert {oct(p.stat().st_mode & 0o777) for p in (tmp_path / "new").rglob("*") if p.is_file()} == {"0o600"}
+
+
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=lambda s: type(s).__name__)
+def test_running_a_finished_run_again_gives_the_same_model(strategy, tmp_path):
+    settings = {"workers": 3, "transport": "sim", "epochs": 1, "checkpoint": tmp_path}
+    first = shoal.run(blobs(), strategy, **settings)  # 7 steps: the last block is cut short
+    again = shoal.run(blobs(), strategy, **settings)
+    assert torch.equal(weights(first), weights(again))
+    assert first.test_loss == again.test_loss
+
+
+@pytest.mark.parametrize("name", ["local", "downpour"])
+def test_tied_weights_are_saved_alike_under_both_names(name, tmp_path):
+    task = sabotage.with_tied_weights()
+    shoal.run(task, name, workers=2, transport="sim", checkpoint=tmp_path, every=5)
+    for path in tmp_path.rglob("model.safetensors"):
+        saved = load_file(path)
+        assert torch.equal(saved["0.weight"], saved["1.weight"])

@@ -126,6 +126,11 @@ def test_what_cannot_be_trained_gets_one_sentence(task, sentence):
         ({"every": 5}, "say where with checkpoint=DIR"),
         ({"strategy": "single", "workers": 2}, "Single runs on 1 worker, not on 2"),
         ({"workers": 301, "transport": "sim"}, "300 samples cannot be shared among 301 workers"),
+        ({"collective": "native", "transport": "sim"}, "collective 'native' needs transport 'gloo'"),
+        (
+            {"compute": shoal.Compute(1.0, slow={7: 5.0}), "transport": "sim", "workers": 2},
+            "there is no worker 7 to slow down",
+        ),
         ({"compute": shoal.Compute(1.0)}, "network, compute and faults are for transport='sim'"),
     ],
 )
@@ -146,3 +151,9 @@ def test_batch_norm_is_tested_with_the_statistics_that_were_learnt(name):
     assert result.model is not None
     assert result.model[1].num_batches_tracked > 0
     assert result.test_accuracy > 75
+
+
+def test_a_task_without_test_data_trains_all_the_same():
+    result = shoal.run(sabotage.without_test_data(), "sync", workers=2, transport="sim")
+    assert result.test_accuracy is None
+    assert result.model is not None

@@ -99,7 +99,7 @@ def compare(
         "transport": "sim" if sim else transport,
         "collective": collective,
         "timeout": timeout,
-        "threads": threads if threads or sim or transport == "sim" else local_threads(workers),
+        "threads": local_threads(workers) if threads is None and not sim and transport != "sim" else threads,
         "every": every,
     }
     chosen = make_strategies(strategies, ctx.meta[DOTTED])
@@ -168,8 +168,6 @@ def read_virtual(virtual: bool, network: str | None, compute: str | None) -> dic
 def check(plans: Sequence[Plan]) -> None:
     """Find what would otherwise stop a run only after those before it have taken their minutes."""
     for plan in plans:
-        if plan.collective == "native" and not (plan.transport == "gloo" and plan.codec.exact):
-            raise ValueError("--collective native needs --transport gloo and no codec; take auto or stripes")
         if plan.checkpoint is not None:
             Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).latest()
     data = plans[0].task.data()  # also fetches it, once for all runs

@@ -67,6 +67,6 @@ def last_words(result: Result) -> Iterator[dict[str, Any]]:
         yield {
             **node,
             **steps,
-            "samples_per_second": node["samples"] / seconds,
+            "samples_per_second": (node["samples"] - node["samples_before"]) / seconds,
             "wait_fraction": node["wait_seconds"] / seconds,
         }

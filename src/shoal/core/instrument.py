@@ -1,4 +1,4 @@
-"""What observers of a node are told: step, send, receive, wait, update, fault."""
+"""What observers of a node are told: step, send, receive, update, fault; and the totals a node keeps."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class Node:
     """A worker (rank below `size`) or a server (rank `size` and up) of a run.
 
     `size` is the number of workers. `pace` is awaited after each gradient: virtual time passes there.
-    `boundary` is awaited before each step of a worker and after the last, for checkpoints and requests to
-    stop; and at a server when all workers have sent CHECKPOINT for a step, with `t` set to that step.
+    `boundary` is awaited before each step of a worker and after the last known one, for checkpoints and
+    requests to stop; and at a server when all workers have sent CHECKPOINT for a step, with `t` set to it.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Node:
         while True:
             if self._boundary is not None:
                 await self._boundary(self)
-            if self.last_step is not None and self.t >= self.last_step:  # resumed with fewer epochs
+            if self.last_step is not None and self.t >= self.last_step:
                 return
             yield self.t
             self.t += 1
@@ -144,7 +144,7 @@ class Node:
 
         The first `warmup` steps are blocks of one. A block that the end of training cuts short counts too.
         """
-        open_block = False
+        open_block = self.t > warmup and (self.t - warmup) % period != 0  # where a checkpoint left off
         try:
             async for t in self.steps():
                 self.descend(await self.grad())
@@ -234,7 +234,7 @@ class Node:
 
         Counts a version for every push and records how many versions old it was.
         """
-        while self.working:
+        while self.working or self._stash:
             m = self._stash.popleft() if self._stash else await self._next("a message", None)
             if m.tag in (LEFT, LOST):
                 continue
@@ -317,9 +317,9 @@ class Node:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self.x.copy_(state["x"])
-        self._kept = {name: tensor.clone() for name, tensor in state["kept"].items()}
+        self._kept = {name: self._here(tensor) for name, tensor in state["kept"].items()}
         self._codec_states = {
-            key: {name: tensor.clone() for name, tensor in memory.items()}
+            key: {name: self._here(tensor) for name, tensor in memory.items()}
             for key, memory in state["codec"].items()
         }
         self.replica.load_state_dict(state["replica"])
@@ -331,6 +331,10 @@ class Node:
         self.meter.samples = self.samples_before = numbers["samples"]
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """A copy of a restored tensor, on the model's device."""
+        return tensor.to(self.x.device, copy=True)
 
     def _take_unmerged(self) -> float:
         taken, self._unmerged = self._unmerged, 0.0

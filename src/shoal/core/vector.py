@@ -52,6 +52,14 @@ def trainable(module: nn.Module) -> tuple[list[nn.Parameter], Layout]:
     return [p for _, p in named], Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named))
 
 
+def named_weights(module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+    """What `module.state_dict()` is with the trainable parameters taken from `vector`, tied ones alike."""
+    parameters, layout = trainable(module)
+    pieces = dict(zip(map(id, parameters), layout.split(vector).values(), strict=True))
+    named = module.named_parameters(remove_duplicate=False)
+    return {**module.state_dict(), **{name: pieces[id(p)] for name, p in named if id(p) in pieces}}
+
+
 class Flat:
     """A module whose parameters are views on one vector `x`: change `x` and the module changes."""
 

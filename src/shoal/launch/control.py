@@ -14,13 +14,15 @@ import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import PeerLost, ShoalError
+from shoal.core.errors import Interrupted, PeerLost, ShoalError
 from shoal.core.instrument import Instrument
 from shoal.core.node import Node
 
 PROGRESS_SECONDS = 0.2
+PACKAGE = Path(__file__).parent.parent
 
 
 class Control:
@@ -54,17 +56,18 @@ class Control:
             os._exit(1)
         return order
 
-    def tell_failure(self, error: BaseException, *, skip_frames: int = 0) -> None:
-        """Report an exception with its traceback, less the frames of our own that lead to it."""
-        frames = error.__traceback__
-        for _ in range(skip_frames):
-            frames = frames.tb_next if frames is not None else None
-        text = "".join(traceback.format_exception(type(error), error, frames))
-        own = isinstance(error, ShoalError) or (isinstance(error, ValueError) and _raised_by_us(error))
+    def await_go(self) -> None:
+        """Wait for the word to go. Raises Interrupted if it is the word to stop."""
+        if self.await_order()["order"] == "stop":
+            raise Interrupted("stopped before training began")
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Report an exception; with its traceback unless it is one of ours, whose message says it all."""
+        ours = isinstance(error, ShoalError) or (isinstance(error, ValueError) and _raised_by_us(error))
         self.tell(
             "failed",
-            message=str(error) if own else f"{type(error).__name__}: {error}",
-            details="" if own else text,
+            message=str(error) if ours else f"{type(error).__name__}: {error}",
+            details="" if ours else users_traceback(error),
             follows=isinstance(error, PeerLost),
         )
 
@@ -82,6 +85,7 @@ class Reporter(Instrument):
         self._began: float | None = None
         self._next = 0.0
         self._samples_before = 0
+        self._waited_before = 0.0
 
     def step(self, node: Node) -> None:
         self._report(node)
@@ -93,14 +97,18 @@ class Reporter(Instrument):
         now = node.transport.now()
         if self._began is None:
             self._began, self._samples_before = now, node.meter.samples
+            self._waited_before = node.meter.wait_seconds
         if now < self._next:
             return
         self._next = now + PROGRESS_SECONDS
-        self._control.tell("progress", **progress(node, now - self._began, self._samples_before))
+        elapsed = now - self._began
+        self._control.tell("progress", **progress(node, elapsed, self._samples_before, self._waited_before))
 
 
-def progress(node: Node, elapsed: float, samples_before: int = 0) -> dict[str, Any]:
-    """How a node gets on, in plain numbers."""
+def progress(
+    node: Node, elapsed: float, samples_before: int = 0, waited_before: float = 0.0
+) -> dict[str, Any]:
+    """How a node gets on, in plain numbers; rates are over the `elapsed` seconds since what was before."""
     meter = node.meter
     return {
         "rank": node.rank,
@@ -110,7 +118,7 @@ def progress(node: Node, elapsed: float, samples_before: int = 0) -> dict[str, A
         "loss": meter.loss,
         "samples": meter.samples,
         "samples_per_second": (meter.samples - samples_before) / elapsed if elapsed else 0.0,
-        "wait_fraction": meter.wait_seconds / elapsed if elapsed else 0.0,
+        "wait_fraction": (meter.wait_seconds - waited_before) / elapsed if elapsed else 0.0,
         "bytes_sent": meter.bytes_sent,
     }
 
@@ -123,7 +131,19 @@ def leave_with_parent() -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+def users_traceback(error: BaseException) -> str:
+    """The traceback as its reader needs it: from the first frame that is neither ours nor runpy's."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
 def _raised_by_us(error: BaseException) -> bool:
     """Whether the innermost frame is ours, so that the message says it all."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and os.sep + "shoal" + os.sep in frames[-1].filename
+    return bool(frames) and _is_ours(frames[-1].filename)
+
+
+def _is_ours(filename: str) -> bool:
+    return "runpy" in filename or Path(filename).is_relative_to(PACKAGE)

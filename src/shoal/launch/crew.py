@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from shoal.core.errors import Interrupted, WorkerFailed
 
 START_SECONDS = 120.0
-"""How long all processes together may take until they are ready to train."""
+"""How long all processes together may take at least until they are ready to train."""
 
 CAUSE_SECONDS = 1.0
 """How long after a failure others may still report the cause of it."""
@@ -26,7 +26,7 @@ END_SECONDS = 3.0
 LOOK_SECONDS = 0.1
 
 NUDGE_SECONDS = 0.3
-"""How long workers that paused wait for the others before one of them is sent on."""
+"""How long workers that paused wait for the others before they go on together."""
 
 
 class Process(Protocol):
@@ -79,6 +79,7 @@ class Crew:
 
     workers: int
     on_progress: Callable[[dict[str, Any]], None] = lambda event: None
+    start_seconds: float = START_SECONDS
     members: list[Member] = field(default_factory=list)
     _stop_asked: bool = False
     _next_nudge: float = 0.0
@@ -115,14 +116,15 @@ class Crew:
             self._order_all({"order": "stop"})
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        patience = max(START_SECONDS, self.start_seconds)
+        deadline = time.monotonic() + patience
         while any(not (m.ready or m.ended) for m in self.members):
             self._listen()
             if self._stop_asked:
                 raise Interrupted("stopped by Ctrl-C before training began")
             if time.monotonic() > deadline:
                 late = ", ".join(m.name for m in self.members if not m.ready)
-                raise WorkerFailed(f"{late} did not become ready within {START_SECONDS:g} s")
+                raise WorkerFailed(f"{late} did not become ready within {patience:g} s")
 
     def _steer(self) -> None:
         """Bring all workers to the same step, and have them stop there.
@@ -130,11 +132,12 @@ class Crew:
         One that was told to stop pauses; another may have begun the next step before it was told, and now
         wait for the first. So while not all have paused, those that have go on together, further each time.
         """
-        active = [m for m in self.members if not m.ended and m.rank < self.workers]
+        active = [m for m in self.members if not (m.ended or m.report) and m.rank < self.workers]
         paused = {m.rank: m.paused_at for m in active if m.paused_at is not None}
         if not self._stop_asked or not paused:
             return
-        if len(paused) < len(active) and time.monotonic() > self._next_nudge:
+        wait_for_each_other = len(self.members) == self.workers  # with a server they only wait for that
+        if wait_for_each_other and len(paused) < len(active) and time.monotonic() > self._next_nudge:
             self._meeting_step = max(self._meeting_step, *paused.values()) + self._stride
             self._stride *= 2
             self._next_nudge = time.monotonic() + NUDGE_SECONDS
@@ -177,9 +180,9 @@ class Crew:
         elif event == "paused":
             member.paused_at = said["step"]
         elif event == "done":
-            member.report, member.ended = said, True
+            member.report = said
         elif event == "interrupted":
-            member.ended = self._interrupted = True
+            self._interrupted = True
         elif event == "failed":
             member.failure = said
 

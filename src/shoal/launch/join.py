@@ -51,7 +51,7 @@ def connect(
     if store is None:
         return Alone()
     if kind == "processes":
-        return SocketTransport.connect(rank, nodes, store, limit_bytes=limit)
+        return SocketTransport.connect(rank, nodes, store, limit_bytes=limit, timeout=timeout)
     return TorchTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
 
 

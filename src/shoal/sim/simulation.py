@@ -52,6 +52,9 @@ class Simulation:
         self.nodes: list[Node] = []
         self._faults = faults or Faults()
         self._faults.check(workers)
+        for rank in compute.slow if compute else ():
+            if not 0 <= rank < workers:
+                raise ValueError(f"there is no worker {rank} to slow down: workers are 0 to {workers - 1}")
         self._switch = Switch(self.kernel, network or Network(), seed)
         self._ends = [self._switch.add() for _ in range(workers + strategy.servers)]
         for rank, end in enumerate(self._ends):

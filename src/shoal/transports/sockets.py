@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from shoal.core.errors import WireError
 from shoal.core.transport import HEADER_BYTES, LEFT, Message
 from shoal.transports.buffers import BufferPool
 from shoal.transports.endpoint import CLOSING_SECONDS, Endpoint
@@ -94,7 +93,7 @@ class SocketTransport(Endpoint):
         try:
             while (message := self._read_message(peer, line.sock)).tag != LEFT:
                 self._arrived.put(message)
-        except (OSError, WireError, MemoryError) as error:
+        except Exception as error:  # whatever it was: a silent end would be worse
             self._announce(peer, error)
             line.cut()
         else:
