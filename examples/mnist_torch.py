@@ -16,8 +16,8 @@ def idx(path: Path, offset: int) -> torch.Tensor:
 
 
 def mnist(folder: Path, part: str) -> TensorDataset:
-    x = idx(folder / f"{part}-images-idx3-ubyte.gz", 16).view(-1, 784).float().div(255).sub(0.1307).div(0.3081)
-    return TensorDataset(x, idx(folder / f"{part}-labels-idx1-ubyte.gz", 8).long())
+    x = idx(folder / f"{part}-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
+    return TensorDataset((x - 0.1307) / 0.3081, idx(folder / f"{part}-labels-idx1-ubyte.gz", 8).long())
 
 
 parser = argparse.ArgumentParser()
@@ -32,7 +32,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
 loader = DataLoader(mnist(args.data, "train"), batch_size=64, shuffle=True)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
 
-for epoch in range(args.epochs):
+for _ in range(args.epochs):
     for x, y in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
