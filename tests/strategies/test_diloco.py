@@ -1,49 +1,15 @@
 """DiLoCo (card 8): worked out on paper, and its identities."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import pytest
 import torch
+from blockwise import Bowls, path
 
-from shoal.core.instrument import Instrument
 from shoal.strategies import BMUF, DiLoCo, Local, Sync
-from shoal.testing.problems import Problem, Quadratic, Slope, simulate
+from shoal.testing.problems import Quadratic, Slope, simulate
 
 # Two workers that go down a slope of 1 and of 3, two steps of rate 1/2: the mean displacement is +2.
 SLOPES = Slope(lr=0.5, gradients=(1.0, 3.0))
 D = 0.5 * 2 * (1 + 3) / 2
-
-
-@dataclass(frozen=True)
-class Bowls(Problem):
-    """Quadratics that differ in curvature and target."""
-
-    curvatures: Sequence[float] = (1.0, 0.5)
-    targets: Sequence[float] = (0.0, 4.0)
-
-    def gradient(self, rank, step, x):
-        return (x - self.targets[rank % len(self.targets)]) * self.curvatures[rank % len(self.curvatures)]
-
-
-class Path(Instrument):
-    """Where worker 0 stands after each step."""
-
-    def __init__(self):
-        self.x = []
-
-    def step(self, node):
-        if node.rank == 0:
-            self.x.append(node.x.item())
-
-
-def path(strategy, problem, rounds, workers=2, start=0.0, period=2):
-    """Where the workers stand after each round."""
-    seen = Path()
-    run = simulate(strategy, problem, workers=workers, steps=rounds * period, start=[start], observers=[seen])
-    assert all(torch.equal(run.worker(k).x, run.worker(0).x) for k in range(workers))
-    assert torch.equal(run.strategy.solution(run.worker(0)), run.worker(0).x)
-    return seen.x[period - 1 :: period]
 
 
 def test_the_outer_step_by_hand():

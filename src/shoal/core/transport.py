@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 HEADER_BYTES = 96
@@ -13,6 +14,17 @@ HEADER_BYTES = 96
 
 MOST_PARTS = 4
 TAG_BYTES = 16
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+)
+"""What a message may carry. Their order is the protocol: add at the end, never move."""
 
 LEFT = "left"
 """Tag of the notice that a peer closed its transport in order; nothing more comes from it."""

@@ -7,23 +7,12 @@ from typing import Any, Protocol
 
 import torch
 
-from shoal.core.transport import LEFT, AllReduces, Message, Transport
+from shoal.core.transport import DTYPES, LEFT, AllReduces, Message, Transport
 
 PATIENCE_SECONDS = 20.0
 """How long a check waits for what must come before it fails."""
 
 MEGABYTE = 1 << 20
-
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-)
-"""What a message may carry."""
 
 Body = Callable[[Transport], Coroutine[Any, Any, Any]]
 

@@ -26,22 +26,12 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import WireError
-from shoal.core.transport import HEADER_BYTES, MOST_PARTS, TAG_BYTES, Message
+from shoal.core.transport import DTYPES, HEADER_BYTES, MOST_PARTS, TAG_BYTES, Message
 
 MAGIC = b"SHOL"
 VERSION = 1
 
-# The codes are the protocol: add at the end, never renumber. Code 0 means "no part".
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-)
-_CODES = {dtype: code for code, dtype in enumerate(DTYPES, start=1)}
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES, start=1)}  # 0 means "no part"
 _LAYOUT = struct.Struct("<4sBBH16siqdqd" + MOST_PARTS * "BQ")
 assert _LAYOUT.size == HEADER_BYTES
 

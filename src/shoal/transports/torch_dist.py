@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.core.errors import PeerLost, Unavailable, WireError
-from shoal.core.transport import HEADER_BYTES, LEFT, Message
+from shoal.core.transport import DTYPES, HEADER_BYTES, LEFT, Message
 from shoal.transports import frames
 from shoal.transports.endpoint import CLOSING_SECONDS, Endpoint
 from shoal.transports.rendezvous import Store, await_keys, missing
@@ -191,10 +191,8 @@ class _Reducer:
         self._broken: str | None = None
 
     def sum(self, v: Tensor, seconds: float) -> int:
-        if v.dtype not in frames.DTYPES:
-            raise ValueError(
-                f"all_reduce cannot sum {v.dtype}; use one of {', '.join(map(str, frames.DTYPES))}"
-            )
+        if v.dtype not in DTYPES:
+            raise ValueError(f"all_reduce cannot sum {v.dtype}; use one of {', '.join(map(str, DTYPES))}")
         if self._broken:
             raise PeerLost(self._broken)
         if self._workers == 1:
