@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -171,11 +171,20 @@ def main() -> None:
         _run_to_its_end(sys.argv[0])
     except Interrupted:
         control.tell("interrupted")
-    except SystemExit:
-        raise
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        _vanish(end.code if isinstance(end.code, int) else 1)
     except BaseException as error:
         control.tell_failure(error)
-        os._exit(1)  # peers must not wait for an orderly goodbye
+        _vanish(1)
+
+
+def _vanish(code: int) -> NoReturn:
+    """End on the spot: peers must not wait for a goodbye, nor Python for threads that still receive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _run_to_its_end(script: str) -> None:
