@@ -1,4 +1,4 @@
-"""Blockwise model-update filtering (card 7): worked out on paper, and its identities."""
+"""Blockwise model-update filtering: worked out on paper, and its identities."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ SLOPES = Slope(lr=0.5, gradients=(1.0, 3.0))
 G = -0.5 * 2 * (1 + 3) / 2
 
 
-def card(update, *, eta, zeta, nesterov, blocks, start):
-    """The card's recursion, in its own symbols: W and W_g apart."""
+def paper(update, *, eta, zeta, nesterov, blocks, start):
+    """The paper's recursion, in its own symbols: W and W_g apart."""
     W = W_g = start
     Delta, out = 0.0, []
     for _ in range(blocks):
@@ -58,7 +58,7 @@ def test_the_variant_of_cntk_without_nesterov_is_classical():
 def test_the_paper_s_recursion_on_a_quadratic(eta, zeta, nesterov):
     # two steps of x -= (x - a) / 2 keep a quarter of the distance to a; the mean target is 1
     problem = Quadratic(lr=0.5, targets=(0.0, 2.0))
-    expected = card(lambda x: (1 - x) * 3 / 4, eta=eta, zeta=zeta, nesterov=nesterov, blocks=5, start=5.0)
+    expected = paper(lambda x: (1 - x) * 3 / 4, eta=eta, zeta=zeta, nesterov=nesterov, blocks=5, start=5.0)
     bmuf = BMUF(period=2, momentum=eta, rate=zeta, nesterov=nesterov, warmup=0)
     assert path(bmuf, problem, 5, start=5.0) == expected
 
@@ -66,13 +66,13 @@ def test_the_paper_s_recursion_on_a_quadratic(eta, zeta, nesterov):
 def test_models_are_weighted_by_the_samples_behind_them():
     problem = Slope(lr=0.5, gradients=(1.0, 3.0), counts=(1, 3))
     g = (1 * -1 + 3 * -3) / (1 + 3)
-    expected = card(lambda x: g, eta=0.5, zeta=1.0, nesterov=True, blocks=3, start=0.0)
+    expected = paper(lambda x: g, eta=0.5, zeta=1.0, nesterov=True, blocks=3, start=0.0)
     assert path(BMUF(period=2, momentum=0.5, warmup=0), problem, 3) == expected
 
 
 @pytest.mark.parametrize(("workers", "eta"), [(1, 0.0), (2, 0.5), (4, 0.75), (8, 0.875)])
 def test_block_momentum_is_one_minus_one_over_n_unless_given(workers, eta):
-    expected = card(lambda x: G, eta=eta, zeta=1.0, nesterov=True, blocks=4, start=0.0)
+    expected = paper(lambda x: G, eta=eta, zeta=1.0, nesterov=True, blocks=4, start=0.0)
     slope = Slope(lr=0.5, gradients=(2.0,))
     assert path(BMUF(period=2, warmup=0), slope, 4, workers) == expected
 

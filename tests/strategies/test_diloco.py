@@ -1,4 +1,4 @@
-"""DiLoCo (card 8): worked out on paper, and its identities."""
+"""DiLoCo: worked out on paper, and its identities."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Downpour SGD (card 9): worked out on paper, and its identities."""
+"""Downpour SGD: worked out on paper, and its identities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -188,7 +188,7 @@ def test_the_model_moves_by_the_sum_of_all_pushes_and_nothing_else(options):
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_equal_workers_are_behind_by_one_push_of_each_other_worker(workers):
-    # mean staleness tends to N - 1 (card 11)
+    # mean staleness tends to N - 1
     run = simulate(Downpour(), Slope(lr=0.0), workers=workers, steps=20, compute=Compute(mean=1.0))
     pushes = run.server.meter.staleness
     assert sum(pushes.values()) == 20 * workers

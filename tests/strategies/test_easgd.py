@@ -1,4 +1,4 @@
-"""Elastic averaging (card 13): worked out on paper, and its identities."""
+"""Elastic averaging: worked out on paper, and its identities."""
 
 from collections import defaultdict
 

@@ -1,24 +1,13 @@
-"""Model averaging, local SGD (card 6): worked out on paper, and its identities."""
+"""Model averaging, local SGD: worked out on paper, and its identities."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
+from blockwise import Bowls
 
 from shoal.strategies import Local, Single, Sync
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
-
-
-@dataclass(frozen=True)
-class Bowls(Problem):
-    """Quadratics that differ in curvature too, so that averaging rarely is not averaging often."""
-
-    curvatures: Sequence[float] = (1.0, 0.5)
-    targets: Sequence[float] = (0.0, 4.0)
-
-    def gradient(self, rank, step, x):
-        return (x - self.targets[rank % len(self.targets)]) * self.curvatures[rank % len(self.curvatures)]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Synchronous SGD (card 4): one machine on the union batch, worked out on paper."""
+"""Synchronous SGD: one machine on the union batch, worked out on paper."""
 
 import pytest
 import torch
