@@ -20,6 +20,7 @@ from shoal.core.replica import Parameters
 from shoal.core.strategy import Strategy
 from shoal.core.transport import Message
 from shoal.core.vector import named_weights
+from shoal.curve import holds_solution
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
@@ -297,8 +298,9 @@ class Attachment:
         return Boundary(self._control, saved, place.every, self._strategy.servers, self._weights)
 
     def _weights(self, node: Node) -> Mapping[str, Tensor] | None:
-        holds = node.rank == (node.size if self._strategy.servers else 0)
-        return named_weights(self._model, self._strategy.solution(node)) if holds else None
+        if not holds_solution(self._strategy, node):
+            return None
+        return named_weights(self._model, self._strategy.solution(node))
 
     def _close(self) -> None:
         node = self.node

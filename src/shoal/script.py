@@ -21,6 +21,7 @@ import torch
 
 from shoal.attachment import current
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
+from shoal.core.node import name_of
 from shoal.core.strategy import Strategy
 from shoal.launch.control import leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Member
@@ -58,8 +59,8 @@ def run_script(
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         shared = replace(place, nodes=nodes, launched="shoal", store=folder)
         for rank in range(nodes):
-            name = f"worker {rank}" if rank < workers else "the server"
-            crew.members.append(_start(name, replace(shared, rank=rank), script, arguments, on_output))
+            own = replace(shared, rank=rank)
+            crew.members.append(_start(name_of(rank, workers), own, script, arguments, on_output))
         reports = [report for report in crew.see_through() if report]
     if not reports:
         raise ShoalError(

@@ -23,7 +23,7 @@ from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.instrument import Instrument
-from shoal.core.node import Node
+from shoal.core.node import Node, name_of
 from shoal.core.replica import Parameters, Replica
 from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
@@ -285,8 +285,7 @@ def _run_processes(plan: Plan, listener: Listener) -> Result:
             process = context.Process(target=_node_process, args=(plan, rank, theirs, folder), daemon=True)
             process.start()
             theirs.close()
-            name = f"worker {rank}" if rank < plan.workers else "the server"
-            crew.members.append(Member(rank, name, process, ours))
+            crew.members.append(Member(rank, name_of(rank, plan.workers), process, ours))
         reports = crew.see_through()
         if not all(reports):
             raise WorkerFailed("a process ended without a report of its work")

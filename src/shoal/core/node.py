@@ -34,6 +34,11 @@ Mean: TypeAlias = "Callable[[Node, Tensor, float], Awaitable[tuple[Tensor, float
 Hook: TypeAlias = "Callable[[Node], Awaitable[None]]"
 
 
+def name_of(rank: int, workers: int) -> str:
+    """How messages to people call the node of that rank in a run of so many workers."""
+    return f"worker {rank}" if rank < workers else "the server"
+
+
 class NoMoreSteps(Exception):
     """The training loop ended while the algorithm waited for its next gradient."""
 
@@ -113,7 +118,7 @@ class Node:
 
     def name_of(self, rank: int) -> str:
         """How messages to people call the node of that rank."""
-        return f"worker {rank}" if rank < self.size else "the server"
+        return name_of(rank, self.size)
 
     def keep(self, name: str, start: Tensor) -> Tensor:
         """A variable of the algorithm that is checkpointed: a copy of `start`, or what was restored.

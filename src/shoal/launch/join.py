@@ -57,13 +57,11 @@ def connect(
 
 def choose_mean(collective: str, transport: Transport, codec: Codec) -> Mean:
     """How averages are formed in this run."""
-    if collective == "native" and not (isinstance(transport, AllReduces) and codec.exact):
+    fits = isinstance(transport, AllReduces) and codec.exact
+    if collective == "native" and not fits:
         why = "this transport has none" if codec.exact else f"{codec} is not exact"
         raise Unavailable(f"collective 'native' needs an all-reduce that fits, but {why}; take 'stripes'")
-    use_native = collective == "native" or (
-        collective == "auto" and isinstance(transport, AllReduces) and codec.exact
-    )
-    return native if use_native else stripes
+    return native if fits and collective != "stripes" else stripes
 
 
 def local_threads(nodes: int) -> int:
