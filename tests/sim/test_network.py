@@ -93,21 +93,21 @@ def test_a_message_that_still_waits_to_be_sent_does_not_hold_up_another_at_its_r
 
 
 def test_loss_delays_by_whole_retries_and_drops_nothing():
-    times = arrivals(*((100.0 * k, 0, 1, 96) for k in range(200)), loss=0.5, retry=0.25, bandwidth=inf)
+    times = arrivals(*((100.0 * k, 0, 1, 104) for k in range(200)), loss=0.5, retry=0.25, bandwidth=inf)
     late = [arrival - (100.0 * k + L) for k, arrival in enumerate(times)]
     assert all(delay >= 0 and delay % 0.25 == 0 for delay in late)
     assert sum(delay / 0.25 for delay in late) == pytest.approx(200, rel=0.3)  # p / (1 - p) = 1 a message
 
 
 def test_loss_never_reorders():
-    times = arrivals(*((0.01 * k, 0, 1, 96) for k in range(300)), loss=0.3, bandwidth=inf)
+    times = arrivals(*((0.01 * k, 0, 1, 104) for k in range(300)), loss=0.3, bandwidth=inf)
     assert times == sorted(times)
     assert len(set(times)) > 3
 
 
 def test_losses_are_drawn_from_a_stream_of_their_own():
     def draw(seed):
-        return arrivals(*((float(k), 0, 1, 96) for k in range(50)), loss=0.5, seed=seed)
+        return arrivals(*((float(k), 0, 1, 104) for k in range(50)), loss=0.5, seed=seed)
 
     assert draw(1) == draw(1) != draw(2)
 
@@ -221,7 +221,7 @@ class Means(Instrument):
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 def test_a_mean_in_stripes_takes_two_latencies_and_twice_its_share_of_the_bytes(workers):
     # Each worker sends and receives P - 1 stripes and P - 1 averages of n / P bytes, and nobody's port is
-    # ever taken by two; a header of 96 bytes goes with each: 2 L + 2 G (P - 1) (n / P + 96).
+    # ever taken by two; a header of 104 bytes goes with each: 2 L + 2 G (P - 1) (n / P + 104).
     elements = 24 * 64
     n, means = 8 * elements, Means()
     network = Network(latency=L, bandwidth=B)
@@ -233,5 +233,5 @@ def test_a_mean_in_stripes_takes_two_latencies_and_twice_its_share_of_the_bytes(
 
 
 def test_a_message_weighs_its_header_and_its_parts():
-    assert Message("x").nbytes == HEADER_BYTES == 96
-    assert Message("x", (torch.zeros(10), torch.zeros(3, dtype=torch.float16))).nbytes == 96 + 40 + 6
+    assert Message("x").nbytes == HEADER_BYTES == 104
+    assert Message("x", (torch.zeros(10), torch.zeros(3, dtype=torch.float16))).nbytes == 104 + 40 + 6

@@ -17,7 +17,7 @@ LIMIT = 1 << 30
 
 
 def header(*parts: torch.Tensor, tag: str = "push", src: int = 3) -> bytearray:
-    m = Message(tag, parts, seq=-5, count=32.0, version=9, rate=0.1)
+    m = Message(tag, parts, seq=-5, count=32.0, version=9, rate=0.1, clock=11, incarnation=258)
     return bytearray(frames.encode(m, frames.flatten(parts), src))
 
 
@@ -25,7 +25,9 @@ def test_header_and_shapes_come_back() -> None:
     raw = header(torch.ones(3), torch.empty(0, dtype=torch.bfloat16), torch.ones(2, 2, dtype=torch.uint8))
     assert len(raw) == HEADER_BYTES
     message, shapes = frames.decode(raw, LIMIT)
-    assert message == Message("push", (), src=3, seq=-5, count=32.0, version=9, rate=0.1)
+    assert message == Message(
+        "push", (), src=3, seq=-5, count=32.0, version=9, rate=0.1, clock=11, incarnation=258
+    )
     assert shapes == [(torch.float32, 3), (torch.bfloat16, 0), (torch.uint8, 4)]
 
 
@@ -37,29 +39,28 @@ def test_every_dtype_has_a_code(dtype: torch.dtype) -> None:
 def test_layout_is_fixed_by_the_protocol() -> None:
     """Two versions of Shoal that disagree about this must not have the same number."""
     raw = header(torch.ones(3), tag="pull", src=1)
-    assert raw[:8] == b"SHOL\x01\x01\0\0"
+    assert raw[:8] == b"SHOL\x02\x01\x02\x01"
     assert raw[8:24] == b"pull" + bytes(12)
-    assert struct.unpack_from("<iqdqd", raw, 24) == (1, -5, 32.0, 9, 0.1)
-    assert struct.unpack_from("<BQBQ", raw, 60) == (1, 3, 0, 0)
+    assert struct.unpack_from("<iqdqdq", raw, 24) == (1, -5, 32.0, 9, 0.1, 11)
+    assert struct.unpack_from("<BQBQ", raw, 68) == (1, 3, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("offset", "bytes_", "complaint"),
     [
         (0, b"HTTP", "begins with"),
-        (4, b"\x02", "version 2"),
+        (4, b"\x01", "version 1"),
         (5, b"\x05", "announces 5 parts"),
         (5, b"\x00", "describes more"),
-        (6, b"\x01", "reserved"),
         (8, b"\xff", "printable ascii"),
         (8, b"\x00", "printable ascii"),
         (8, bytes(16), "printable ascii"),
         (24, b"\xff\xff\xff\xff", "node -1"),
-        (60, b"\x00", "dtype code 0"),
-        (60, b"\x08", "dtype code 8"),
-        (61, b"\xff" * 8, "exceeds the limit"),
-        (61, struct.pack("<Q", LIMIT // 4 + 1), "exceeds the limit"),
-        (69, b"\x01", "describes more"),
+        (68, b"\x00", "dtype code 0"),
+        (68, b"\x08", "dtype code 8"),
+        (69, b"\xff" * 8, "exceeds the limit"),
+        (69, struct.pack("<Q", LIMIT // 4 + 1), "exceeds the limit"),
+        (77, b"\x01", "describes more"),
     ],
 )
 def test_damaged_header_is_refused(offset: int, bytes_: bytes, complaint: str) -> None:

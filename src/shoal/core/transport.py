@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-HEADER_BYTES = 96
+HEADER_BYTES = 104
 """Size of a message's header on every wire, so that virtual and real traffic are counted alike."""
 
 MOST_PARTS = 4
@@ -30,7 +30,13 @@ LEFT = "left"
 """Tag of the notice that a peer closed its transport in order; nothing more comes from it."""
 
 LOST = "lost"
-"""Tag of the notice that a peer vanished without closing; nothing more comes from it."""
+"""Tag of the notice that a peer vanished without closing; nothing more comes from it unless it comes back."""
+
+JOINED = "joined"
+"""Tag of the notice that a peer which was lost is back; `incarnation` says as which. What was under way is lost."""
+
+NOTICES = (LEFT, LOST, JOINED)
+"""Tags that a transport alone may deliver."""
 
 
 @dataclass(slots=True)
@@ -44,6 +50,9 @@ class Message:
     count: float = 0.0  # samples behind the body
     version: int = 0  # server version the body was made from
     rate: float = 0.0  # the sender's learning rate
+    clock: int = 0  # steps that the sender has done
+    incarnation: int = 0  # how often the sender was started again
+    release: Callable[[], bool] | None = None  # of lent parts: call it once they are read; see Lends
 
     @property
     def body(self) -> Tensor:
@@ -61,7 +70,7 @@ class Transport(Protocol):
     """One node's end of the network. Messages between two nodes arrive in the order they were sent.
 
     A peer that closes is announced by a LEFT message from it, one that vanishes by a LOST message;
-    both come after everything else it sent.
+    both come after everything else it sent. Where a peer can come back, a JOINED message says that it has.
     """
 
     @property
@@ -111,4 +120,48 @@ class AllReduces(Protocol):
 
         Raises PeerLost naming who is missing after `timeout` seconds.
         """
+        ...
+
+
+@runtime_checkable
+class Lends(Protocol):
+    """A transport whose peers can read memory of this node in place, so that a pull is one copy."""
+
+    def share(self, like: Tensor) -> Tensor:
+        """A copy of `like`, in memory that peers can read."""
+        ...
+
+    async def lend(self, dst: int, m: Message) -> None:
+        """Send `m`, whose only part came from `share`, without copying it. Change nothing of it before `reclaim`.
+
+        It arrives with `release` set: whoever has read the part calls that, and must read again somewhere
+        else if it returns False, for the memory was taken back meanwhile.
+        """
+        ...
+
+    async def reclaim(self, timeout: float | None = None) -> None:
+        """Wait until nobody reads what was lent. After `timeout` seconds it is taken back all the same."""
+        ...
+
+
+@runtime_checkable
+class Windows(Protocol):
+    """A transport with memory that peers read and add to without the owner's help."""
+
+    async def open_window(self, owner: int, x: Tensor) -> Tensor:
+        """Expose a copy of the owner's `x`; all nodes call this together, with vectors of one length and dtype.
+
+        Returns the exposed memory itself at the owner, `x` elsewhere.
+        """
+        ...
+
+    async def fetch(self, owner: int, out: Tensor) -> int:
+        """Copy the exposed vector into `out`; how many times it had been added to when that began.
+
+        Each element is whole, but elements may be of different moments.
+        """
+        ...
+
+    async def accumulate(self, owner: int, v: Tensor) -> int:
+        """Add `v` to the exposed vector; how many times it had been added to before. No addition is ever lost."""
         ...

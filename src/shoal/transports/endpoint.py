@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from shoal.core.errors import WireError
-from shoal.core.transport import LEFT, LOST, Message
+from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
 from shoal.transports import frames
 from shoal.transports.frames import Shape
 
@@ -46,7 +46,7 @@ class Endpoint(ABC):
         """Hand `m` to the network. Waits until it is copied out, never until `dst` asks for it."""
         if not 0 <= dst < self.size:
             raise ValueError(f"there is no node {dst}: nodes are 0 to {self.size - 1}")
-        if m.tag in (LEFT, LOST):
+        if m.tag in NOTICES:
             raise ValueError(f"tag '{m.tag}' is the transport's own notice; choose another")
         parts = frames.flatten(m.parts)
         header = frames.encode(m, parts, self.rank)
@@ -86,7 +86,7 @@ class Endpoint(ABC):
 
     def _decode(self, peer: int, header: bytes | bytearray | memoryview) -> tuple[Message, list[Shape]]:
         message, shapes = frames.decode(header, self.limit_bytes)
-        if message.src != peer or message.tag == LOST:
+        if message.src != peer or message.tag in (LOST, JOINED):
             raise WireError(f"node {peer} sent a message '{message.tag}' in the name of node {message.src}")
         return message, shapes
 

@@ -4,14 +4,15 @@
          0      4  magic
          4      1  version of this layout
          5      1  number of parts
-         6      2  reserved, zero
+         6      2  incarnation
          8     16  tag: printable ascii, padded with zeros
         24      4  src
         28      8  seq
         36      8  count
         44      8  version
         52      8  rate
-        60     36  four times: code of the dtype (1), number of elements (8); zeros where there is no part
+        60      8  clock
+        68     36  four times: code of the dtype (1), number of elements (8); zeros where there is no part
 
 A header says how much follows, so whoever reads one knows what it is about to accept before it
 allocates anything. Nothing is ever unpickled.
@@ -29,10 +30,10 @@ from shoal.core.errors import WireError
 from shoal.core.transport import DTYPES, HEADER_BYTES, MOST_PARTS, TAG_BYTES, Message
 
 MAGIC = b"SHOL"
-VERSION = 1
+VERSION = 2
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES, start=1)}  # 0 means "no part"
-_LAYOUT = struct.Struct("<4sBBH16siqdqd" + MOST_PARTS * "BQ")
+_LAYOUT = struct.Struct("<4sBBH16siqdqdq" + MOST_PARTS * "BQ")
 assert _LAYOUT.size == HEADER_BYTES
 
 Shape = tuple[torch.dtype, int]
@@ -66,7 +67,8 @@ def encode(m: Message, parts: Sequence[Tensor], src: int) -> bytes:
     slots += [0] * (2 * MOST_PARTS - len(slots))
     try:
         return _LAYOUT.pack(
-            MAGIC, VERSION, len(parts), 0, _pack_tag(m.tag), src, m.seq, m.count, m.version, m.rate, *slots
+            *(MAGIC, VERSION, len(parts), m.incarnation, _pack_tag(m.tag), src, m.seq),
+            *(m.count, m.version, m.rate, m.clock, *slots),
         )
     except struct.error as error:
         raise ValueError(f"a field of message '{m.tag}' does not fit the header ({error}): {m!r}") from error
@@ -79,20 +81,20 @@ def decode(header: bytes | bytearray | memoryview, limit_bytes: int) -> tuple[Me
     """
     if len(header) != HEADER_BYTES:
         raise WireError(f"a header has {HEADER_BYTES} bytes, got {len(header)}")
-    magic, layout, parts, reserved, tag, src, seq, count, version, rate, *slots = _LAYOUT.unpack(header)
+    magic, layout, parts, incarnation, tag, src, seq, count, version, rate, clock, *slots = _LAYOUT.unpack(
+        header
+    )
     if magic != MAGIC:
         raise WireError(f"not a message of Shoal: it begins with {magic!r}, not {MAGIC!r}")
     if layout != VERSION:
         raise WireError(f"the peer speaks version {layout} of the protocol, this node version {VERSION}")
-    if reserved:
-        raise WireError(f"reserved bytes of the header are {reserved:#06x}, not zero")
     if src < 0:
         raise WireError(f"a message claims to come from node {src}")
     shapes = _unpack_shapes(parts, slots)
     nbytes = sum(dtype.itemsize * elements for dtype, elements in shapes)
     if nbytes > limit_bytes:
         raise WireError(f"a message of {nbytes:,} bytes exceeds the limit of {limit_bytes:,}")
-    return Message(_unpack_tag(tag), (), src, seq, count, version, rate), shapes
+    return Message(_unpack_tag(tag), (), src, seq, count, version, rate, clock, incarnation), shapes
 
 
 def _pack_tag(tag: str) -> bytes:
