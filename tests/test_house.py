@@ -77,7 +77,7 @@ NOT_A_NOUN = re.compile(r"utils?|utilit(y|ies)|helpers?|common|misc|managers?")
 MOST_LINES = 400
 MOST_LINES_IN = {"strategies": 100, "codecs": 100}  # a paper may have two forms of one algorithm
 MOST_CLASS_LINES_IN = {"strategies": 60}
-MOST_LINES_OF = {"core/node.py": 450}  # the one heart, where all state meets
+MOST_LINES_OF = {"core/node.py": 460}  # the one heart, where all state meets
 MOST_BODY_LINES = 40
 MOST_EXPORTS = 40
 

@@ -295,7 +295,7 @@ class Attachment:
                 "parameters": self._replica.x.numel(),
             }
             saved = Checkpoints(place.checkpoint, config, place.nodes)
-        return Boundary(self._control, saved, place.every, self._strategy.servers, self._weights)
+        return Boundary(self._control, saved, place.every, self._weights)
 
     def _weights(self, node: Node) -> Mapping[str, Tensor] | None:
         if not holds_solution(self._strategy, node):

@@ -48,14 +48,22 @@ class Batches:
         self._batch, self._rank, self._workers, self._seed = batch, rank, workers, seed
         self.steps_per_epoch = steps_per_epoch(len(x), batch, workers)
         self.position = 0  # batches taken so far
+        self._detour: tuple[int, int] | None = None
+
+    def seek(self, owner: int, place: int) -> None:
+        """Take one batch from another worker's share next."""
+        self._detour = owner, place
 
     def next(self) -> tuple[Tensor, Tensor]:
         """The next batch; goes on for ever."""
-        epoch, step = divmod(self.position, self.steps_per_epoch)
-        self.position += 1
+        rank, position = self._detour or (self._rank, self.position)
+        if self._detour is None:
+            self.position += 1
+        self._detour = None
+        epoch, step = divmod(position, self.steps_per_epoch)
         order = _shuffle(len(self._x), self._seed, epoch)
         last = step == self.steps_per_epoch - 1
-        index = share(order, step, self._batch, self._rank, self._workers, last)
+        index = share(order, step, self._batch, rank, self._workers, last)
         return self._x[index], self._y[index]
 
 
@@ -91,6 +99,10 @@ class ModuleReplica:
             loss = self._loss(self.model(x), y)
             torch.autograd.backward(loss)
         return Gradient(self._flat.gradient(self._g), len(y), loss.item())
+
+    def seek(self, owner: int, place: int) -> None:
+        """Take the next batch from another worker's share."""
+        self.batches.seek(owner, place)
 
     def descend(self, g: Tensor) -> None:
         """One step of the task's optimizer."""

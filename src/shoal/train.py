@@ -87,6 +87,7 @@ class Plan:
                 "collective 'native' needs transport 'gloo' and no codec; take 'auto' or 'stripes'"
             )
         self.strategy.check(self.workers)
+        self.strategy.check_codec(self.codec)
 
     @property
     def nodes(self) -> int:
@@ -130,9 +131,7 @@ class Plan:
         saved = None
         if self.checkpoint is not None:
             saved = Checkpoints(self.checkpoint, self.same_run(), self.nodes)
-        return Boundary(
-            control, saved, self.every, self.strategy.servers, lambda node: self._weights(node, model)
-        )
+        return Boundary(control, saved, self.every, lambda node: self._weights(node, model))
 
     def _weights(self, node: Node, model: nn.Module) -> Mapping[str, Tensor] | None:
         """The solution under the model's own names, at the node that holds it."""

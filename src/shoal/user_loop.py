@@ -63,6 +63,10 @@ class AttachedReplica:
         samples, self.samples = self.samples or 1, 0
         return Gradient(g, samples, self.loss)
 
+    def seek(self, owner: int, place: int) -> None:
+        """The loop owns the data, so nobody else can do its batches."""
+        raise TypeError("batches of a loop of your own cannot be handed to another worker")
+
     def _undo_scaling(self, g: Tensor) -> None:
         """Divide by what GradScaler multiplied with, and see whether it found an overflow."""
         optimizer: Any = self._optimizer

@@ -108,7 +108,7 @@ def test_values_that_are_not_text_are_taken_as_they_are():
 def test_what_the_thing_itself_refuses_comes_out():
     with pytest.raises(ValueError, match="period=0 must be at least 1"):
         STRATEGIES.make("local", period="0")
-    with pytest.raises(ValueError, match="must be one of sgd, adagrad"):
+    with pytest.raises(ValueError, match="must be one of sgd, momentum, adagrad"):
         STRATEGIES.make("downpour", optimizer="adam")
 
 

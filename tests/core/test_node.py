@@ -322,8 +322,9 @@ async def serve(s):
     async for m in s.inbox():
         if m.tag == "pull":
             await s.reply(m, s.x)
-        else:
+        elif m.tag == "push":
             s.x += m.body
+            s.advance(m.count)
     return s.x.tolist(), dict(s.meter.staleness), s.version
 
 

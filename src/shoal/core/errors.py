@@ -2,6 +2,7 @@
 
     ShoalError
     ├── PeerLost          a node that was waited for crashed, left or stayed silent
+    ├── Fenced            this worker was given up on meanwhile: others have taken its work
     ├── Deadlock          virtual time: every node waits and nothing is under way
     ├── Diverged          a loss, gradient or parameter is not finite
     ├── WorkerFailed      a worker process raised or died; carries its traceback
@@ -21,6 +22,10 @@ class ShoalError(Exception):
 
 class PeerLost(ShoalError):
     """A node that was waited for crashed, left or stayed silent."""
+
+
+class Fenced(ShoalError):
+    """This worker was given up on meanwhile; it must not go on, for others have taken its work."""
 
 
 class Deadlock(ShoalError):

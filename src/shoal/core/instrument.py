@@ -43,6 +43,7 @@ class Meter:
     bytes_sent: int = 0
     bytes_received: int = 0
     messages_sent: int = 0
+    dropped: int = 0  # gradients that came too late to count
     waited_for: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # rank -> s
     staleness: Counter[int] = field(default_factory=Counter)  # versions behind -> updates
     faults: list[str] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Meter:
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "messages_sent": self.messages_sent,
+            "dropped": self.dropped,
             "waited_for": {str(rank): seconds for rank, seconds in self.waited_for.items()},
             "staleness": {str(late): updates for late, updates in sorted(self.staleness.items())},
             "faults": self.faults,

@@ -8,25 +8,28 @@ where others may act. Nothing here knows which driver completes the awaits.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from shoal.core.client import FIRST, Client, Pending
 from shoal.core.codec import Codec, Payload, State
-from shoal.core.errors import Diverged, PeerLost
+from shoal.core.errors import Diverged
 from shoal.core.instrument import Instrument, Meter
+from shoal.core.log import Log
+from shoal.core.mailbox import Mailbox
+from shoal.core.pool import Pool
 from shoal.core.replica import Replica
 from shoal.core.seeds import stream
-from shoal.core.transport import LEFT, LOST, Message, Transport
+from shoal.core.service import NOTED, Service
+from shoal.core.transport import Lends, Message, Transport
 
-CHECKPOINT = "checkpoint"
-"""Tag of a worker's word to the server that it saved its state before the step numbered in `seq`."""
-
-SERVER = -1
-"""Stands for the server in `push` and `pull`, whatever rank it has."""
+SERVER = FIRST
+"""Stands for the server in `push` and `pull`, whatever rank it has; -2 is the second server, and so on."""
 
 Mean: TypeAlias = "Callable[[Node, Tensor, float], Awaitable[tuple[Tensor, float]]]"
 """How a weighted average is formed: (node, vector, weight) -> (average, total weight)."""
@@ -36,7 +39,9 @@ Hook: TypeAlias = "Callable[[Node], Awaitable[None]]"
 
 def name_of(rank: int, workers: int) -> str:
     """How messages to people call the node of that rank in a run of so many workers."""
-    return f"worker {rank}" if rank < workers else "the server"
+    if rank < workers:
+        return f"worker {rank}"
+    return "the server" if rank == workers else f"server {rank - workers}"
 
 
 class NoMoreSteps(Exception):
@@ -46,7 +51,8 @@ class NoMoreSteps(Exception):
 class Node:
     """A worker (rank below `size`) or a server (rank `size` and up) of a run.
 
-    `size` is the number of workers. `pace` is awaited after each gradient: virtual time passes there.
+    `size` is the number of workers. Each server the algorithm names is `shards` nodes that own a slice of
+    the vector each. `pace` is awaited after each gradient: virtual time passes there.
     `boundary` is awaited before each step of a worker and after the last known one, for checkpoints and
     requests to stop; and at a server when all workers have sent CHECKPOINT for a step, with `t` set to it.
     """
@@ -59,15 +65,25 @@ class Node:
         workers: int,
         mean: Mean,
         codec: Codec,
+        servers: int = 0,
+        shards: int = 1,
         seed: int = 0,
         steps: int | None = None,
         timeout: float | None = None,
+        retry: float | None = None,
+        recovery: float = 0.0,
+        incarnation: int = 0,
+        log: Log | None = None,
+        locate: Callable[[int], str] = "element {}".format,
         pace: Hook | None = None,
         boundary: Hook | None = None,
         observers: Sequence[Instrument] = (),
     ) -> None:
         self.rank = transport.rank
         self.size = workers
+        self.servers = servers
+        self.shards = shards
+        self.incarnation = incarnation
         self.transport = transport
         self.replica = replica
         self.codec = codec
@@ -76,25 +92,33 @@ class Node:
         self.timeout = timeout
         self.meter = Meter()
         self.t = 0  # steps done
-        self.version = 0  # server: updates applied
+        self.version = 0  # server: versions of the model since the start
         self.merged = 0.0  # samples in the model this node holds, from all workers
         self.samples_before = 0  # own samples before the checkpoint that this run goes on from
-        self.gone: dict[int, str] = {}  # rank -> how it went
         self.working = set(range(workers))  # workers that have not gone
-        self.waiting = ""  # for what, while it waits
+        self.clock = 0  # gradients taken
+        self.unmerged = 0.0  # own samples since the last mean or push
+        self.mailbox = Mailbox(self, retry, recovery)
+        self.client = Client(self)
         self._mean = mean
+        self._locate = locate
         self._pace = pace
         self._boundary = boundary
         self._observers = tuple(observers)
         self._kept: dict[str, Tensor] = {}
         self._codec_states: dict[str, State] = {}
-        self._stash: deque[Message] = deque()  # arrived, not asked for yet
-        self._unmerged = 0.0  # own samples since the last mean or push
-        self._seen = 0  # server version of the last pull
-        self._seq = 0
         self._asked: Counter[int] = Counter()  # server: step -> workers that saved before it
+        keeps_pool = transport.rank == workers and steps is not None
+        self.service = Service(self, Pool(workers, steps or 0) if keeps_pool else None, log)
+        if incarnation and steps is not None and not self.is_server:
+            self.last_step = 0  # what this worker had to do before it died is the pool's now
 
     # -- who and what --------------------------------------------------------------------------
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this node serves."""
+        return self.rank >= self.size
 
     @property
     def x(self) -> Tensor:
@@ -110,6 +134,16 @@ class Node:
     def lr(self) -> float:
         """The learning rate of the next local step."""
         return self.replica.lr
+
+    @property
+    def active(self) -> set[int]:
+        """At a server: the workers that still contribute, having neither gone nor done all they had to."""
+        return self.service.active
+
+    @property
+    def role(self) -> int:
+        """At a server: which of the servers that the algorithm names this is a shard of, from 0."""
+        return (self.rank - self.size) // self.shards
 
     @property
     def name(self) -> str:
@@ -132,11 +166,15 @@ class Node:
     # -- local work ----------------------------------------------------------------------------
 
     async def steps(self) -> AsyncIterator[int]:
-        """Numbers of the steps to do, from where a checkpoint left off."""
+        """Numbers of the steps to do, from where a checkpoint left off.
+
+        With a server it ends when every batch of every worker is in the model: whoever has done its own
+        share does what workers that died have left undone.
+        """
         while True:
             if self._boundary is not None:
                 await self._boundary(self)
-            if self.last_step is not None and self.t >= self.last_step:
+            if self.last_step is not None and self.t >= self.last_step and not await self._has_more():
                 return
             yield self.t
             self.t += 1
@@ -164,21 +202,21 @@ class Node:
     async def grad(self) -> Tensor:
         """The gradient of the mean loss on the next batch, at `x` as it is now.
 
-        In virtual time it costs time. Raises Diverged when the loss is not finite, and NoMoreSteps when
-        whoever owns the training loop has ended it.
+        In virtual time it costs time. Raises NoMoreSteps when whoever owns the training loop has ended it,
+        and Diverged when the loss is not finite, unless there is a server to refuse what comes of it.
         """
         began = self.transport.now()
         gradient = await self.replica.gradient()
         if gradient.loss is not None:
             self.meter.loss = gradient.loss
-            if not math.isfinite(gradient.loss):
+            if not math.isfinite(gradient.loss) and not self.servers:
                 raise Diverged(
-                    f"{self.name}: the loss became {gradient.loss} at step {self.t}. Try a smaller "
-                    f"learning rate (it is {self.lr:g}) or look for inputs that are not finite."
+                    f"{self.name}: the loss became {gradient.loss} at step {self.t}. {self.advice}"
                 )
         if self._pace is not None:
             await self._pace(self)
-        self._unmerged += gradient.count
+        self.clock += 1
+        self.unmerged += gradient.count
         self.meter.samples += gradient.count
         self.meter.compute_seconds += self.transport.now() - began
         return gradient.vector
@@ -209,60 +247,90 @@ class Node:
         self.merged += total if weight is None else own * self.size
         return average
 
-    # -- with a server -------------------------------------------------------------------------
+    # -- with a server: the worker's side ------------------------------------------------------
 
-    async def push(self, dst: int, v: Tensor) -> None:
-        """Send a difference and go on. Lossy if the codec is."""
-        m = Message("push", self.encode(f"push.{dst}", v), count=self._take_unmerged())
-        m.version, m.rate = self._seen, self.lr
-        await self.send(dst, m)
+    async def push(self, dst: int, v: Tensor, count: float | None = None, rate: float | None = None) -> None:
+        """Have a server take in a difference; returns when it has, and would remember it after a crash.
 
-    async def pull(self, src: int) -> Tensor:
-        """The parameters of `src` as they were when it answered.
+        Lossy if the codec is. `count` defaults to the samples this worker took since it last merged, `rate`
+        to its learning rate. An update that is refused is noted, and training goes on.
+        """
+        await self.post(dst, v, count, rate)
+        await self.settle()
+
+    async def post(self, dst: int, v: Tensor, count: float | None = None, rate: float | None = None) -> None:
+        """Begin a push; `settle` completes it. Until then `v` must not change."""
+        samples = self._take_unmerged() if count is None else count
+        await self.client.post(dst, v, samples, self.lr if rate is None else rate)
+
+    async def settle(self) -> None:
+        """Wait until every push that was begun is taken in."""
+        await self.client.settle()
+
+    async def pull(self, src: int, out: Tensor | None = None) -> Tensor:
+        """The parameters of `src` as they were when it answered, in `out` if that is given.
 
         Exact: codecs are not applied. Waits one round trip. Raises PeerLost if `src` dies first;
         the caller's own parameters are then untouched.
         """
-        self._seq += 1
-        seq = self._seq
-        await self.send(src, Message("pull", seq=seq))
-        answer = await self._find(lambda m: m.tag == "reply" and m.seq == seq, "the answer to 'pull'", src)
-        self._seen = answer.version
-        return answer.body.to(self.x.device)
+        return await (
+            await self.client.ask(src, torch.empty_like(self.x) if out is None else out, waits=True)
+        )
+
+    async def ask(self, src: int) -> Pending[Tensor]:
+        """Begin a pull, to compute meanwhile: awaiting what this returns completes it."""
+        return await self.client.ask(src, torch.empty_like(self.x), waits=False)
+
+    async def note(self) -> None:
+        """Say that all this worker has done so far is in the model, where no push of its own tells so."""
+        await self.send(SERVER, Message(NOTED, count=self._take_unmerged(), clock=self.clock))
+
+    # -- with a server: the server's side ------------------------------------------------------
+
+    def inbox(self) -> AsyncIterator[Message]:
+        """Pushes and pulls in order of arrival, pushes decoded; ends when every worker has left.
+
+        Every push comes once, and none that is not finite. FEWER says that a worker contributes no more.
+        """
+        return self.service.messages()
 
     async def reply(self, m: Message, v: Tensor) -> None:
         """Answer a pull with a state. Exact."""
-        await self.send(m.src, Message("reply", (v,), seq=m.seq, version=self.version))
+        await self.service.reply(m, Message("reply", (v,), seq=m.seq, version=self.version))
 
-    async def inbox(self) -> AsyncIterator[Message]:
-        """What workers send, in order of arrival, decoded; ends when every worker has left.
+    def advance(self, samples: float) -> None:
+        """Say that the model is a new version: so many samples more are in it."""
+        self.version += 1
+        self.merged += samples
+        for observer in self._observers:
+            observer.update(self)
 
-        Counts a version for every push and records how many versions old it was.
-        """
-        while self.working or self._stash:
-            m = self._stash.popleft() if self._stash else await self._next("a message", None)
-            if m.tag in (LEFT, LOST):
-                continue
-            if m.tag == CHECKPOINT:
-                await self._save_when_all_ask(m.seq)
-                continue
-            if m.tag != "push":
-                yield m
-                continue
-            self.meter.staleness[self.version - m.version] += 1
-            yield self._decoded(m)
-            self.version += 1
-            self.merged += m.count
-            for observer in self._observers:
-                observer.update(self)
+    # -- memory that all reach -----------------------------------------------------------------
+
+    async def open_window(self) -> None:
+        """Expose the servers' parameters to `fetch` and `accumulate`; all nodes do this together, first."""
+        await self.client.open_window()
+
+    async def fetch(self) -> None:
+        """Copy the servers' parameters into `x`; others may be changing them meanwhile."""
+        await self.client.fetch()
+
+    async def accumulate(self, v: Tensor) -> None:
+        """Add a difference to the servers' parameters, without their help. Exact."""
+        await self.client.accumulate(v)
+        await self.note()
 
     # -- between any two nodes -----------------------------------------------------------------
 
-    async def send(self, dst: int, m: Message) -> None:
+    async def send(self, dst: int, m: Message, lend: bool = False) -> None:
         """Send a message as it is, exactly. Does not wait for `dst`; tensors may be changed afterwards."""
         dst = self.size if dst == SERVER else dst
+        m.incarnation = self.incarnation
         began = self.transport.now()
-        await self.transport.send(dst, m)
+        if lend and isinstance(self.transport, Lends):
+            await self.transport.lend(dst, m)
+        else:
+            await self.transport.send(dst, m)
         self.meter.send_seconds += self.transport.now() - began
         self.meter.bytes_sent += m.nbytes
         self.meter.messages_sent += 1
@@ -271,17 +339,11 @@ class Node:
 
     async def recv(self, tag: str, src: int | None = None) -> Message:
         """The next message with that tag (from `src`); waits for it. Raises PeerLost if `src` goes first."""
-        return await self._find(lambda m: m.tag == tag, repr(tag), src)
+        return await self.mailbox.find(tag, self.size if src == SERVER else src)
 
     def poll(self, tag: str) -> Iterator[Message]:
         """The messages with that tag that have arrived; never waits."""
-        for m in self.transport.drain():
-            self._note(m)
-            if m.tag not in (LEFT, LOST):
-                self._stash.append(m)
-        waiting = [m for m in self._stash if m.tag == tag]
-        self._stash = deque(m for m in self._stash if m.tag != tag)
-        yield from waiting
+        return self.mailbox.poll(tag)
 
     # -- codecs --------------------------------------------------------------------------------
 
@@ -308,99 +370,88 @@ class Node:
             "codec": self._codec_states,
             "replica": self.replica.state_dict(),
             "rng": self.rng.get_state(),
+            "service": self.service.state(),
             "numbers": {
                 "step": self.t,
+                "clock": self.clock,
                 "version": self.version,
                 "merged": self.merged,
-                "unmerged": self._unmerged,
-                "seen": self._seen,
-                "seq": self._seq,
+                "unmerged": self.unmerged,
                 "samples": self.meter.samples,
+                "seen": {str(rank): version for rank, version in self.client.seen.items()},
+                "questions": self.mailbox.numbers(),
             },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self.x.copy_(state["x"])
-        self._kept = {name: self._here(tensor) for name, tensor in state["kept"].items()}
+        here = partial(Tensor.to, device=self.x.device, copy=True)
+        self._kept = {name: here(tensor) for name, tensor in state["kept"].items()}
         self._codec_states = {
-            key: {name: self._here(tensor) for name, tensor in memory.items()}
+            key: {name: here(tensor) for name, tensor in memory.items()}
             for key, memory in state["codec"].items()
         }
         self.replica.load_state_dict(state["replica"])
         self.rng.set_state(state["rng"])
+        self.service.load(state["service"])
         numbers = state["numbers"]
         self.t = self.meter.steps = numbers["step"]
+        self.clock = numbers["clock"]
         self.version, self.merged = numbers["version"], numbers["merged"]
-        self._unmerged, self._seen, self._seq = numbers["unmerged"], numbers["seen"], numbers["seq"]
+        self.unmerged = numbers["unmerged"]
+        self.client.seen = {int(rank): version for rank, version in numbers["seen"].items()}
+        self.mailbox.go_on_from(numbers["questions"])
         self.meter.samples = self.samples_before = numbers["samples"]
 
-    # -- inside --------------------------------------------------------------------------------
-
-    def _here(self, tensor: Tensor) -> Tensor:
-        """A copy of a restored tensor, on the model's device."""
-        return tensor.to(self.x.device, copy=True)
-
-    def _take_unmerged(self) -> float:
-        taken, self._unmerged = self._unmerged, 0.0
-        return taken
-
-    async def _save_when_all_ask(self, step: int) -> None:
+    async def save_when_all_ask(self, step: int) -> None:
+        """A worker has saved its state before this step: save too once all have."""
         self._asked[step] += 1
         if self._asked[step] == self.size and self._boundary is not None:
             self.t = step
             await self._boundary(self)
 
-    def _decoded(self, m: Message) -> Message:
-        m.parts = (self.decode(m.parts, self.x.numel()),)
-        return m
+    # -- for those who look on -----------------------------------------------------------------
 
-    async def _find(self, wanted: Callable[[Message], bool], what: str, src: int | None) -> Message:
-        src = self.size if src == SERVER else src
-        for i, m in enumerate(self._stash):
-            if wanted(m) and (src is None or m.src == src):
-                del self._stash[i]
-                return m
-        while True:
-            if src in self.gone:
-                raise PeerLost(
-                    f"{self.name_of(src)} {self.gone[src]} before it sent {what} to {self.name} "
-                    f"(which is at step {self.t})."
-                )
-            m = await self._next(what, src)
-            if wanted(m) and (src is None or m.src == src):
-                return m
-            if m.tag not in (LEFT, LOST):
-                self._stash.append(m)
-
-    async def _next(self, what: str, src: int | None) -> Message:
-        """The next message of any kind, with the wait for it accounted for."""
-        began = self.transport.now()
-        self.waiting = f"{what} from {'any node' if src is None else self.name_of(src)}"
-        try:
-            m = await self.transport.recv(self.timeout)
-        except TimeoutError:
-            raise PeerLost(
-                f"{self.name} waited {self.timeout:g} s for {self.waiting} at step {self.t}; nothing came."
-            ) from None
-        self.waiting = ""
-        waited = self.transport.now() - began
-        if self.rank < self.size:  # a server's business is to wait
-            self.meter.wait_seconds += waited
-            self.meter.waited_for[m.src] += waited
-        self._note(m)
-        return m
-
-    def _note(self, m: Message) -> None:
-        """Take note of a message that was taken from the transport."""
-        if m.tag in (LEFT, LOST):
-            self.gone[m.src] = "left" if m.tag == LEFT else "was lost"
-            self.working.discard(m.src)
-            if m.tag == LOST:
-                self.meter.faults.append(f"{self.name_of(m.src)} was lost")
-                for observer in self._observers:
-                    observer.fault(self, f"{self.name_of(m.src)} was lost")
-            return
+    def received(self, m: Message) -> None:
+        """Account for a message that was taken from the transport."""
         self.meter.bytes_received += m.nbytes
         for observer in self._observers:
             observer.receive(self, m)
+
+    def waited_for(self, rank: int, seconds: float) -> None:
+        """Account for the time that passed until a message of `rank` came."""
+        if not self.is_server:  # a server's business is to wait
+            self.meter.wait_seconds += seconds
+            self.meter.waited_for[rank] += seconds
+
+    def name_element(self, place: int) -> str:
+        """How messages to people call one element of the vector."""
+        return self._locate(place)
+
+    @property
+    def advice(self) -> str:
+        """What to do about values that are not finite."""
+        return f"Try a smaller learning rate (it is {self.lr:g}) or look for inputs that are not finite."
+
+    def note_fault(self, what: str) -> None:
+        """Take note of something that went wrong and was survived."""
+        self.meter.faults.append(what)
+        for observer in self._observers:
+            observer.fault(self, what)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _take_unmerged(self) -> float:
+        taken, self.unmerged = self.unmerged, 0.0
+        return taken
+
+    async def _has_more(self) -> bool:
+        """Whether there is a batch that another worker left undone; if so it comes next."""
+        work = await self.client.take_more() if self.servers else None
+        if work is None:
+            return False
+        owner, place, self.clock = work
+        self.t = self.clock
+        self.replica.seek(owner, place)
+        return True

@@ -31,6 +31,10 @@ class Replica(Protocol):
         """The gradient at `x` on the next batch. The vector may be reused by the next call."""
         ...
 
+    def seek(self, owner: int, place: int) -> None:
+        """Take the next batch from another worker's share: the one at `place` of `owner`'s."""
+        ...
+
     def descend(self, g: Tensor) -> None:
         """One step of the optimizer along -g."""
         ...
@@ -59,6 +63,10 @@ class Parameters:
     async def gradient(self) -> Gradient:
         """A server has no data."""
         raise TypeError("a server computes no gradient; only a worker may call grad()")
+
+    def seek(self, owner: int, place: int) -> None:
+        """A server has no data."""
+        raise TypeError("a server has no data to seek in")
 
     def descend(self, g: Tensor) -> None:
         """A server has no optimizer of the user's."""

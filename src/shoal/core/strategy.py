@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.core.node import Node, NoMoreSteps
+from shoal.core.codec import Codec
+from shoal.core.node import SERVER, Node, NoMoreSteps
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,27 @@ class Strategy(ABC):
     """One way of training on many workers. Frozen: hyper-parameters only; all state lives in the node."""
 
     most_workers: ClassVar[int | None] = None
+    compresses: ClassVar[bool] = True  # whether what it sends goes through the codec
 
     @property
     def servers(self) -> int:
-        """How many servers it needs beside the workers."""
+        """How many servers it needs beside the workers. Each may be several nodes that own a slice each."""
         return 0
+
+    @property
+    def fixed_shares(self) -> bool:
+        """Whether every worker sees the same share of the data in every epoch."""
+        return False
 
     def check(self, workers: int) -> None:
         """Raise ValueError where the options do not suit that many workers."""
         if self.most_workers is not None and workers > self.most_workers:
             raise ValueError(f"{type(self).__name__} runs on {self.most_workers} worker, not on {workers}")
+
+    def check_codec(self, codec: Codec) -> None:
+        """Raise ValueError for a codec that would never be used."""
+        if not (self.compresses or codec.exact):
+            raise ValueError(f"{type(self).__name__} adds to memory as it is, so {codec} would do nothing")
 
     @abstractmethod
     async def worker(self, w: Node) -> None:
@@ -42,7 +54,8 @@ class Strategy(ABC):
 
     async def live(self, node: Node) -> None:
         """A node's whole life, worker or server."""
-        if node.rank >= node.size:
+        if node.is_server:
+            node.service.begin()
             await self.server(node)
             return
         with suppress(NoMoreSteps):
@@ -52,6 +65,26 @@ class Strategy(ABC):
     def solution(self, node: Node) -> Tensor:
         """The model to evaluate and save, read from the node that holds it."""
         return node.x
+
+
+@dataclass(frozen=True)
+class Central(Strategy):
+    """Workers pull the model, take one gradient and push it; the server decides what becomes of it."""
+
+    @property
+    def servers(self) -> int:
+        """One, which may be several nodes that own a slice each."""
+        return 1
+
+    async def worker(self, w: Node) -> None:
+        """Pull, compute, push; each waits for the one before."""
+        async for _ in w.steps():
+            await w.pull(SERVER, out=w.x)
+            await w.push(SERVER, await w.grad())
+
+    async def finish(self, w: Node) -> None:
+        """Take the trained model."""
+        await w.pull(SERVER, out=w.x)
 
 
 def at_least(low: float, **options: float | None) -> None:

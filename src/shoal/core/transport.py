@@ -33,7 +33,7 @@ LOST = "lost"
 """Tag of the notice that a peer vanished without closing; nothing more comes from it unless it comes back."""
 
 JOINED = "joined"
-"""Tag of the notice that a peer which was lost is back; `incarnation` says as which. What was under way is lost."""
+"""Tag of the notice that a lost peer is back; `incarnation` says as which. What was under way is lost."""
 
 NOTICES = (LEFT, LOST, JOINED)
 """Tags that a transport alone may deliver."""
@@ -132,7 +132,7 @@ class Lends(Protocol):
         ...
 
     async def lend(self, dst: int, m: Message) -> None:
-        """Send `m`, whose only part came from `share`, without copying it. Change nothing of it before `reclaim`.
+        """Send `m`, whose only part came from `share`, without copying it: change it only after `reclaim`.
 
         It arrives with `release` set: whoever has read the part calls that, and must read again somewhere
         else if it returns False, for the memory was taken back meanwhile.
@@ -149,9 +149,10 @@ class Windows(Protocol):
     """A transport with memory that peers read and add to without the owner's help."""
 
     async def open_window(self, owner: int, x: Tensor) -> Tensor:
-        """Expose a copy of the owner's `x`; all nodes call this together, with vectors of one length and dtype.
+        """Expose a copy of the owner's `x`; all nodes call this together, with vectors of one length.
 
-        Returns the exposed memory itself at the owner, `x` elsewhere.
+        A node that is never going to use the window may bring an empty vector. Returns the exposed memory
+        itself at the owner, `x` elsewhere.
         """
         ...
 
@@ -163,5 +164,5 @@ class Windows(Protocol):
         ...
 
     async def accumulate(self, owner: int, v: Tensor) -> int:
-        """Add `v` to the exposed vector; how many times it had been added to before. No addition is ever lost."""
+        """Add `v` to the exposed vector; how many times it had been added to before. None is ever lost."""
         ...

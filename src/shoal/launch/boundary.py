@@ -8,7 +8,8 @@ from torch import Tensor
 
 from shoal.checkpoint import Checkpoints
 from shoal.core.errors import Interrupted
-from shoal.core.node import CHECKPOINT, SERVER, Node
+from shoal.core.node import Node
+from shoal.core.service import CHECKPOINT
 from shoal.core.transport import Message
 from shoal.launch.control import Control
 
@@ -21,7 +22,6 @@ class Boundary:
         control: Control,
         checkpoints: Checkpoints | None = None,
         every: int | None = None,
-        servers: int = 0,
         model: Callable[[Node], Mapping[str, Tensor] | None] = lambda node: None,
     ) -> None:
         if every is not None and every < 1:
@@ -29,7 +29,6 @@ class Boundary:
         self._control = control
         self._checkpoints = checkpoints
         self._every = every
-        self._servers = servers
         self._model = model
         self._run_to: int | None = None
         self._final = False
@@ -55,8 +54,8 @@ class Boundary:
         due = due and node.t not in (0, self._resumed_at)
         if self._checkpoints is not None and (due or stopping):
             self._save(node)
-            if self._servers:
-                await node.send(SERVER, Message(CHECKPOINT, seq=node.t))
+            for server in range(node.size, node.size + node.servers * node.shards):
+                await node.send(server, Message(CHECKPOINT, seq=node.t))
         if stopping:
             raise Interrupted(f"stopped before step {node.t}")
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from shoal.collectives import stripes
+from shoal.core.client import slice_of
 from shoal.core.codec import Codec, Identity
 from shoal.core.instrument import Instrument
 from shoal.core.node import Hook, Mean, Node
 from shoal.core.replica import Parameters, Replica
 from shoal.core.strategy import Strategy
-from shoal.sim.faults import Crash, Faults
+from shoal.sim.disk import Disk
+from shoal.sim.faults import Crash, Faults, Weather
 from shoal.sim.kernel import Kernel
 from shoal.sim.models import Compute, Network, Pace
 from shoal.sim.transport import SimTransport, Switch
@@ -22,7 +27,8 @@ from shoal.sim.transport import SimTransport, Switch
 class Simulation:
     """The nodes of a run in virtual time.
 
-    `replica(rank)` makes each worker's replica; servers start at `centre`, or where worker 0 does.
+    `replica(rank)` makes each worker's replica; servers start at `centre`, or where worker 0 does, and each
+    has as many shards as told. `disk(rank)` is what a server writes its log to.
     The same arguments give the same run, bit for bit: see `digest`.
     """
 
@@ -33,10 +39,14 @@ class Simulation:
         *,
         workers: int,
         steps: int,
+        shards: int = 1,
         centre: Tensor | None = None,
         network: Network | None = None,
         compute: Compute | None = None,
         faults: Faults | None = None,
+        weather: Weather | None = None,
+        disk: Callable[[int], Disk] | None = None,
+        retry: float | None = None,
         codec: Codec | None = None,
         mean: Mean = stripes,
         seed: int = 0,
@@ -46,42 +56,61 @@ class Simulation:
         if workers < 1:
             raise ValueError(f"workers={workers}: a run needs at least 1 worker")
         strategy.check(workers)
+        strategy.check_codec(codec or Identity())
+        nodes = workers + strategy.servers * shards
         self.strategy = strategy
         self.workers = workers
         self.kernel = Kernel()
-        self.nodes: list[Node] = []
+        self._replica = replica
+        self._steps = steps
+        self._shards = shards
+        self._compute = compute or Compute()
         self._faults = faults or Faults()
-        self._faults.check(workers)
+        self._faults.check(workers, nodes)
         for rank in compute.slow if compute else ():
             if not 0 <= rank < workers:
                 raise ValueError(f"there is no worker {rank} to slow down: workers are 0 to {workers - 1}")
-        self._switch = Switch(self.kernel, network or Network(), seed)
-        self._ends = [self._switch.add() for _ in range(workers + strategy.servers)]
-        for rank, end in enumerate(self._ends):
-            is_worker = rank < workers
-            own = replica(rank) if is_worker else Parameters(self._start(centre))
-            pace = self._pace(Pace(compute or Compute(), rank, seed), end) if is_worker else None
-            node = Node(
-                end,
-                own,
-                workers=workers,
-                mean=mean,
-                codec=codec or Identity(),
-                seed=seed,
-                steps=steps if is_worker else None,
-                pace=pace,
-                boundary=boundary,
-                observers=observers,
-            )
-            self.nodes.append(node)
+        self._switch = Switch(self.kernel, network or Network(), seed, weather)
+        self._ends = [self._switch.add() for _ in range(nodes)]
+        self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
+        self._common: dict[str, Any] = {
+            "workers": workers,
+            "servers": strategy.servers,
+            "shards": shards,
+            "mean": mean,
+            "codec": codec or Identity(),
+            "seed": seed,
+            "steps": steps,
+            "retry": retry,
+            "recovery": self._faults.restart_after + self._faults.noticed_after,
+            "boundary": boundary,
+            "observers": observers,
+        }
+        first = replica(0)
+        self._centre = (first.x if centre is None else centre).detach().clone()
+        self.nodes = [self._make(rank, 0, first if rank == 0 else None) for rank in range(nodes)]
         for server in self._ends[workers:]:
             for end in self._ends[:workers]:
                 end.acquaint(server)
 
+    def _make(self, rank: int, incarnation: int, own: Replica | None = None) -> Node:
+        """A node as it is when its process starts."""
+        end = self._ends[rank]
+        if rank >= self.workers:
+            mine = slice_of((rank - self.workers) % self._shards, self._shards, self._centre.numel())
+            server = Parameters(self._centre[mine].clone())
+            log = self._disks.get(rank)
+            return Node(end, server, incarnation=incarnation, log=log, **self._common)
+        pace = self._pace(Pace(self._compute, rank, self._common["seed"]), end)
+        worker = self._replica(rank) if own is None else own
+        return Node(end, worker, incarnation=incarnation, pace=pace, **self._common)
+
     def run(self) -> Simulation:
         """Let virtual time pass until every node is done, and return the simulation itself."""
-        for node, end in zip(self.nodes, self._ends, strict=True):
-            end.process = self.kernel.spawn(self._life(node, end), self._describe(node))
+        for node in self.nodes:
+            self._spawn(node)
+        for rank, moment in self._faults.kills:
+            self.kernel.at(moment, lambda rank=rank: self._kill(rank))  # type: ignore[misc]
         try:
             self.kernel.run()
         finally:
@@ -98,6 +127,11 @@ class Simulation:
         return self.nodes[self.workers]
 
     @property
+    def solution(self) -> Tensor:
+        """The parameters that the server holds, all shards together."""
+        return torch.cat([node.x for node in self.nodes[self.workers : self.workers + self._shards]])
+
+    @property
     def seconds(self) -> float:
         """Virtual time that has passed."""
         return self.kernel.now
@@ -109,9 +143,6 @@ class Simulation:
             total.update(node.x.detach().cpu().numpy().tobytes())
         return total.hexdigest()
 
-    def _start(self, centre: Tensor | None) -> Tensor:
-        return (self.nodes[0].x if centre is None else centre).detach().clone()
-
     def _pace(self, pace: Pace, end: SimTransport) -> Hook:
         async def let_time_pass(node: Node) -> None:
             duration = pace.next() + self._faults.delay(node.rank, node.t)
@@ -120,16 +151,41 @@ class Simulation:
 
         return let_time_pass
 
+    def _spawn(self, node: Node) -> None:
+        end = self._ends[node.rank]
+        end.process = self.kernel.spawn(self._life(node, end), self._describe(node))
+
     async def _life(self, node: Node, end: SimTransport) -> None:
         try:
             await self.strategy.live(node)
             await end.close()
         except Crash:
-            end.vanish(self._faults.noticed_after)
+            self._bury(node.rank)
+
+    def _kill(self, rank: int) -> None:
+        """End a node wherever it stands, unless it has ended."""
+        process = self._ends[rank].process
+        if process is not None and not process.ended:
+            process.end()
+            self._bury(rank)
+
+    def _bury(self, rank: int) -> None:
+        """A node has crashed: its peers notice, and it may come back."""
+        self._ends[rank].vanish(self._faults.noticed_after)
+        if rank in self._disks:
+            self._disks[rank].lose_what_is_not_synced()
+        if isfinite(self._faults.restart_after):
+            self.kernel.after(self._faults.restart_after, lambda: self._restart(rank))
+
+    def _restart(self, rank: int) -> None:
+        node = self._make(rank, self.nodes[rank].incarnation + 1)
+        self.nodes[rank] = node
+        self._ends[rank].revive(node.incarnation)
+        self._spawn(node)
 
     def _describe(self, node: Node) -> Callable[[], str]:
         def text() -> str:
-            absent = "".join(f" ({node.name_of(r)} {how})" for r, how in node.gone.items())
-            return f"{node.name} waits for {node.waiting or 'its turn'} at step {node.t}{absent}"
+            absent = "".join(f" ({node.name_of(r)} {how})" for r, how in node.mailbox.gone.items())
+            return f"{node.name} waits for {node.mailbox.waiting or 'its turn'} at step {node.t}{absent}"
 
         return text

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from struct import pack
 
-from shoal.core.transport import LEFT, LOST, Message
+from torch import Tensor
+
+from shoal.core.seeds import derive
+from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
+from shoal.sim.faults import Weather
 from shoal.sim.kernel import Kernel, Process, suspended
 from shoal.sim.models import Network, Wires
 
@@ -16,9 +21,12 @@ from shoal.sim.models import Network, Wires
 class Switch:
     """What joins the simulated nodes: delivers messages after the time the network takes for them."""
 
-    def __init__(self, kernel: Kernel, network: Network, seed: int) -> None:
+    def __init__(self, kernel: Kernel, network: Network, seed: int, weather: Weather | None = None) -> None:
         self.kernel = kernel
         self.ends: list[SimTransport] = []
+        self.windows: dict[int, Window] = {}
+        self._weather = weather
+        self._dice = random.Random(derive(seed, "weather"))
         self._wires = Wires(network, seed)
         self._trace = hashlib.blake2b(digest_size=16)
 
@@ -29,24 +37,43 @@ class Switch:
         return end
 
     def carry(self, src: int, dst: int, m: Message) -> None:
-        """Deliver `m` when the network has moved it."""
+        """Deliver `m` when the network has moved it, if it does."""
+        weather, dice = self._weather, self._dice
+        if weather is None or m.tag in NOTICES or self.kernel.now >= weather.until:
+            self._move(src, dst, m)
+            return
+        for _ in range(2 if dice.random() < weather.double else 1):
+            if dice.random() >= weather.loss:
+                late = dice.random() * weather.delay
+                copy = replace(m, parts=tuple(p.clone() for p in m.parts))
+                self.kernel.after(late, lambda copy=copy: self._move(src, dst, copy))  # type: ignore[misc]
+
+    def _move(self, src: int, dst: int, m: Message) -> None:
+        end = self.ends[dst]
+        self.escort(src, dst, m, lambda: end.deliver(m))
+
+    def escort(self, src: int, dst: int, m: Message, then: Callable[[], None]) -> None:
+        """Take the time that `m` takes on the network, and do something when it is there."""
         now = self.kernel.now
         head, length = self._wires.leave(src, dst, m.nbytes, now) if src != dst else (now, 0.0)
         self._trace.update(pack("<dddqqq", now, head, m.count, src, dst, m.nbytes) + m.tag.encode())
-        end = self.ends[dst]
-        if length:
-            self.kernel.at(head, lambda: self._receive(end, m, length))
-        else:
-            self.kernel.at(head, lambda: end.deliver(m))
 
-    def _receive(self, end: SimTransport, m: Message, length: float) -> None:
-        """The head of `m` has reached its receiver."""
-        tail = self._wires.enter(end.rank, length, self.kernel.now)
-        self.kernel.at(tail, lambda: end.deliver(m))
+        def receive() -> None:
+            self.kernel.at(self._wires.enter(dst, length, self.kernel.now), then)
+
+        self.kernel.at(head, receive if length else then)
 
     def digest(self) -> str:
         """A fingerprint of every message so far: when, from whom, to whom, what and how much."""
         return self._trace.hexdigest()
+
+
+@dataclass
+class Window:
+    """Memory of one node that others read and add to."""
+
+    x: Tensor
+    count: int = 0
 
 
 class SimTransport:
@@ -61,7 +88,7 @@ class SimTransport:
         self._parked = False
         self._farewell: str | None = None  # LEFT or LOST, once this node has gone
         self._noticed_at = 0.0
-        self._acquainted: set[int] = set()  # whom to tell when this node goes
+        self._acquainted: set[int] = set()  # whom to tell when this node goes, or comes back
         self._told: set[int] = set()
 
     @property
@@ -113,6 +140,52 @@ class SimTransport:
     def vanish(self, noticed_after: float) -> None:
         """Go without a word; those this node talked with are told after a while."""
         self._go(LOST, noticed_after)
+
+    def revive(self, incarnation: int) -> None:
+        """Come back with an empty mailbox, and tell those this node talked with; its end comes first."""
+        for peer in sorted(self._acquainted - {self.rank}):
+            self._tell(peer)
+        self._farewell = None
+        self._parked = False
+        self._told.clear()
+        self._mailbox.clear()
+        notice = Message(JOINED, src=self.rank, incarnation=incarnation)
+        moment = max(self._kernel.now, self._noticed_at)
+        for peer in sorted(self._acquainted - {self.rank}):
+            self._kernel.at(moment, lambda peer=peer: self._switch.carry(self.rank, peer, notice))  # type: ignore[misc]
+
+    async def open_window(self, owner: int, x: Tensor) -> Tensor:
+        """Expose the owner's vector; nothing has to travel for it."""
+        if self.rank == owner:
+            self._switch.windows[owner] = Window(x)
+        return x
+
+    async def fetch(self, owner: int, out: Tensor) -> int:
+        """Read a peer's vector: the question travels, then the vector."""
+        await self._trip(owner, Message("fetch"))
+        window = self._switch.windows[owner]
+        count, copy = window.count, window.x.clone()
+        await self._trip(owner, Message("fetched", (copy,)), back=True)
+        out.copy_(copy)
+        return count
+
+    async def accumulate(self, owner: int, v: Tensor) -> int:
+        """Add to a peer's vector: the addition travels, then the word that it is done."""
+        copy = v.clone()
+        await self._trip(owner, Message("add", (copy,)))
+        window = self._switch.windows[owner]
+        window.x.add_(copy)
+        window.count += 1
+        before = window.count - 1
+        await self._trip(owner, Message("added"), back=True)
+        return before
+
+    async def _trip(self, peer: int, m: Message, back: bool = False) -> None:
+        """Let the time pass that `m` takes to `peer`, or from it, without its help."""
+        assert self.process is not None
+        ends = (peer, self.rank) if back else (self.rank, peer)
+        self._switch.escort(*ends, m, self.process.resume)
+        await suspended()
 
     def deliver(self, m: Message) -> None:
         """Put `m` into the mailbox and wake the node if it waits for one."""

@@ -2,13 +2,21 @@
 
 from shoal.core.catalogue import Catalogue
 from shoal.core.strategy import Strategy
+from shoal.strategies.asgd import ASGD
 from shoal.strategies.bmuf import BMUF
+from shoal.strategies.dcasgd import DCASGD
 from shoal.strategies.diloco import DiLoCo
 from shoal.strategies.downpour import Downpour
 from shoal.strategies.easgd import EAMSGD, EASGD
+from shoal.strategies.hierarchical import Hierarchical
+from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
+from shoal.strategies.softsync import SoftSync
+from shoal.strategies.ssp import SSP
+from shoal.strategies.staleness_aware import StalenessAware
 from shoal.strategies.sync import Sync
+from shoal.strategies.sync_server import SyncServer
 
 STRATEGIES: Catalogue[Strategy] = Catalogue(
     "strategy",
@@ -18,7 +26,15 @@ STRATEGIES: Catalogue[Strategy] = Catalogue(
         "local": Local,
         "bmuf": BMUF,
         "diloco": DiLoCo,
+        "sync_server": SyncServer,
+        "hierarchical": Hierarchical,
+        "asgd": ASGD,
+        "staleness_aware": StalenessAware,
+        "softsync": SoftSync,
+        "ssp": SSP,
+        "dcasgd": DCASGD,
         "downpour": Downpour,
+        "hogwild": Hogwild,
         "easgd": EASGD,
         "eamsgd": EAMSGD,
     },

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from shoal.core.node import SERVER, Node
-from shoal.core.strategy import Strategy, above, at_least
+from shoal.core.strategy import Strategy, above, at_least, between
 from shoal.core.transport import Message
 
-OPTIMIZERS = ("sgd", "adagrad")
+OPTIMIZERS = ("sgd", "momentum", "adagrad")
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,20 @@ class Downpour(Strategy):
 
     n_fetch: int = 1  # steps between two fetches
     n_push: int = 1  # steps between two pushes; gradients add up meanwhile
-    optimizer: str = "sgd"  # the server's: sgd or adagrad
+    overlap: bool = False  # fetch and push while the next gradient is computed
+    optimizer: str = "sgd"  # the server's: sgd, momentum or adagrad
     rate: float | None = None  # the server's; None: the worker's own, which may follow a schedule
-    warmup: int = 20  # pushes over which the server's rate grows to its full size
+    warmup: int = 20  # updates over which the server's rate grows to its full size
+    warm_start: int = 0  # updates that the first worker makes before the others join in
+    momentum: float = 0.9  # of the server's momentum
     eps: float = 1e-8  # adagrad: where the gradient has always been 0
+    fixed_shares: bool = True  # each worker keeps to its own share of the data
 
     def __post_init__(self) -> None:
         at_least(1, n_fetch=self.n_fetch, n_push=self.n_push)
-        at_least(0, warmup=self.warmup, eps=self.eps)
+        at_least(0, warmup=self.warmup, warm_start=self.warm_start, eps=self.eps)
         above(0, rate=self.rate)
+        between(0, 1, momentum=self.momentum)
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer={self.optimizer!r} must be one of {', '.join(OPTIMIZERS)}")
 
@@ -37,32 +42,48 @@ class Downpour(Strategy):
 
     async def worker(self, w: Node) -> None:
         accrued = w.keep("accrued", torch.zeros_like(w.x))
+        coming = None
         async for t in w.steps():
             if t % self.n_fetch == 0:
-                w.x.copy_(await w.pull(SERVER))
+                w.x.copy_(await (coming or await w.ask(SERVER)))
+            fetch_next = self.overlap and (t + 1) % self.n_fetch == 0
+            coming = await w.ask(SERVER) if fetch_next else None
             g = await w.grad()
             accrued += g
             w.descend(g)
             if (t + 1) % self.n_push == 0:
-                await w.push(SERVER, accrued)
+                await w.settle()  # the push before this one, which was under way meanwhile
+                await w.post(SERVER, accrued.clone() if self.overlap else accrued)
+                if not self.overlap:
+                    await w.settle()
                 accrued.zero_()
 
     async def finish(self, w: Node) -> None:
+        await w.settle()
         if w.t % self.n_push != 0:
             await w.push(SERVER, w.keep("accrued", w.x))
-        w.x.copy_(await w.pull(SERVER))
+        await w.pull(SERVER, out=w.x)
 
     async def server(self, s: Node) -> None:
-        squares = s.keep("squares", torch.zeros_like(s.x))
+        memory = s.keep("memory", torch.zeros_like(s.x))  # squares, or velocity
+        early: dict[int, Message] = {}
         async for m in s.inbox():
             if m.tag == "pull":
-                await s.reply(m, s.x)
-            elif self.optimizer == "sgd":
-                s.x.sub_(m.body, alpha=self._rate(s, m))
-            else:
-                squares.addcmul_(m.body, m.body)
-                s.x.addcdiv_(m.body, squares.sqrt().add_(self.eps), value=-self._rate(s, m))
+                early[m.src] = m
+            elif m.tag == "push":
+                self._apply(s, m, memory)
+                s.advance(m.count)
+            warm = s.version >= self.warm_start or 0 not in s.active
+            for rank in [rank for rank in early if warm or rank == 0]:
+                await s.reply(early.pop(rank), s.x)
 
-    def _rate(self, s: Node, m: Message) -> float:
+    def _apply(self, s: Node, m: Message, memory: torch.Tensor) -> None:
         ramp = min(1.0, (s.version + 1) / self.warmup) if self.warmup else 1.0
-        return ramp * (m.rate if self.rate is None else self.rate)
+        rate = ramp * (m.rate if self.rate is None else self.rate)
+        if self.optimizer == "sgd":
+            s.x.sub_(m.body, alpha=rate)
+        elif self.optimizer == "momentum":
+            s.x.sub_(memory.mul_(self.momentum).add_(m.body), alpha=rate)
+        else:
+            memory.addcmul_(m.body, m.body)
+            s.x.addcdiv_(m.body, memory.sqrt().add_(self.eps), value=-rate)

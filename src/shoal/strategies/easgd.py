@@ -59,8 +59,9 @@ class EASGD(Strategy):
         async for m in s.inbox():
             if m.tag == "pull":
                 await s.reply(m, s.x)
-            else:
+            elif m.tag == "push":
                 s.x += m.body
+                s.advance(m.count)
 
     def solution(self, node: Node) -> Tensor:
         return node.keep("centre", node.x) if self.synchronous else node.x

@@ -63,13 +63,20 @@ class VectorReplica:
         self._rank = rank
         self._count = problem.counts[rank % len(problem.counts)]
         self._step = 0
+        self._detour: tuple[int, int] | None = None
         self._velocity = torch.zeros_like(x)
 
     async def gradient(self) -> Gradient:
         """The gradient at `x`; the loss is reported as 0."""
-        g = self._problem.gradient(self._rank, self._step, self.x)
-        self._step += 1
-        return Gradient(g, self._count, 0.0)
+        rank, step = self._detour or (self._rank, self._step)
+        if self._detour is None:
+            self._step += 1
+        self._detour = None
+        return Gradient(self._problem.gradient(rank, step, self.x), self._count, 0.0)
+
+    def seek(self, owner: int, place: int) -> None:
+        """Take the next gradient as worker `owner` would have in its step `place`."""
+        self._detour = owner, place
 
     def descend(self, g: Tensor) -> None:
         """One step of SGD with heavy-ball momentum."""

@@ -1,0 +1,164 @@
+"""Client: the worker's half of push and pull; `Service` is the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from torch import Tensor
+
+from shoal.core.errors import Diverged, Unavailable
+from shoal.core.ledger import REFUSED
+from shoal.core.mailbox import Question
+from shoal.core.transport import Message, Windows
+
+if TYPE_CHECKING:
+    from shoal.core.node import Node
+
+T = TypeVar("T")
+
+FIRST = -1  # the first of the servers that an algorithm names
+
+MOST_REFUSALS = 10
+"""Updates of a worker that may be refused in a row before it gives up."""
+
+
+class Pending(Generic[T]):
+    """A request that is under way. Await it, once, to complete it."""
+
+    def __init__(self, complete: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._complete = complete
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._complete().__await__()
+
+
+class Client:
+    """What a node asks of servers. Each server is several nodes, its shards, that own a slice each."""
+
+    def __init__(self, node: Node) -> None:
+        self.seen: dict[int, int] = {}  # server -> its version at the last pull
+        self._node = node
+        self._posted: list[Question] = []
+        self._refusals = 0  # in a row
+
+    def shards_of(self, server: int, numel: int) -> list[tuple[int, slice]]:
+        """The nodes that make up a server, with the slice of a vector that each of them owns."""
+        node = self._node
+        first = node.size + (-1 - server) * node.shards
+        if node.is_server:  # which owns the same slice as its counterpart
+            return [(first + (node.rank - node.size) % node.shards, slice(None))]
+        return [(first + shard, slice_of(shard, node.shards, numel)) for shard in range(node.shards)]
+
+    async def post(self, server: int, v: Tensor, count: float, rate: float) -> None:
+        """Begin a push."""
+        node = self._node
+        for rank, part in self.shards_of(server, v.numel()):
+            m = Message("push", node.encode(f"push.{rank}", v[part]), count=count, clock=node.clock)
+            m.version, m.rate = self.seen.get(rank, 0), rate
+            self._posted.append(await node.mailbox.ask(rank, m))
+
+    async def settle(self) -> None:
+        """Complete every push that was begun."""
+        posted, self._posted = self._posted, []
+        for question in posted:
+            answer = await self._node.mailbox.answer(question)
+            if answer.tag == REFUSED:
+                self._refused(bytes(answer.body.tolist()).decode(errors="replace"))
+            else:
+                self._refusals = 0
+
+    async def ask(self, server: int, out: Tensor, *, waits: bool) -> Pending[Tensor]:
+        """Begin a pull. An answer that the asker waits for may be lent: it is read at once."""
+        node, questions = self._node, []
+        for rank, part in self.shards_of(server, out.numel()):
+            m = Message("pull", count=float(waits), clock=node.clock)
+            questions.append((await node.mailbox.ask(rank, m), part))
+        return Pending(lambda: self._pulled(questions, out))
+
+    async def take_more(self) -> tuple[int, int, int] | None:
+        """A batch that a worker left undone: whose share it is of, its place there, the clock to do it at.
+
+        Waits until there is one; None when every batch is in the model.
+        """
+        node = self._node
+        pool, *others = range(node.size, node.size + node.servers * node.shards)
+        asked = await node.mailbox.ask(pool, Message("more", clock=node.clock))
+        told = [await node.mailbox.ask(rank, Message("idle", clock=node.clock)) for rank in others]
+        answer = await node.mailbox.answer(asked)
+        for question in told:
+            await node.mailbox.answer(question)
+        if answer.tag == "over":
+            return None
+        owner, place, clock = answer.body.tolist()
+        return owner, place, clock
+
+    async def open_window(self) -> None:
+        """Expose the parameters of every shard."""
+        node, windows = self._node, self._windows()
+        for shard in range(node.shards):
+            owner = node.size + shard
+            if owner == node.rank:
+                node.replica.x = await windows.open_window(owner, node.x)
+            else:  # another server has no use for it
+                mine = node.x[:0] if node.is_server else node.x[slice_of(shard, node.shards, node.x.numel())]
+                await windows.open_window(owner, mine)
+
+    async def fetch(self) -> None:
+        """Copy what every shard exposes."""
+        node, windows = self._node, self._windows()
+        began = node.transport.now()
+        for rank, part in self.shards_of(FIRST, node.x.numel()):
+            self.seen[rank] = await windows.fetch(rank, node.x[part])
+        node.meter.wait_seconds += node.transport.now() - began
+
+    async def accumulate(self, v: Tensor) -> None:
+        """Add to what every shard exposes."""
+        node, windows = self._node, self._windows()
+        began = node.transport.now()
+        for rank, part in self.shards_of(FIRST, v.numel()):
+            before = await windows.accumulate(rank, v[part])
+            node.meter.staleness[before - self.seen[rank]] += 1
+        node.meter.send_seconds += node.transport.now() - began
+
+    def _windows(self) -> Windows:
+        transport = self._node.transport
+        if not isinstance(transport, Windows):
+            raise Unavailable(
+                f"{type(transport).__name__} has no memory that all reach; "
+                "take transport 'processes', 'mpi' or 'sim'"
+            )
+        return transport
+
+    async def _answer(self, rank: int, m: Message) -> Message:
+        return await self._node.mailbox.answer(await self._node.mailbox.ask(rank, m))
+
+    def _refused(self, reason: str) -> None:
+        self._node.note_fault(reason)
+        self._refusals += 1
+        if self._refusals >= MOST_REFUSALS:
+            raise Diverged(
+                f"{MOST_REFUSALS} updates in a row were refused; the last: {reason}. {self._node.advice}"
+            )
+
+    async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor) -> Tensor:
+        node = self._node
+        for (rank, number), part in questions:
+            answer = await node.mailbox.answer((rank, number))
+            while not _copied(answer, out[part]):
+                answer = await self._answer(rank, Message("pull", count=1.0, clock=node.clock))
+            if answer.version < self.seen.get(rank, 0):
+                node.note_fault(f"{node.name_of(rank)} went back to version {answer.version}")
+            self.seen[rank] = answer.version
+        return out
+
+
+def _copied(answer: Message, out: Tensor) -> bool:
+    """Copy the state in an answer; False if it was lent and taken back before it was read."""
+    out.copy_(answer.body)
+    return answer.release is None or answer.release()
+
+
+def slice_of(shard: int, shards: int, numel: int) -> slice:
+    """The part of a vector that one of several servers owns."""
+    return slice(shard * numel // shards, (shard + 1) * numel // shards)

@@ -1,0 +1,94 @@
+"""Ledger: what a server has answered to whom, so that a request that comes twice is done once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shoal.core.transport import Message
+
+ACK = "ack"
+"""Answer to a push: it is in the server's state, and `version` is the model's version since."""
+
+REFUSED = "refused"
+"""Answer to a push that was not taken; the part is the reason as text."""
+
+FENCED = "fenced"
+"""Answer to a client that was given up on: its work has gone to others."""
+
+WINDOW = 64
+"""Answers remembered for each client, which never has more requests under way than that."""
+
+
+@dataclass
+class Client:
+    """One incarnation of a client: its newest answers, and the number below which they were forgotten."""
+
+    incarnation: int = 0
+    forgotten: int = 0
+    answers: dict[int, Message] = field(default_factory=dict)
+
+
+class Ledger:
+    """Requests are told apart by client, incarnation and sequence number. A plain value: it can be saved."""
+
+    def __init__(self) -> None:
+        self._clients: dict[int, Client] = {}
+
+    def answer_to(self, m: Message) -> Message | None:
+        """None for a request that is new; else what to answer instead of doing it.
+
+        A repeated request gets its first answer; one of a former incarnation is refused.
+        """
+        client = self._clients.setdefault(m.src, Client())
+        if m.incarnation < client.incarnation:
+            return Message(FENCED, seq=m.seq)
+        if m.incarnation > client.incarnation:
+            client = self._clients[m.src] = Client(m.incarnation)
+        if m.seq <= client.forgotten:  # nobody waits for it any more
+            return Message(ACK, seq=m.seq)
+        return client.answers.get(m.seq)
+
+    def record(self, m: Message, answer: Message) -> None:
+        """Remember how `m` was answered."""
+        client = self._clients[m.src]
+        client.answers[m.seq] = answer
+        while len(client.answers) > WINDOW:
+            oldest = min(client.answers)
+            client.forgotten = max(client.forgotten, oldest)
+            del client.answers[oldest]
+
+    def fence(self, rank: int) -> None:
+        """Take nothing more from this client until it comes back as a later incarnation."""
+        client = self._clients.get(rank, Client())
+        self._clients[rank] = Client(client.incarnation + 1)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {
+            str(rank): {
+                "incarnation": client.incarnation,
+                "forgotten": client.forgotten,
+                "answers": [
+                    [a.seq, a.tag, a.version, a.body.tolist() if a.parts else None]
+                    for a in client.answers.values()
+                ],
+            }
+            for rank, client in self._clients.items()
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._clients = {
+            int(rank): Client(
+                saved["incarnation"],
+                saved["forgotten"],
+                {
+                    seq: Message(tag, () if body is None else (torch.tensor(body),), seq=seq, version=version)
+                    for seq, tag, version, body in saved["answers"]
+                },
+            )
+            for rank, saved in state.items()
+        }

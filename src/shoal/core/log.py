@@ -1,0 +1,37 @@
+"""Log: what outlives a server's process, so that its successor goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from shoal.core.transport import Message
+
+
+class Log(Protocol):
+    """A snapshot of the server's state and, where every update is to be kept, the messages since."""
+
+    @property
+    def keeps_every_update(self) -> bool:
+        """Whether messages are kept too. Else what came after the last snapshot is lost with the process."""
+        ...
+
+    def append(self, m: Message) -> None:
+        """Add a message, as it arrived, to those since the snapshot."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything appended would survive a crash."""
+        ...
+
+    def snapshot_is_due(self) -> bool:
+        """Whether it is time for a snapshot."""
+        ...
+
+    def snapshot(self, state: dict[str, Any]) -> None:
+        """Keep this state instead of what was there before."""
+        ...
+
+    def recover(self) -> tuple[dict[str, Any] | None, Iterable[Message]]:
+        """The newest whole snapshot, if any, and the whole messages after it, in order."""
+        ...

@@ -1,0 +1,83 @@
+"""Pool: which batches are in the model, and whose batches are free because their worker has gone."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Batch = tuple[int, int]
+"""The share it is of, by the worker's rank, and its place in that share."""
+
+
+@dataclass
+class Lot:
+    """What one worker has to do, in the order it does it: batches of its own share, then lent ones.
+
+    `clock` counts the batches it has done; the one done at clock c is the (c - start)th of the lot.
+    """
+
+    rank: int
+    own: int
+    start: int = 0
+    clock: int = 0
+    lent: list[Batch] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The clock at which all is done."""
+        return self.start + self.own + len(self.lent)
+
+    def batch(self, clock: int) -> Batch:
+        """The batch that is done at this clock."""
+        place = clock - self.start
+        return (self.rank, place) if place < self.own else self.lent[place - self.own]
+
+
+class Pool:
+    """Every worker has a share of `steps` batches; what it leaves undone goes to whoever asks for more."""
+
+    def __init__(self, workers: int, steps: int) -> None:
+        self._lots = [Lot(rank, steps) for rank in range(workers)]
+        self._free: deque[Batch] = deque()
+
+    def commit(self, rank: int, clock: int) -> None:
+        """The first `clock` batches of this worker are in the model."""
+        lot = self._lots[rank]
+        lot.clock = max(lot.clock, min(clock, lot.end))
+
+    def give_up(self, rank: int) -> None:
+        """The worker has gone: what it has not done is free."""
+        lot = self._lots[rank]
+        self._free.extend(lot.batch(clock) for clock in range(lot.clock, lot.end))
+        self._lots[rank] = Lot(rank, own=0, start=lot.clock, clock=lot.clock)
+
+    def take(self, rank: int) -> tuple[Batch, int] | None:
+        """A free batch for this worker, and the clock at which it does it; None if there is none now."""
+        if not self._free:
+            return None
+        lot = self._lots[rank]
+        if (
+            lot.own == 0 and not lot.lent
+        ):  # it came back: it goes on beside the slowest, who would else wait for it
+            at_work = [other.clock for other in self._lots if other.clock < other.end]
+            lot.start = lot.clock = min(at_work, default=lot.clock)
+        lot.lent.append(self._free.popleft())
+        return lot.lent[-1], lot.end - 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether every batch is in the model."""
+        return not self._free and all(lot.clock >= lot.end for lot in self._lots)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {"lots": [asdict(lot) for lot in self._lots], "free": [list(batch) for batch in self._free]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._lots = [
+            Lot(**{**saved, "lent": [(owner, place) for owner, place in saved["lent"]]})
+            for saved in state["lots"]
+        ]
+        self._free = deque((owner, place) for owner, place in state["free"])

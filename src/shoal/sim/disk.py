@@ -1,0 +1,71 @@
+"""Disk: a server's log in virtual time. What was not synced is gone after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from shoal.core.transport import Message
+from shoal.sim.faults import Crash
+
+POINTS = ("append", "appended", "sync", "synced", "snapshot", "snapshotted")
+"""Where a crash can be planned: before and after each thing a log does."""
+
+
+class Disk:
+    """Keeps messages and snapshots. A planned crash is a point and how often it was passed before."""
+
+    def __init__(
+        self,
+        *,
+        keeps_every_update: bool = True,
+        snapshot_every: int = 8,
+        crashes: Iterable[tuple[str, int]] = (),
+    ) -> None:
+        self.keeps_every_update = keeps_every_update
+        self._every = snapshot_every
+        self._crashes = set(crashes)
+        self._passed = dict.fromkeys(POINTS, 0)
+        self._snapshot: dict[str, Any] | None = None
+        self._safe: list[Message] = []
+        self._unsafe: list[Message] = []
+        self._since_snapshot = 0
+
+    def append(self, m: Message) -> None:
+        self._pass("append")
+        self._since_snapshot += 1
+        if self.keeps_every_update:
+            self._unsafe.append(replace(m, parts=tuple(p.clone() for p in m.parts)))
+        self._pass("appended")
+
+    def sync(self) -> None:
+        self._pass("sync")
+        self._safe += self._unsafe
+        self._unsafe = []
+        self._pass("synced")
+
+    def snapshot_is_due(self) -> bool:
+        return self._since_snapshot >= self._every
+
+    def snapshot(self, state: dict[str, Any]) -> None:
+        self._pass("snapshot")
+        self._snapshot = deepcopy(state)
+        self._safe, self._unsafe = [], []
+        self._since_snapshot = 0
+        self._pass("snapshotted")
+
+    def recover(self) -> tuple[dict[str, Any] | None, Iterable[Message]]:
+        return deepcopy(self._snapshot), [replace(m) for m in self._safe]
+
+    def lose_what_is_not_synced(self) -> None:
+        """What a crash of the server's host does; a crash of its process alone does no more than that."""
+        self._unsafe = []
+        self._since_snapshot = len(self._safe)
+
+    def _pass(self, point: str) -> None:
+        here = (point, self._passed[point])
+        self._passed[point] += 1
+        if here in self._crashes:
+            raise Crash

@@ -1,0 +1,21 @@
+"""Asynchronous SGD: every gradient is applied as it arrives, however old (Dean et al. 2012)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.core.node import Node
+from shoal.core.strategy import Central
+
+
+@dataclass(frozen=True)
+class ASGD(Central):
+    """Nobody waits for anybody; a gradient is as many versions old as others pushed meanwhile."""
+
+    async def server(self, s: Node) -> None:
+        async for m in s.inbox():
+            if m.tag == "pull":
+                await s.reply(m, s.x)
+            elif m.tag == "push":
+                s.x.sub_(m.body, alpha=m.rate)
+                s.advance(m.count)

@@ -1,0 +1,43 @@
+"""Delay-compensated asynchronous SGD: an old gradient is corrected for its age (Zheng et al. 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shoal.core.node import Node
+from shoal.core.strategy import Central, at_least, between
+
+
+@dataclass(frozen=True)
+class DCASGD(Central):
+    """The server adds lambda g g (x - what the worker pulled) to g: a cheap guess of how g has changed."""
+
+    strength: float | None = None  # lambda_0; None: 2 if adaptive, else 0.04
+    adaptive: bool = True  # divide lambda by the root of the gradients' mean square
+    decay: float = 0.95  # m: of the mean square
+
+    def __post_init__(self) -> None:
+        at_least(0, strength=self.strength)
+        between(0, 1, decay=self.decay)
+
+    async def server(self, s: Node) -> None:
+        square = s.keep("mean square", torch.zeros_like(s.x))
+        async for m in s.inbox():
+            if m.tag == "pull":
+                s.keep(f"pulled by {m.src}", s.x).copy_(s.x)
+                await s.reply(m, s.x)
+            elif m.tag == "push":
+                g = m.body
+                delay = s.x - s.keep(f"pulled by {m.src}", s.x)
+                correction = delay.mul_(g).mul_(g).mul_(self._strength())
+                if self.adaptive:
+                    square.mul_(self.decay).addcmul_(g, g, value=1 - self.decay)
+                    correction.div_((square + 1e-7).sqrt_())
+                s.x.sub_(correction.add_(g), alpha=m.rate)
+                s.advance(m.count)
+
+    def _strength(self) -> float:
+        default = 2.0 if self.adaptive else 0.04
+        return default if self.strength is None else self.strength

@@ -1,0 +1,95 @@
+"""Servers in a tree: aggregators near the workers, one server above them (Gupta, Zhang & Wang 2016)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import PeerLost
+from shoal.core.node import SERVER, Node
+from shoal.core.strategy import Strategy, at_least
+from shoal.core.transport import Message
+
+
+@dataclass(frozen=True)
+class Hierarchical(Strategy):
+    """Synchronous SGD in two levels: an aggregator sends on its group's mean gradient and sample count.
+
+    Workers whose aggregator dies turn to the server itself.
+    """
+
+    groups: int = 2  # aggregators; workers are shared out among them in order of rank
+
+    def __post_init__(self) -> None:
+        at_least(1, groups=self.groups)
+
+    @property
+    def servers(self) -> int:
+        return 1 + self.groups
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        if self.groups > workers:
+            raise ValueError(f"Hierarchical(groups={self.groups}) has more groups than the {workers} workers")
+
+    async def worker(self, w: Node) -> None:
+        above = SERVER - 1 - self._group(w, w.rank)
+        async for _ in w.steps():
+            try:
+                await w.pull(above, out=w.x)
+            except PeerLost:
+                above = SERVER
+                await w.pull(above, out=w.x)
+            g, samples = await w.grad(), w.unmerged
+            try:
+                await w.push(above, g)
+            except PeerLost:
+                above = SERVER
+                await w.push(above, g, samples)
+            await w.note()
+
+    async def finish(self, w: Node) -> None:
+        await w.pull(SERVER, out=w.x)
+
+    async def server(self, s: Node) -> None:
+        total = s.keep("total", torch.zeros_like(s.x))
+        samples = s.keep("samples", torch.zeros(1, dtype=torch.float64))
+        gave = s.keep("gave", torch.zeros(s.size + self.groups, dtype=torch.bool))
+        waiting: dict[int, Message] = {}
+        async for m in s.inbox():
+            if m.tag == "pull":
+                waiting[m.src] = m
+            elif m.tag == "push":
+                total.add_(m.body, alpha=m.rate * m.count)
+                samples += m.count
+                gave[self._seat(s, m.src)] = True
+            if gave.any() and all(self._has_given(s, gave, rank) for rank in s.active):
+                await self._take_in(s, total / samples.item(), samples.item())
+                for memory in (total, samples, gave):
+                    memory.zero_()
+            for rank in [rank for rank in waiting if not gave[self._seat(s, rank)]]:
+                await s.reply(waiting.pop(rank), s.x)
+
+    async def _take_in(self, s: Node, step: Tensor, samples: float) -> None:
+        """Make the group's step: through the server above, if there is one."""
+        if s.role == 0:
+            s.x -= step
+        else:
+            await s.push(SERVER, step, count=samples, rate=1.0)
+            await s.pull(SERVER, out=s.x)
+        s.advance(samples)
+
+    def _has_given(self, s: Node, gave: Tensor, rank: int) -> bool:
+        """Whether this worker's gradient is in, by itself or through its aggregator; others' need not be."""
+        group = self._group(s, rank)
+        elsewhere = s.role not in (0, 1 + group)
+        return elsewhere or bool(gave[rank] or gave[s.size + group])
+
+    def _seat(self, s: Node, rank: int) -> int:
+        """The place of a worker or an aggregator among those below."""
+        return rank if rank < s.size else s.size + (rank - s.size) // s.shards - 1
+
+    def _group(self, node: Node, rank: int) -> int:
+        return rank * self.groups // node.size

@@ -1,0 +1,58 @@
+"""Stale-synchronous parallel: fast workers run ahead, but only so far (Ho et al. 2013)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import torch
+
+from shoal.core.node import Node
+from shoal.core.strategy import Central, at_least
+from shoal.core.transport import Message
+
+
+@dataclass(frozen=True)
+class SSP(Central):
+    """No worker reads when it is more than `bound` steps ahead of the slowest.
+
+    Updates at the very edge, `bound` steps ahead, are shown when the slowest has made its step. So a bound
+    of 0 is bulk-synchronous, with the updates added up, and no bound is asynchronous SGD.
+    """
+
+    bound: int | None = 3  # s; None: no bound
+
+    def __post_init__(self) -> None:
+        at_least(0, bound=self.bound)
+
+    async def server(self, s: Node) -> None:
+        clocks = s.keep("clocks", torch.zeros(s.size, dtype=torch.int64))  # steps each worker has done
+        hidden = s.keep("hidden", torch.zeros_like(s.x))
+        about = s.keep("about hidden", torch.zeros(2, dtype=torch.float64))  # their clock, their samples
+        waiting: dict[int, Message] = {}
+        async for m in s.inbox():
+            if m.tag in ("pull", "push"):
+                clocks[m.src] = max(int(clocks[m.src]), m.clock)
+            edge = self._edge(s, clocks)
+            if about[1] > 0 and about[0] <= edge:
+                s.x -= hidden
+                s.advance(float(about[1]))
+                hidden.zero_()
+                about.zero_()
+            if m.tag == "pull":
+                waiting[m.src] = m
+            elif m.tag == "push" and m.clock > edge:
+                hidden.add_(m.body, alpha=m.rate)
+                about += torch.tensor([0.0, m.count])
+                about[0] = m.clock
+            elif m.tag == "push":
+                s.x.sub_(m.body, alpha=m.rate)
+                s.advance(m.count)
+            for rank in [rank for rank, pull in waiting.items() if pull.clock <= edge]:
+                await s.reply(waiting.pop(rank), s.x)
+
+    def _edge(self, s: Node, clocks: torch.Tensor) -> float:
+        """How many steps may be done before one has to wait for the slowest."""
+        if self.bound is None or not s.active:
+            return inf
+        return int(clocks[sorted(s.active)].min()) + self.bound
