@@ -16,7 +16,6 @@ from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.instrument import Meter
 from shoal.core.node import Node, NoMoreSteps
-from shoal.core.replica import Parameters
 from shoal.core.strategy import Strategy
 from shoal.core.transport import Message
 from shoal.core.vector import named_weights
@@ -26,6 +25,7 @@ from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_mean, connect
+from shoal.launch.seat import Seat
 from shoal.result import report
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
@@ -86,7 +86,7 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
         chosen = given
     else:
         chosen = STRATEGIES.make(given or "sync")
-    workers = place.nodes - chosen.servers
+    workers = place.seat(chosen).workers
     if place.launched == "shoal" and place.strategy is None and chosen.servers:
         word = STRATEGIES.name_of(chosen)
         raise ValueError(
@@ -95,8 +95,8 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
         )
     if workers < 1:
         raise ValueError(
-            f"{type(chosen).__name__} needs {chosen.servers} server beside at least 1 worker; "
-            "start one process more"
+            f"{type(chosen).__name__} needs {place.nodes - workers} server beside at least 1 worker; "
+            f"start {1 - workers} more"
         )
     chosen.check(workers)
     return chosen
@@ -119,43 +119,55 @@ class Attachment:
         self._model = model
         self._strategy = strategy
         self._control = place.open_control()
-        workers = place.nodes - strategy.servers
         self._replica = AttachedReplica(model, optimizer)
-        is_worker = place.rank < workers
+        seat = place.seat(strategy)
+        self._boundary = self._make_boundary(place, codec, seat.workers)
+        self.node = self._join(place, seat, codec)
+        self.resumed_from: int | None = None  # step
+        if not place.incarnation:  # a successor begins where its predecessor ended
+            self._start_together(seat)
+        self._batches_to_skip = self._replica.batches
+        self._first_shard: object = None
+        self._control.tell("ready")
+        self._control.await_go()
+        self._began = self.node.transport.now()
+        self._life = strategy.live(self.node)
+        self._finished = False
+        if not seat.serves:
+            self._take_over(optimizer)
+            self._go_on(lambda: self._life.send(None))
+
+    def _join(self, place: Place, seat: Seat, codec: Codec) -> Node:
+        """This process's node, connected to all others."""
         x = self._replica.x
         transport = connect(
             place.transport,
             place.rank,
             place.nodes,
             place.open_store() if place.nodes > 1 else None,
-            workers=workers,
-            vector_bytes=max(t.numel() * t.element_size() for t in (x, *self._others())),
+            workers=seat.workers,
+            vector_bytes=max(t.nbytes for t in (x, *self._others())),
             timeout=place.timeout,
+            incarnation=place.incarnation,
         )
-        self._boundary = self._make_boundary(place, codec, workers)
-        self.node = Node(
+        return Node(
             transport,
-            self._replica if is_worker else Parameters(x),
-            workers=workers,
+            seat.parameters(x) if seat.serves else self._replica,
             mean=choose_mean("auto", transport, codec),
             codec=codec,
             timeout=place.timeout,
             boundary=self._boundary,
             observers=(Reporter(self._control),),
+            **seat.settings(place.transport, self._replica.layout),
         )
+
+    def _start_together(self, seat: Seat) -> None:
+        """Begin at worker 0's weights, or where a checkpoint left off."""
         drive(self._same_start())
+        if seat.serves:
+            self.node.replica = seat.parameters(self._replica.x)
         self.node.meter = Meter()  # the run begins now
-        self.resumed_from = self._boundary.resume(self.node)  # step, or None
-        self._batches_to_skip = self._replica.batches
-        self._first_shard: object = None
-        self._control.tell("ready")
-        self._control.await_go()
-        self._began = transport.now()
-        self._life = strategy.live(self.node)
-        self._finished = False
-        if is_worker:
-            self._take_over(optimizer)
-            self._go_on(lambda: self._life.send(None))
+        self.resumed_from = self._boundary.resume(self.node)
 
     @property
     def rank(self) -> int:
@@ -270,7 +282,7 @@ class Attachment:
     async def _same_start(self) -> None:
         """Everyone takes worker 0's weights, frozen ones and buffers included."""
         node = self.node
-        for mine in (node.x, *self._others()):
+        for mine in (self._replica.x, *self._others()):
             flat = mine.detach().reshape(-1)
             travels = flat.to(torch.uint8) if mine.dtype == torch.bool else flat
             if node.rank == 0:
@@ -292,13 +304,14 @@ class Attachment:
                 "strategy": repr(self._strategy),
                 "codec": repr(codec),
                 "workers": workers,
+                "servers": place.servers,
                 "parameters": self._replica.x.numel(),
             }
             saved = Checkpoints(place.checkpoint, config, place.nodes)
         return Boundary(self._control, saved, place.every, self._weights)
 
     def _weights(self, node: Node) -> Mapping[str, Tensor] | None:
-        if not holds_solution(self._strategy, node):
+        if node.shards > 1 or not holds_solution(self._strategy, node):
             return None
         return named_weights(self._model, self._strategy.solution(node))
 

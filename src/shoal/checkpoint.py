@@ -43,17 +43,17 @@ class Checkpoints:
         """Write the state of `node` before its next step, and the model where this node holds it."""
         step = self._step_folder(node.t)
         step.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _sync(self.folder)
+        sync_folder(self.folder)
         tensors: dict[str, Tensor] = {}
-        tree = _plant(node.state_dict(), tensors, "state")
+        tree = plant(node.state_dict(), tensors, "state")
         files = {f"{_role(node)}.safetensors": save_tensors(tensors)}
         if model is not None:
             files["model.safetensors"] = _model_bytes(model)
         for name, content in files.items():
-            _write(step / name, content)
+            write_whole(step / name, content)
         sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         record = {"format": FORMAT, "step": node.t, "config": self._config, "files": sums, "state": tree}
-        _write(step / f"{_role(node)}.json", json.dumps(record).encode())
+        write_whole(step / f"{_role(node)}.json", json.dumps(record).encode())
         if node.rank == 0:
             self._prune()
 
@@ -78,7 +78,7 @@ class Checkpoints:
                 f"the state of {node.name} at step {step} in {self.folder} is missing or damaged"
             )
         tensors = load_tensors((self._step_folder(step) / f"{_role(node)}.safetensors").read_bytes())
-        node.load_state_dict(_harvest(record["state"], tensors))
+        node.load_state_dict(harvest(record["state"], tensors))
 
     def _check_config(self, record: dict[str, Any]) -> None:
         saved = record["config"]
@@ -132,7 +132,7 @@ def _role(node: Node) -> str:
     return f"worker-{node.rank}" if node.rank < node.size else f"server-{node.rank - node.size}"
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write all of it or nothing: temporary file, sync, rename, sync of the folder."""
     temporary = path.with_name(path.name + ".part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
@@ -141,10 +141,10 @@ def _write(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Have the disk remember which files a folder holds."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -153,34 +153,34 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _plant(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+def plant(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """The value as JSON, with its tensors moved to `tensors`; dictionaries keep the type of their keys."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"tensor": path}
     if isinstance(value, dict):
-        return {"dict": [[k, _plant(v, tensors, f"{path}.{k}")] for k, v in value.items()]}
+        return {"dict": [[k, plant(v, tensors, f"{path}.{k}")] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {"list": [_plant(v, tensors, f"{path}.{i}") for i, v in enumerate(value)]}
+        return {"list": [plant(v, tensors, f"{path}.{i}") for i, v in enumerate(value)]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(f"{path} is a {type(value).__name__}, which a checkpoint cannot hold")
 
 
-def _harvest(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """The value that `_plant` wrote down."""
+def harvest(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value that `plant` wrote down."""
     if not isinstance(tree, dict):
         return tree
     if "tensor" in tree:
         return tensors[tree["tensor"]]
     if "dict" in tree:
-        return {key: _harvest(value, tensors) for key, value in tree["dict"]}
-    return [_harvest(value, tensors) for value in tree["list"]]
+        return {key: harvest(value, tensors) for key, value in tree["dict"]}
+    return [harvest(value, tensors) for value in tree["list"]]
 
 
 def save_model(path: str | Path, model: Mapping[str, Tensor]) -> None:
     """Write weights as safetensors, all or nothing."""
-    _write(Path(path), _model_bytes(model))
+    write_whole(Path(path), _model_bytes(model))
 
 
 def _model_bytes(model: Mapping[str, Tensor]) -> bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shoal.core.instrument import Instrument
@@ -20,7 +23,7 @@ MOST_BYTES = 512 * 2**20
 
 @dataclass
 class Snapshot:
-    """The model at one moment."""
+    """The model, or a server's slice of it, at one moment."""
 
     seconds: float
     samples: float
@@ -28,23 +31,23 @@ class Snapshot:
 
 
 class Curve(Instrument):
-    """Copies the solution at the node that holds it, about twenty times a run; tested when the run is over.
+    """Copies the solution at the nodes that hold it, about twenty times a run; tested when the run is over.
 
     A large model is copied less often, so that the copies stay below half a gigabyte.
     """
 
     def __init__(self, strategy: Strategy, samples: float) -> None:
-        self.snapshots: list[Snapshot] = []
+        self.snapshots: dict[int, list[Snapshot]] = {}  # by rank
         self._strategy = strategy
         self._samples = samples
-        self._began = 0.0
+        self._began: dict[int, float] = {}
         self._spacing = samples / POINTS
-        self._next = 0.0
+        self._next: defaultdict[int, float] = defaultdict(float)
 
-    def begin(self, node: Node) -> None:
-        """Take the first copy and start the clock, if this node holds the solution."""
+    def begin(self, node: Node, elapsed: float = 0.0) -> None:
+        """Take the first copy, so many seconds after the run began, if this node holds the solution."""
         if holds_solution(self._strategy, node):
-            self._began = node.transport.now()
+            self._began[node.rank] = node.transport.now() - elapsed
             room = max(1, MOST_BYTES // (node.x.numel() * node.x.element_size()))
             self._spacing = self._samples / min(POINTS, room)
             self._take(node)
@@ -58,43 +61,56 @@ class Curve(Instrument):
     def end(self, node: Node) -> None:
         """Take the last copy, if this node holds the solution."""
         if holds_solution(self._strategy, node):
-            if self.snapshots and self.snapshots[-1].samples >= node.merged:
-                self.snapshots.pop()  # the end is what counts
+            taken = self.snapshots[node.rank]
+            if taken and taken[-1].samples >= node.merged:
+                taken.pop()  # the end is what counts
             self._take(node)
 
-    def evaluate(self, model: nn.Module, task: Task, data: Data) -> list[dict[str, Any]]:
-        """Test every copy; the last point is the result of the run. Leaves the last copy in `model`."""
-        parameters, layout = trainable(model)
-        points = []
-        for snapshot in self.snapshots:
-            for p, value in zip(parameters, layout.split(snapshot.x).values(), strict=True):
-                p.data.copy_(value)
-            loss, accuracy = evaluate(model, task, data)
-            points.append(
-                {
-                    "seconds": snapshot.seconds,
-                    "samples": snapshot.samples,
-                    "test_loss": loss,
-                    "test_accuracy": accuracy,
-                }
-            )
-        return points
-
     def _look(self, node: Node) -> None:
-        if node.merged >= self._next and holds_solution(self._strategy, node):
+        if node.merged >= self._next[node.rank] and holds_solution(self._strategy, node):
             self._take(node)
 
     def _take(self, node: Node) -> None:
-        seconds = node.transport.now() - self._began
-        self.snapshots.append(Snapshot(seconds, node.merged, self._strategy.solution(node).detach().clone()))
-        self._next = node.merged + self._spacing
+        seconds = node.transport.now() - self._began[node.rank]
+        copy = self._strategy.solution(node).detach().clone()
+        self.snapshots.setdefault(node.rank, []).append(Snapshot(seconds, node.merged, copy))
+        self._next[node.rank] = node.merged + self._spacing
 
 
-def holder(strategy: Strategy, workers: int) -> int:
-    """The rank of the node whose solution is the result: the server where there is one, else worker 0."""
-    return workers if strategy.servers else 0
+def join_slices(slices: Sequence[Sequence[Snapshot]]) -> list[Snapshot]:
+    """The whole model at each moment, from what the servers that share it copied; the last are the ends."""
+    between = zip(*(own[:-1] for own in slices), strict=False)
+    rows = [*between, tuple(own[-1] for own in slices)]
+    return [
+        Snapshot(max(s.seconds for s in row), min(s.samples for s in row), torch.cat([s.x for s in row]))
+        for row in rows
+    ]
+
+
+def score(snapshots: Sequence[Snapshot], model: nn.Module, task: Task, data: Data) -> list[dict[str, Any]]:
+    """Test every copy; the last point is the result of the run. Leaves the last copy in `model`."""
+    parameters, layout = trainable(model)
+    points = []
+    for snapshot in snapshots:
+        for p, value in zip(parameters, layout.split(snapshot.x).values(), strict=True):
+            p.data.copy_(value)
+        loss, accuracy = evaluate(model, task, data)
+        points.append(
+            {
+                "seconds": snapshot.seconds,
+                "samples": snapshot.samples,
+                "test_loss": loss,
+                "test_accuracy": accuracy,
+            }
+        )
+    return points
+
+
+def holders(strategy: Strategy, workers: int, shards: int) -> list[int]:
+    """The ranks that hold the result together: the shards of the first server, else worker 0."""
+    return list(range(workers, workers + shards)) if strategy.servers else [0]
 
 
 def holds_solution(strategy: Strategy, node: Node) -> bool:
-    """Whether this node's solution is the result of the run."""
-    return node.rank == holder(strategy, node.size)
+    """Whether this node's solution is the result of the run, or a slice of it."""
+    return node.rank in holders(strategy, node.size, node.shards)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from shoal.core.node import Node
 from shoal.core.replica import Gradient
 from shoal.core.seeds import derive, stream
+from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.core.vector import Flat
 
@@ -41,11 +42,16 @@ class Batches:
 
     Step s of an epoch takes the next `batch * workers` samples of the shuffle; worker k gets every
     `workers`-th of them, from the k-th on. So all shares differ by at most one sample at every step.
+    With `fixed` shares worker k keeps to every `workers`-th sample of the first shuffle, in a fresh order for
+    every epoch, cut into batches of about the same size.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, *, batch: int, rank: int, workers: int, seed: int) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, *, batch: int, rank: int, workers: int, seed: int, fixed: bool = False
+    ) -> None:
         self._x, self._y = x, y
         self._batch, self._rank, self._workers, self._seed = batch, rank, workers, seed
+        self._fixed = fixed
         self.steps_per_epoch = steps_per_epoch(len(x), batch, workers)
         self.position = 0  # batches taken so far
         self._detour: tuple[int, int] | None = None
@@ -61,10 +67,17 @@ class Batches:
             self.position += 1
         self._detour = None
         epoch, step = divmod(position, self.steps_per_epoch)
-        order = _shuffle(len(self._x), self._seed, epoch)
-        last = step == self.steps_per_epoch - 1
-        index = share(order, step, self._batch, rank, self._workers, last)
+        if self._fixed:
+            index = torch.tensor_split(self._own(rank, epoch), self.steps_per_epoch)[step]
+        else:
+            order, last = _shuffle(len(self._x), self._seed, epoch), step == self.steps_per_epoch - 1
+            index = share(order, step, self._batch, rank, self._workers, last)
         return self._x[index], self._y[index]
+
+    def _own(self, rank: int, epoch: int) -> Tensor:
+        """The fixed share of a worker, in the order of this epoch."""
+        mine = _shuffle(len(self._x), self._seed, 0)[rank :: self._workers]
+        return mine[_shuffle(len(mine), derive(self._seed, "share", rank), epoch)]
 
 
 @lru_cache(maxsize=4)
@@ -157,10 +170,11 @@ def build_model(task: Task, seed: int) -> nn.Module:
 
 
 def build_replica(
-    task: Task, model: nn.Module, data: Data, *, rank: int, workers: int, seed: int
+    task: Task, model: nn.Module, data: Data, strategy: Strategy, rank: int, workers: int, seed: int
 ) -> ModuleReplica:
     """The replica of one worker, with a copy of `model`."""
-    batches = Batches(data.x, data.y, batch=task.batch, rank=rank, workers=workers, seed=seed)
+    fixed = strategy.fixed_shares
+    batches = Batches(data.x, data.y, batch=task.batch, rank=rank, workers=workers, seed=seed, fixed=fixed)
     return ModuleReplica(task, copy.deepcopy(model), batches, derive(seed, "noise", rank))
 
 

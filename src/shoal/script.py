@@ -26,7 +26,8 @@ from shoal.core.strategy import Strategy
 from shoal.launch.control import leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Member
 from shoal.launch.environment import Place
-from shoal.launch.join import local_threads
+from shoal.launch.join import local_threads, start_mpi
+from shoal.launch.seat import REJOINING
 from shoal.result import Result, summarise
 
 Listener = Callable[[dict[str, Any]], None]
@@ -54,13 +55,16 @@ def run_script(
         raise ValueError(f"there is no script {str(script)!r}")
     if strategy is not None:
         strategy.check(workers)
-    nodes = workers + (strategy.servers if strategy is not None else 0)
-    crew = Crew(workers, on_progress, start_seconds=place.timeout)
+    nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         shared = replace(place, nodes=nodes, launched="shoal", store=folder)
-        for rank in range(nodes):
-            own = replace(shared, rank=rank)
-            crew.members.append(_start(name_of(rank, workers), own, script, arguments, on_output))
+
+        def start(rank: int, incarnation: int) -> Member:
+            own = replace(shared, rank=rank, incarnation=incarnation)
+            return _start(name_of(rank, workers), own, script, arguments, on_output)
+
+        crew = Crew(workers, on_progress, place.timeout, start if place.transport in REJOINING else None)
+        crew.members = [start(rank, 0) for rank in range(nodes)]
         reports = [report for report in crew.see_through() if report]
     if not reports:
         raise ShoalError(
@@ -71,6 +75,8 @@ def run_script(
         "strategy": place.strategy or "as in the script",
         "codec": place.codec or "none",
         "transport": place.transport,
+        "servers": place.servers,
+        "durability": place.durability,
         "workers": workers,
         "arguments": list(arguments),
         **{f"strategy.{name}": value for name, value in place.strategy_options.items()},
@@ -98,7 +104,8 @@ def _start(
         start_new_session=True,  # Ctrl-C reaches the launcher alone
     )
     theirs.close()
-    return Member(place.rank, name, ScriptProcess(process, lambda line: on_output(name, line)), ours)
+    running = ScriptProcess(process, lambda line: on_output(name, line))
+    return Member(place.rank, name, running, ours, place.incarnation)
 
 
 class ScriptProcess:
@@ -152,6 +159,10 @@ def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None
     """
     os.environ.update(place.to_environment())
     sys.argv = [str(script), *arguments]
+    if place.launched == "mpi":
+        start_mpi(place.timeout)  # before the script, which may fail: the others must not wait for us then
+        if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it, mpiexec does not
+            torch.set_num_threads(local_threads(place.local_nodes))
     try:
         _run_to_its_end(sys.argv[0])
     except ShoalError:

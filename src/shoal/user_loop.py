@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import Diverged
 from shoal.core.replica import Gradient
-from shoal.core.vector import Flat
+from shoal.core.vector import Flat, Layout
 from shoal.modules import reset_momentum
 
 LOOK_SECONDS = 1.0
@@ -44,6 +44,11 @@ class AttachedReplica:
                 f"the optimizer also holds {len(held - ours)} parameters that are not the model's: the "
                 "workers would drift apart in them. Attach one module that contains all that is trained."
             )
+
+    @property
+    def layout(self) -> Layout:
+        """Which slice of `x` is which parameter."""
+        return self._flat.layout
 
     @property
     def lr(self) -> float:

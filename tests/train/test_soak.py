@@ -12,7 +12,7 @@ import shoal
 from shoal.checkpoint import Checkpoints
 from shoal.core.codec import Identity
 from shoal.testing import blobs
-from shoal.train import Plan
+from shoal.plan import Plan
 
 pytestmark = pytest.mark.soak
 

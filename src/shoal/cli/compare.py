@@ -21,12 +21,13 @@ from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.strategy import Strategy
 from shoal.core.task import Task
 from shoal.launch.join import local_threads
+from shoal.plan import Plan
 from shoal.report import Progress
 from shoal.sim import Compute, Network
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.tasks import TASKS
-from shoal.train import Plan, run
+from shoal.train import run
 
 NETWORK, COMPUTE = "1Gbit,100us", "20ms"  # of virtual time, unless told otherwise
 

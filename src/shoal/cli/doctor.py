@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,40 +122,64 @@ def loopback() -> Finding:
 
 def transports() -> Iterator[Finding]:
     """A round trip between two processes over every real transport."""
-    figures, end = probe()
-    for kind in KINDS:
-        found = figures.get(kind, {"problem": end})
-        if "problem" in found:
-            yield Finding(False, f"transport {kind} does not work here: {str(found['problem']).rstrip('.')}.")
-        else:
-            trip, rate = 1e6 * found["round_trip"], bytes_text(found["bandwidth"])
-            yield Finding(
-                True, f"transport {kind}: round trip {trip:.0f} us, {rate}/s between two processes."
-            )
-
-
-def probe() -> tuple[dict[str, dict[str, Any]], str]:
-    """What two processes found out about each transport, and how they ended where they did not get to it."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        pair = [_start_probe(rank, folder) for rank in range(2)]
-        try:
-            heard, _ = pair[0].communicate(timeout=PROBE_SECONDS)
-            end = f"the process that tried it ended with exit code {pair[0].returncode}"
-        except subprocess.TimeoutExpired:
-            pair[0].kill()
-            heard, _ = pair[0].communicate()
-            end = f"no answer within {PROBE_SECONDS:g} s"
-        finally:
-            for process in pair:
-                process.kill()
-                process.communicate()
+        figures, end = hear([_start_probe(rank, folder) for rank in range(2)])
+    for kind in KINDS:
+        yield _judge(kind, figures.get(kind, {"problem": end}), "between two processes")
+    yield mpi()
+
+
+def mpi() -> Finding:
+    """Whether mpiexec starts processes that find each other."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return Finding(None, "transport mpi needs mpi4py: pip install 'shoal[mpi]'.")
+    beside = str(Path(sys.executable).parent)  # of the environment that mpi4py is in, activated or not
+    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    if mpiexec is None:
+        return Finding(
+            None,
+            "transport mpi: mpi4py is here, but there is no mpiexec: pip install 'shoal[mpi]', or load the "
+            "MPI that mpi4py was built for.",
+        )
+    figures, end = hear([_start_mpi_probe(mpiexec)])
+    return _judge("mpi", figures.get("mpi", {"problem": end}), f"between two processes of {mpiexec}")
+
+
+def hear(processes: Sequence[subprocess.Popen[str]]) -> tuple[dict[str, dict[str, Any]], str]:
+    """What the first process found out about each transport, and how it ended where it did not get to it."""
+    try:
+        heard, _ = processes[0].communicate(timeout=PROBE_SECONDS)
+        end = f"the process that tried it ended with exit code {processes[0].returncode}"
+    except subprocess.TimeoutExpired:
+        processes[0].kill()
+        heard, _ = processes[0].communicate()
+        end = f"no answer within {PROBE_SECONDS:g} s"
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     said = [json.loads(line) for line in heard.splitlines() if line.startswith('{"transport"')]
     return {found["transport"]: found for found in said}, end
 
 
+def _judge(kind: str, found: dict[str, Any], where: str) -> Finding:
+    if "problem" in found:
+        return Finding(False, f"transport {kind} does not work here: {str(found['problem']).rstrip('.')}.")
+    trip, rate = 1e6 * found["round_trip"], bytes_text(found["bandwidth"])
+    return Finding(True, f"transport {kind}: round trip {trip:.0f} us, {rate}/s {where}.")
+
+
 def _start_probe(rank: int, folder: str) -> subprocess.Popen[str]:
+    return _start([sys.executable, "-m", "shoal.cli.probe", str(rank), folder])
+
+
+def _start_mpi_probe(mpiexec: str) -> subprocess.Popen[str]:
+    return _start([mpiexec, "-n", "2", sys.executable, "-m", "shoal.cli.probe", "mpi"])
+
+
+def _start(line: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "shoal.cli.probe", str(rank), folder],
+        line,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

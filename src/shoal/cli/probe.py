@@ -1,5 +1,6 @@
 """One of two processes that try the transports for `shoal doctor`: python -m shoal.cli.probe RANK FOLDER.
 
+Under mpiexec it is python -m shoal.cli.probe mpi.
 Processes of their own, since a transport that does not suit the machine may abort rather than raise.
 Rank 0 prints one line of JSON for each transport as soon as it is tried.
 """
@@ -17,6 +18,7 @@ import torch
 from shoal.core.transport import Message, Transport
 from shoal.launch.control import leave_with_parent
 from shoal.launch.drive import drive
+from shoal.launch.environment import Place
 from shoal.launch.join import connect, file_store
 
 KINDS = ("processes", "gloo")
@@ -46,11 +48,13 @@ async def _round_trip(transport: Transport, m: Message) -> float:
     return time.perf_counter() - began
 
 
-def trial(kind: str, rank: int, meeting: Path) -> dict[str, float | str]:
+def trial(kind: str, rank: int, meeting: Path | None = None) -> dict[str, float | str]:
     """What was measured over this transport, or the problem with it."""
     try:
-        meeting.mkdir(exist_ok=True)
-        store = file_store(meeting, 2)
+        store = None
+        if meeting is not None:
+            meeting.mkdir(exist_ok=True)
+            store = file_store(meeting, 2)
         transport = connect(kind, rank, 2, store, workers=2, vector_bytes=BULK_BYTES, timeout=TIMEOUT_SECONDS)
         try:
             return {**drive(measure(transport))}
@@ -63,10 +67,13 @@ def trial(kind: str, rank: int, meeting: Path) -> dict[str, float | str]:
 def main() -> None:
     """Try every real transport with the other process that was given the same folder."""
     leave_with_parent()
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    for kind in KINDS:
-        found = trial(kind, rank, folder / kind)
+    if sys.argv[1] == "mpi":
+        rank, folder = Place.find().rank, None
+    else:
+        rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    for kind in ("mpi",) if folder is None else KINDS:
+        found = trial(kind, rank, None if folder is None else folder / kind)
         if rank == 0:
             print(json.dumps({"transport": kind, **found}), flush=True)
 

@@ -1,4 +1,4 @@
-"""`shoal run`: a script of one's own in several processes, or in this one where torchrun started it."""
+"""`shoal run`: a script of one's own in several processes, or in this one where a launcher started it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumabl
 from shoal.codecs import CODECS
 from shoal.core.strategy import Strategy
 from shoal.launch.environment import Place
-from shoal.launch.join import TRANSPORTS, check_word
+from shoal.launch.join import TRANSPORTS, check_word, refuse_mpi
 from shoal.report import Progress
 from shoal.script import Printer, run_here, run_script
 from shoal.strategies import STRATEGIES
@@ -43,7 +43,7 @@ def run(
         str | None,
         typer.Option(metavar="WORD", help="How messages are compressed.", show_default="the script's"),
     ] = None,
-    transport: Annotated[str, typer.Option(help="processes or gloo.")] = "processes",
+    transport: Annotated[str, typer.Option(help="processes or gloo; mpi under mpiexec.")] = "processes",
     checkpoint: CheckpointFolder = None,
     every: Every = None,
     timeout: Timeout = 300.0,
@@ -61,7 +61,7 @@ def run(
     chosen = choose_strategy(strategy, ctx.meta[DOTTED])
     if codec is not None:
         CODECS.make(codec)
-    check_word("transport", transport, {name: TRANSPORTS[name] for name in ("processes", "gloo")})
+    check_word("transport", transport, {name: TRANSPORTS[name] for name in ("processes", "gloo", "mpi")})
     check_checkpoint(checkpoint, every)
     place = replace(
         Place.find(),
@@ -72,10 +72,11 @@ def run(
         every=every,
         timeout=timeout,
     )
-    if place.launched == "torchrun":
+    if place.is_joined:
         check_joining(place, chosen, workers, json or report)
         run_here(script, rest, place)
     else:
+        refuse_mpi(transport)
         count = 1 if workers is None else workers
         start(script, rest, count, chosen, replace(place, transport=transport), Outcome(json, report), quiet)
 

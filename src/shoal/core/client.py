@@ -82,6 +82,7 @@ class Client:
         Waits until there is one; None when every batch is in the model.
         """
         node = self._node
+        await self.settle()  # who asks for more says that all before it is in the model
         pool, *others = range(node.size, node.size + node.servers * node.shards)
         asked = await node.mailbox.ask(pool, Message("more", clock=node.clock))
         told = [await node.mailbox.ask(rank, Message("idle", clock=node.clock)) for rank in others]

@@ -42,28 +42,41 @@ class Ledger:
 
         A repeated request gets its first answer; one of a former incarnation is refused.
         """
-        client = self._clients.setdefault(m.src, Client())
-        if m.incarnation < client.incarnation:
+        if self.has_fenced(m):
             return Message(FENCED, seq=m.seq)
-        if m.incarnation > client.incarnation:
-            client = self._clients[m.src] = Client(m.incarnation)
+        if self.is_successor(m):
+            return None
+        client = self._clients.get(m.src, Client())
         if m.seq <= client.forgotten:  # nobody waits for it any more
             return Message(ACK, seq=m.seq)
         return client.answers.get(m.seq)
 
+    def has_fenced(self, m: Message) -> bool:
+        """Whether `m` is of a former incarnation of its client."""
+        return m.incarnation < self._clients.get(m.src, Client()).incarnation
+
+    def is_successor(self, m: Message) -> bool:
+        """Whether `m` is the first that is heard of a later incarnation of its client."""
+        return m.incarnation > self._clients.get(m.src, Client()).incarnation
+
     def record(self, m: Message, answer: Message) -> None:
         """Remember how `m` was answered."""
-        client = self._clients[m.src]
+        client = self._clients.setdefault(m.src, Client(m.incarnation))
         client.answers[m.seq] = answer
         while len(client.answers) > WINDOW:
             oldest = min(client.answers)
             client.forgotten = max(client.forgotten, oldest)
             del client.answers[oldest]
 
-    def fence(self, rank: int) -> None:
-        """Take nothing more from this client until it comes back as a later incarnation."""
+    def forget_all_but(self, tag: str) -> None:
+        """Forget the answers of other kinds."""
+        for client in self._clients.values():
+            client.answers = {seq: answer for seq, answer in client.answers.items() if answer.tag == tag}
+
+    def fence(self, rank: int, since: int = 0) -> None:
+        """Take nothing more from this client until it comes back as a later incarnation, `since` or after."""
         client = self._clients.get(rank, Client())
-        self._clients[rank] = Client(client.incarnation + 1)
+        self._clients[rank] = Client(max(since, client.incarnation + 1))
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""

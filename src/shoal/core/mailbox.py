@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from math import inf, isfinite
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -57,6 +58,20 @@ class Mailbox:
                 return m
         return self._stash.popleft()
 
+    async def sees_a_return(self) -> bool:
+        """Wait for a message while a worker that was lost may come back; whether one came."""
+        node = self._node
+        while not self.has_arrived():
+            lost_at = max((at for rank, at in self._lost_at.items() if rank < node.size), default=-inf)
+            left = lost_at + self._recovery - node.transport.now()
+            if left <= 0:
+                return False
+            with suppress(TimeoutError):
+                m = await node.transport.recv(left)
+                if self._take_in(m):
+                    self._stash.append(m)
+        return True
+
     def poll(self, tag: str) -> Iterator[Message]:
         """The messages with that tag that have arrived; never waits."""
         self.has_arrived()
@@ -97,6 +112,7 @@ class Mailbox:
         """The answer to an open question. Raises PeerLost if nobody is left to give it, and Fenced."""
         dst, asked = question[0], self._open[question]
         what = f"the answer to '{asked.tag}'"
+        self.has_arrived()  # the word that a lost server is back may lie there since long ago
         try:
             while question not in self._answers:
                 if dst in self._returned:

@@ -101,7 +101,7 @@ class Node:
         self.mailbox = Mailbox(self, retry, recovery)
         self.client = Client(self)
         self._mean = mean
-        self._locate = locate
+        self.locate = locate  # how people call an element of the vector
         self._pace = pace
         self._boundary = boundary
         self._observers = tuple(observers)
@@ -181,6 +181,10 @@ class Node:
             self.meter.steps = self.t
             for observer in self._observers:
                 observer.step(self)
+
+    def is_last(self, t: int) -> bool:
+        """Whether no step is known to follow step `t`: what it leaves behind must be in the model by then."""
+        return self.last_step is not None and t + 1 >= self.last_step
 
     async def blocks(self, period: int, warmup: int = 0) -> AsyncIterator[int]:
         """Local steps, `period` at a time: yields the last step's number after each block.
@@ -424,10 +428,6 @@ class Node:
         if not self.is_server:  # a server's business is to wait
             self.meter.wait_seconds += seconds
             self.meter.waited_for[rank] += seconds
-
-    def name_element(self, place: int) -> str:
-        """How messages to people call one element of the vector."""
-        return self._locate(place)
 
     @property
     def advice(self) -> str:

@@ -38,6 +38,7 @@ class Pool:
     """Every worker has a share of `steps` batches; what it leaves undone goes to whoever asks for more."""
 
     def __init__(self, workers: int, steps: int) -> None:
+        self._steps = steps
         self._lots = [Lot(rank, steps) for rank in range(workers)]
         self._free: deque[Batch] = deque()
 
@@ -75,9 +76,15 @@ class Pool:
         return {"lots": [asdict(lot) for lot in self._lots], "free": [list(batch) for batch in self._free]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` gave; shares may have become longer since."""
         self._lots = [
-            Lot(**{**saved, "lent": [(owner, place) for owner, place in saved["lent"]]})
+            Lot(
+                saved["rank"],
+                self._steps if saved["own"] else 0,
+                saved["start"],
+                saved["clock"],
+                [(owner, place) for owner, place in saved["lent"]],
+            )
             for saved in state["lots"]
         ]
         self._free = deque((owner, place) for owner, place in state["free"])

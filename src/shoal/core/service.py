@@ -57,6 +57,7 @@ class Service:
         self._pool = pool
         self._log = log
         self._lost: set[int] = set()
+        self._left: set[int] = set()  # in order: they were told that all is done
         self._held: dict[int, Message] = {}  # worker -> its request for more, not answered yet
         self._answers: list[tuple[int, Message]] = []  # to be sent once the log is safe
         self._past: Iterable[Message] = ()
@@ -69,6 +70,8 @@ class Service:
             state, self._past = self._log.recover()
             if state is not None:
                 node.load_state_dict(state)
+            else:
+                self._log.snapshot(node.state_dict())  # where everything starts is to be known, too
         if isinstance(node.transport, Lends) and node.x.device.type == "cpu":
             node.replica.x = node.transport.share(node.x)
 
@@ -94,12 +97,14 @@ class Service:
         await node.send(m.src, answer, lend=in_place)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain values. Requests that are held are asked again by whoever waits for them."""
+        """Everything that a message which is yet to come may act upon, as plain values."""
         return {
             "ledger": self._ledger.state(),
             "pool": None if self._pool is None else self._pool.state(),
+            "held": [[m.src, m.seq, m.clock, m.incarnation] for m in self._held.values()],
             "active": sorted(self.active),
             "lost": sorted(self._lost),
+            "left": sorted(self._left),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -107,7 +112,22 @@ class Service:
         self._ledger.load(state["ledger"])
         if self._pool is not None and state["pool"] is not None:
             self._pool.load(state["pool"])
-        self.active, self._lost = set(state["active"]), set(state["lost"])
+        self._held = {
+            src: Message("more", src=src, seq=seq, clock=clock, incarnation=incarnation)
+            for src, seq, clock, incarnation in state["held"]
+        }
+        self.active, self._lost, self._left = (set(state[name]) for name in ("active", "lost", "left"))
+        for tag, ranks in ((LOST, state["lost"]), (LEFT, state["left"])):
+            for rank in ranks:
+                self._node.mailbox.note(Message(tag, src=rank))
+
+    def resume(self) -> None:
+        """Serve workers that all start over from a checkpoint: nobody has gone, done its lot, or waits."""
+        for gone in (self._held, self._left, self._lost, self._node.mailbox.gone):
+            gone.clear()
+        self._ledger.forget_all_but(ACK)
+        self.active = set(range(self._node.size))
+        self._node.working = set(self.active)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -121,13 +141,19 @@ class Service:
         self._replaying = False
         if node.incarnation and log is not None:
             node.note_fault(self._describe_return(log))
-        while node.working or node.mailbox.has_arrived():
-            if not node.mailbox.has_arrived():
-                await self._flush()
+        while await self._is_needed():
             yield await node.mailbox.next()
             if log is not None and log.snapshot_is_due():
                 log.snapshot(node.state_dict())
-        await self._flush()
+
+    async def _is_needed(self) -> bool:
+        """Whether there is more to come. When all are lost, one who comes back is waited for."""
+        node = self._node
+        if not node.mailbox.has_arrived():
+            await self._flush()
+        if node.working or node.mailbox.has_arrived():
+            return True
+        return not self._left and await node.mailbox.sees_a_return()
 
     def _describe_return(self, log: Log) -> str:
         lost = "nothing" if log.keeps_every_update else "every update after that one"
@@ -140,6 +166,8 @@ class Service:
             return False
         if m.tag in _REQUESTS and (known := self._ledger.answer_to(m)) is not None:
             await self._answer(m.src, known)
+            return False
+        if m.tag == NOTED and self._ledger.has_fenced(m):
             return False
         vector = None
         if m.tag == "push" and (vector := await self._checked(m)) is None:
@@ -156,7 +184,7 @@ class Service:
         try:
             vector = node.decode(m.parts, node.x.numel())
             if (place := first_bad(vector)) is not None:
-                raise WireError(f"{node.name_element(place)} is {float(vector[place])}")
+                raise WireError(f"{node.locate(place)} is {float(vector[place])}")
         except WireError as problem:
             text = f"an update of {node.name_of(m.src)} at its step {m.clock} was refused: {problem}"
             node.note_fault(text)
@@ -168,11 +196,11 @@ class Service:
 
     def _track(self, m: Message) -> bool:
         """Take note of who contributes; whether fewer do than before."""
-        if m.tag == JOINED:
-            self._lost.discard(m.src)
-        elif m.tag in (LEFT, LOST) and m.src not in self._lost:
+        if m.tag not in (LEFT, LOST):
+            self._meet(m)
+        elif m.src not in self._lost:
             self._bury(m)
-        elif m.tag == "more":
+        if m.tag == "more":
             self._held[m.src] = m
         elif m.tag in ("push", NOTED) and m.src < self._node.size:
             self.active.add(m.src)
@@ -181,12 +209,25 @@ class Service:
         self.active.discard(m.src)
         return True
 
+    def _meet(self, m: Message) -> None:
+        """A peer is there. It may have died and come back while nobody was here to be told."""
+        if self._ledger.is_successor(m):
+            loss = Message(LOST, src=m.src, incarnation=m.incarnation - 1)
+            self._node.mailbox.note(loss)
+            self._bury(loss)
+            self.active.discard(m.src)
+        if m.src in self._lost:
+            self._lost.discard(m.src)
+            self._node.mailbox.note(Message(JOINED, src=m.src, incarnation=m.incarnation))
+
     def _bury(self, m: Message) -> None:
         """A peer has gone: nothing more is taken from it, and what a worker left undone is free."""
         self._held.pop(m.src, None)
-        if m.tag == LOST:
+        if m.tag == LEFT:
+            self._left.add(m.src)
+        else:
             self._lost.add(m.src)
-            self._ledger.fence(m.src)
+            self._ledger.fence(m.src, m.incarnation + 1)
         if self._pool is not None and m.src < self._node.size:
             self._pool.give_up(m.src)
 

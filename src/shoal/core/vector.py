@@ -26,6 +26,14 @@ class Layout:
         """Elements of the whole vector."""
         return sum(self.sizes)
 
+    def locate(self, place: int) -> str:
+        """How people call the element at that place of the vector."""
+        for name, size in zip(self.names, self.sizes, strict=True):
+            if place < size:
+                return f"element {place} of '{name}'"
+            place -= size
+        raise IndexError(f"the vector has {self.numel} elements")
+
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Views on `vector`, by parameter name and in the parameter's shape."""
         pieces = torch.split(vector, self.sizes)

@@ -41,6 +41,7 @@ class Boundary:
         step = self._checkpoints.latest()
         if step is not None:
             self._checkpoints.load(step, node)
+            node.service.resume()
             self._resumed_at = step
         return step
 

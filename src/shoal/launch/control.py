@@ -1,7 +1,7 @@
 """Control: what a node's process and whoever started it say to each other, as JSON lines on a pipe.
 
 node -> launcher   ready | progress | paused (step) | done (report) | interrupted | failed (text)
-launcher -> node   go | stop | run to (step; final: stop there, else pause again)
+launcher -> node   go (elapsed) | stop | run to (step; final: stop there, else pause again)
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ class Control:
             os._exit(1)
         return order
 
-    def await_go(self) -> None:
-        """Wait for the word to go. Raises Interrupted if it is the word to stop."""
-        if self.await_order()["order"] == "stop":
+    def await_go(self) -> float:
+        """Wait for the word to go; how long ago the others got it. Raises Interrupted if the word is stop."""
+        order = self.await_order()
+        if order["order"] == "stop":
             raise Interrupted("stopped before training began")
+        return float(order.get("elapsed", 0.0))
 
     def tell_failure(self, error: BaseException) -> None:
         """Report an exception; with its traceback unless it is one of ours, whose message says it all."""

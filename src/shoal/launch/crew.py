@@ -66,6 +66,7 @@ class Member:
     name: str
     process: Process
     connection: Connection
+    incarnation: int = 0
     ready: bool = False
     paused_at: int | None = None
     report: dict[str, Any] | None = None  # what it said when it was done
@@ -75,12 +76,18 @@ class Member:
 
 @dataclass
 class Crew:
-    """The members of a run. `on_progress` hears how they get on."""
+    """The members of a run. `on_progress` hears how they get on.
+
+    Where there is a server, workers that are killed are done without as long as one is left. With `restart`,
+    which starts the process of a rank again as a later incarnation, a server that is killed comes back.
+    """
 
     workers: int
     on_progress: Callable[[dict[str, Any]], None] = lambda event: None
     start_seconds: float = START_SECONDS
+    restart: Callable[[int, int], Member] | None = None
     members: list[Member] = field(default_factory=list)
+    _went_at: float = 0.0
     _stop_asked: bool = False
     _next_nudge: float = 0.0
     _meeting_step: int = 0
@@ -96,6 +103,7 @@ class Crew:
         try:
             with self._signals():
                 self._await_ready()
+                self._went_at = time.monotonic()
                 self._order_all({"order": "go"})
                 while any(not m.ended for m in self.members):
                     self._listen()
@@ -175,6 +183,8 @@ class Crew:
         event = said.pop("event")
         if event == "ready":
             member.ready = True
+            if member.incarnation:
+                self._order(member, {"order": "go", "elapsed": time.monotonic() - self._went_at})
         elif event == "progress":
             self.on_progress(said)
         elif event == "paused":
@@ -193,7 +203,24 @@ class Crew:
         code = member.process.exitcode
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            member.failure = {"message": f"it {how}", "details": "", "follows": False}
+            if not (code < 0 and self._survives(member, how)):
+                member.failure = {"message": f"it {how}", "details": "", "follows": False}
+
+    def _survives(self, member: Member, how: str) -> bool:
+        """Whether the run goes on without a member that was killed, or with its successor."""
+        if self._stop_asked or not self._went_at or len(self.members) == self.workers:
+            return False
+        if member.rank < self.workers:
+            return any(
+                m.rank < self.workers and not m.failure and (not m.ended or m.report) for m in self.members
+            )
+        if self.restart is None or not member.ready:  # it never came so far: it would not the next time
+            return False
+        successor = self.restart(member.rank, member.incarnation + 1)
+        self.members[self.members.index(member)] = successor
+        member.connection.close()
+        member.process.close()
+        return True
 
     def _fail(self) -> None:
         """Raise the failure that no other caused. A lost peer is a consequence of the peer's own failure."""

@@ -12,12 +12,19 @@ from typing import Any
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from shoal.core.strategy import Strategy
 from shoal.launch.control import Control
 from shoal.launch.join import file_store
+from shoal.launch.seat import Seat
 from shoal.transports.rendezvous import Store
 
 VARIABLE = "SHOAL_PLACE"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MPIEXEC = (
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH and its kin, also under Slurm
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+)
+LOCAL_RANKS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,11 @@ class Place:
 
     rank: int = 0
     nodes: int = 1
-    launched: str = ""  # "shoal", "torchrun" or nobody
+    launched: str = ""  # "shoal", "torchrun", "mpi" or nobody
     transport: str = "processes"
+    servers: int = 1  # nodes that share each server of the strategy
+    durability: str = "memory"
+    incarnation: int = 0
     store: str = ""  # a folder, for what `shoal run` starts
     control: int | None = None  # file descriptor
     strategy: str | None = None
@@ -37,13 +47,26 @@ class Place:
     every: int | None = None
     timeout: float = 300.0
 
+    def seat(self, strategy: Strategy) -> Seat:
+        """This node's place under that strategy, whose servers are the last nodes."""
+        workers = self.nodes - strategy.servers * self.servers
+        return Seat(
+            self.rank,
+            workers,
+            strategy.servers,
+            self.servers,
+            self.incarnation,
+            self.durability,
+            self.store,
+        )
+
     def to_environment(self) -> dict[str, str]:
         """The variable that hands this place to a process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def find(cls) -> Place:
-        """Where this process stands: started by Shoal, by torchrun or another of its kind, or by hand."""
+        """Where this process stands: started by Shoal, by torchrun or its like, by mpiexec, or by hand."""
         if VARIABLE in os.environ:
             fields: dict[str, Any] = json.loads(os.environ[VARIABLE])
             return cls(**fields)
@@ -51,14 +74,30 @@ class Place:
             rank, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             _check_interface(nodes)
             return cls(rank, nodes, launched="torchrun", transport="gloo")
+        for names in MPIEXEC:
+            if all(name in os.environ for name in names):
+                rank, nodes = (int(os.environ[name]) for name in names)
+                if nodes > 1:  # a lone one is as if started by hand, in a shell that mpiexec started, say
+                    return cls(rank, nodes, launched="mpi", transport="mpi")
         return cls()
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether another launcher started the processes, so that Shoal starts none."""
+        return self.launched in ("torchrun", "mpi")
+
+    @property
+    def local_nodes(self) -> int:
+        """Nodes on this host, as far as mpiexec tells; all of them where it does not."""
+        told = (os.environ.get(name) for name in LOCAL_RANKS)
+        return next((int(nodes) for nodes in told if nodes), self.nodes)
 
     def open_control(self) -> Control:
         """The line to the launcher, where it left one; the same object however often it is asked for."""
         return _control(self.control)
 
     def open_store(self) -> Store | None:
-        """The meeting point of all nodes; None for a process that was started alone."""
+        """The meeting point of all nodes; None for a process that was started alone, and where MPI is one."""
         if self.store:
             return file_store(self.store, self.nodes)
         if self.launched == "torchrun":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from shoal.transports.torch_dist import TorchTransport
 TRANSPORTS = {
     "processes": "sockets between the processes of this host",
     "gloo": "torch.distributed's gloo backend, with its own all-reduce",
+    "mpi": "the ranks of a job that mpiexec started",
     "sim": "virtual time in this process",
 }
 
@@ -44,15 +46,54 @@ def file_store(folder: str | Path, nodes: int) -> Store:
 
 
 def connect(
-    kind: str, rank: int, nodes: int, store: Store | None, *, workers: int, vector_bytes: int, timeout: float
+    kind: str,
+    rank: int,
+    nodes: int,
+    store: Store | None,
+    *,
+    workers: int,
+    vector_bytes: int,
+    timeout: float,
+    incarnation: int = 0,
 ) -> Transport:
     """This node's end of the network, once all nodes are there; a single node needs no store."""
     limit = 2 * vector_bytes + 2**20  # a codec may need more than the vector itself, but not much more
+    if kind == "mpi" and nodes > 1:
+        start_mpi(timeout)
+        from shoal.transports.mpi import MpiTransport
+
+        return MpiTransport.connect(
+            limit_bytes=limit, timeout=timeout, workers=workers, expected=(rank, nodes)
+        )
     if store is None:
         return Alone()
     if kind == "processes":
-        return SocketTransport.connect(rank, nodes, store, limit_bytes=limit, timeout=timeout)
+        return SocketTransport.connect(
+            rank, nodes, store, limit_bytes=limit, timeout=timeout, incarnation=incarnation
+        )
     return TorchTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
+
+
+def refuse_mpi(transport: str) -> None:
+    """Raise ValueError for transport 'mpi' where processes are to be started: only mpiexec can do that."""
+    if transport == "mpi":
+        raise ValueError(
+            "transport 'mpi' joins the processes that mpiexec has started. Call shoal.attach() in a script, "
+            "and start it with: mpiexec -n 4 shoal run train.py"
+        )
+
+
+def start_mpi(timeout: float) -> None:
+    """Wait for all ranks of the job in MPI's own start; from then on a process that fails ends the job.
+
+    MPI cannot be told to give up, and holds Python's lock: a rank that ended before it came would be waited
+    for without end. After `timeout` seconds this process ends with a traceback that leads here.
+    """
+    faulthandler.dump_traceback_later(timeout, exit=True, file=2)
+    try:
+        import shoal.transports.mpi  # noqa: F401
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def choose_mean(collective: str, transport: Transport, codec: Codec) -> Mean:

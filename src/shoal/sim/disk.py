@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from shoal.core.transport import Message
 from shoal.sim.faults import Crash
@@ -51,13 +52,13 @@ class Disk:
 
     def snapshot(self, state: dict[str, Any]) -> None:
         self._pass("snapshot")
-        self._snapshot = deepcopy(state)
+        self._snapshot = _copy(state)
         self._safe, self._unsafe = [], []
         self._since_snapshot = 0
         self._pass("snapshotted")
 
     def recover(self) -> tuple[dict[str, Any] | None, Iterable[Message]]:
-        return deepcopy(self._snapshot), [replace(m) for m in self._safe]
+        return _copy(self._snapshot), [replace(m) for m in self._safe]
 
     def lose_what_is_not_synced(self) -> None:
         """What a crash of the server's host does; a crash of its process alone does no more than that."""
@@ -69,3 +70,12 @@ class Disk:
         self._passed[point] += 1
         if here in self._crashes:
             raise Crash
+
+
+def _copy(value: Any) -> Any:
+    """A state of its own: dicts and lists of plain values and tensors. Much faster than deepcopy."""
+    if isinstance(value, dict):
+        return {name: _copy(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value.clone() if isinstance(value, Tensor) else value

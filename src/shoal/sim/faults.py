@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, isfinite
 
 
 class Crash(BaseException):
@@ -22,6 +22,11 @@ class Faults:
     pauses: dict[tuple[int, int], float] = field(default_factory=dict)
     noticed_after: float = 1.0  # seconds until the peers of a crashed node are told
     restart_after: float = inf
+
+    @property
+    def recovery(self) -> float:
+        """How long after it was told so a node waits for another to come back."""
+        return self.restart_after + self.noticed_after if isfinite(self.restart_after) else 0.0
 
     def crash(self, rank: int, step: int) -> Faults:
         """The worker vanishes in that step, before anyone hears of its gradient."""

@@ -30,6 +30,16 @@ class Kernel:
         """Plan `action` for `seconds` from now."""
         self.at(self.now + seconds, action)
 
+    def expect(self, seconds: float, action: Callable[[], None]) -> None:
+        """Plan `action` for `seconds` from now; until then time passes, though no process may be left."""
+        self._alive += 1
+
+        def act() -> None:
+            self._one_less()
+            action()
+
+        self.after(seconds, act)
+
     def spawn(self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str]) -> Process:
         """Start a coroutine at this instant; `describe` says what it waits for, should it never end."""
         process = Process(coroutine, describe, self._one_less)

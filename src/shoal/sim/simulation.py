@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.collectives import stripes
 from shoal.core.client import slice_of
 from shoal.core.codec import Codec, Identity
+from shoal.core.errors import PeerLost
 from shoal.core.instrument import Instrument
 from shoal.core.node import Hook, Mean, Node
 from shoal.core.replica import Parameters, Replica
@@ -82,7 +83,7 @@ class Simulation:
             "seed": seed,
             "steps": steps,
             "retry": retry,
-            "recovery": self._faults.restart_after + self._faults.noticed_after,
+            "recovery": self._faults.recovery,
             "boundary": boundary,
             "observers": observers,
         }
@@ -159,6 +160,10 @@ class Simulation:
         try:
             await self.strategy.live(node)
             await end.close()
+        except PeerLost:
+            if not (node.incarnation and any(server.has_left for server in self._ends[self.workers :])):
+                raise
+            await end.close()  # all was done when it came back
         except Crash:
             self._bury(node.rank)
 
@@ -175,7 +180,7 @@ class Simulation:
         if rank in self._disks:
             self._disks[rank].lose_what_is_not_synced()
         if isfinite(self._faults.restart_after):
-            self.kernel.after(self._faults.restart_after, lambda: self._restart(rank))
+            self.kernel.expect(self._faults.restart_after, lambda: self._restart(rank))
 
     def _restart(self, rank: int) -> None:
         node = self._make(rank, self.nodes[rank].incarnation + 1)

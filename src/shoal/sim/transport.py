@@ -88,6 +88,7 @@ class SimTransport:
         self._parked = False
         self._farewell: str | None = None  # LEFT or LOST, once this node has gone
         self._noticed_at = 0.0
+        self._life = 0  # how often this node was started again
         self._acquainted: set[int] = set()  # whom to tell when this node goes, or comes back
         self._told: set[int] = set()
 
@@ -95,6 +96,11 @@ class SimTransport:
     def size(self) -> int:
         """Nodes in the simulation, servers included."""
         return len(self._switch.ends)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this node has closed in order."""
+        return self._farewell == LEFT
 
     def now(self) -> float:
         """Virtual seconds since the start."""
@@ -142,17 +148,23 @@ class SimTransport:
         self._go(LOST, noticed_after)
 
     def revive(self, incarnation: int) -> None:
-        """Come back with an empty mailbox, and tell those this node talked with; its end comes first."""
-        for peer in sorted(self._acquainted - {self.rank}):
-            self._tell(peer)
+        """Come back with an empty mailbox, and tell those this node talked with; its end comes first.
+
+        It is told in turn who has gone meanwhile.
+        """
+        peers = [self._switch.ends[rank] for rank in sorted(self._acquainted - {self.rank})]
+        for peer in peers:
+            self._say_farewell(peer.rank)  # whoever has not noticed does so now
+            self._switch.carry(self.rank, peer.rank, Message(JOINED, src=self.rank, incarnation=incarnation))
         self._farewell = None
+        self._life += 1
         self._parked = False
         self._told.clear()
         self._mailbox.clear()
-        notice = Message(JOINED, src=self.rank, incarnation=incarnation)
-        moment = max(self._kernel.now, self._noticed_at)
-        for peer in sorted(self._acquainted - {self.rank}):
-            self._kernel.at(moment, lambda peer=peer: self._switch.carry(self.rank, peer, notice))  # type: ignore[misc]
+        for peer in peers:
+            if peer._farewell is not None:
+                peer._told.discard(self.rank)
+                peer._tell(self.rank)
 
     async def open_window(self, owner: int, x: Tensor) -> Tensor:
         """Expose the owner's vector; nothing has to travel for it."""
@@ -212,8 +224,11 @@ class SimTransport:
 
     def _tell(self, peer: int) -> None:
         """Send `peer` the notice that this node has gone, once."""
+        life, moment = self._life, max(self._kernel.now, self._noticed_at)
+        if peer not in self._told:
+            self._kernel.at(moment, lambda: self._say_farewell(peer) if life == self._life else None)
+
+    def _say_farewell(self, peer: int) -> None:
         if peer not in self._told and self._farewell is not None:
             self._told.add(peer)
-            notice = Message(self._farewell, src=self.rank)
-            moment = max(self._kernel.now, self._noticed_at)
-            self._kernel.at(moment, lambda: self._switch.carry(self.rank, peer, notice))
+            self._switch.carry(self.rank, peer, Message(self._farewell, src=self.rank))

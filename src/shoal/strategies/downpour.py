@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from shoal.core.node import SERVER, Node
-from shoal.core.strategy import Strategy, above, at_least, between
+from shoal.core.strategy import Central, above, at_least, between
 from shoal.core.transport import Message
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad")
 
 
 @dataclass(frozen=True)
-class Downpour(Strategy):
+class Downpour(Central):
     """Workers fetch the model and push gradients at their own pace; the server applies them as they come."""
 
     n_fetch: int = 1  # steps between two fetches
@@ -36,10 +37,6 @@ class Downpour(Strategy):
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer={self.optimizer!r} must be one of {', '.join(OPTIMIZERS)}")
 
-    @property
-    def servers(self) -> int:
-        return 1
-
     async def worker(self, w: Node) -> None:
         accrued = w.keep("accrued", torch.zeros_like(w.x))
         coming = None
@@ -51,7 +48,7 @@ class Downpour(Strategy):
             g = await w.grad()
             accrued += g
             w.descend(g)
-            if (t + 1) % self.n_push == 0:
+            if (t + 1) % self.n_push == 0 or w.is_last(t):
                 await w.settle()  # the push before this one, which was under way meanwhile
                 await w.post(SERVER, accrued.clone() if self.overlap else accrued)
                 if not self.overlap:
@@ -60,7 +57,7 @@ class Downpour(Strategy):
 
     async def finish(self, w: Node) -> None:
         await w.settle()
-        if w.t % self.n_push != 0:
+        if w.unmerged:  # the loop ended where nobody could have known
             await w.push(SERVER, w.keep("accrued", w.x))
         await w.pull(SERVER, out=w.x)
 
@@ -71,19 +68,21 @@ class Downpour(Strategy):
             if m.tag == "pull":
                 early[m.src] = m
             elif m.tag == "push":
-                self._apply(s, m, memory)
+                apply(self, s, m, memory)
                 s.advance(m.count)
             warm = s.version >= self.warm_start or 0 not in s.active
             for rank in [rank for rank in early if warm or rank == 0]:
                 await s.reply(early.pop(rank), s.x)
 
-    def _apply(self, s: Node, m: Message, memory: torch.Tensor) -> None:
-        ramp = min(1.0, (s.version + 1) / self.warmup) if self.warmup else 1.0
-        rate = ramp * (m.rate if self.rate is None else self.rate)
-        if self.optimizer == "sgd":
-            s.x.sub_(m.body, alpha=rate)
-        elif self.optimizer == "momentum":
-            s.x.sub_(memory.mul_(self.momentum).add_(m.body), alpha=rate)
-        else:
-            memory.addcmul_(m.body, m.body)
-            s.x.addcdiv_(m.body, memory.sqrt().add_(self.eps), value=-rate)
+
+def apply(options: Downpour, s: Node, m: Message, memory: Tensor) -> None:
+    """One step of the server's optimizer."""
+    ramp = min(1.0, (s.version + 1) / options.warmup) if options.warmup else 1.0
+    rate = ramp * (m.rate if options.rate is None else options.rate)
+    if options.optimizer == "sgd":
+        s.x.sub_(m.body, alpha=rate)
+    elif options.optimizer == "momentum":
+        s.x.sub_(memory.mul_(options.momentum).add_(m.body), alpha=rate)
+    else:
+        memory.addcmul_(m.body, m.body)
+        s.x.addcdiv_(m.body, memory.sqrt().add_(options.eps), value=-rate)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from shoal.core.errors import PeerLost
 from shoal.core.node import SERVER, Node
-from shoal.core.strategy import Strategy, at_least
+from shoal.core.strategy import Central, at_least
 from shoal.core.transport import Message
 
 
 @dataclass(frozen=True)
-class Hierarchical(Strategy):
+class Hierarchical(Central):
     """Synchronous SGD in two levels: an aggregator sends on its group's mean gradient and sample count.
 
     Workers whose aggregator dies turn to the server itself.
@@ -35,7 +35,7 @@ class Hierarchical(Strategy):
             raise ValueError(f"Hierarchical(groups={self.groups}) has more groups than the {workers} workers")
 
     async def worker(self, w: Node) -> None:
-        above = SERVER - 1 - self._group(w, w.rank)
+        above = SERVER - 1 - w.rank * self.groups // w.size
         async for _ in w.steps():
             try:
                 await w.pull(above, out=w.x)
@@ -50,9 +50,6 @@ class Hierarchical(Strategy):
                 await w.push(above, g, samples)
             await w.note()
 
-    async def finish(self, w: Node) -> None:
-        await w.pull(SERVER, out=w.x)
-
     async def server(self, s: Node) -> None:
         total = s.keep("total", torch.zeros_like(s.x))
         samples = s.keep("samples", torch.zeros(1, dtype=torch.float64))
@@ -64,32 +61,30 @@ class Hierarchical(Strategy):
             elif m.tag == "push":
                 total.add_(m.body, alpha=m.rate * m.count)
                 samples += m.count
-                gave[self._seat(s, m.src)] = True
+                gave[seat(s, m.src)] = True
             if gave.any() and all(self._has_given(s, gave, rank) for rank in s.active):
-                await self._take_in(s, total / samples.item(), samples.item())
+                await make_step(s, total / samples.item(), samples.item())
                 for memory in (total, samples, gave):
                     memory.zero_()
-            for rank in [rank for rank in waiting if not gave[self._seat(s, rank)]]:
+            for rank in [rank for rank in waiting if not gave[seat(s, rank)]]:
                 await s.reply(waiting.pop(rank), s.x)
-
-    async def _take_in(self, s: Node, step: Tensor, samples: float) -> None:
-        """Make the group's step: through the server above, if there is one."""
-        if s.role == 0:
-            s.x -= step
-        else:
-            await s.push(SERVER, step, count=samples, rate=1.0)
-            await s.pull(SERVER, out=s.x)
-        s.advance(samples)
 
     def _has_given(self, s: Node, gave: Tensor, rank: int) -> bool:
         """Whether this worker's gradient is in, by itself or through its aggregator; others' need not be."""
-        group = self._group(s, rank)
-        elsewhere = s.role not in (0, 1 + group)
-        return elsewhere or bool(gave[rank] or gave[s.size + group])
+        group = rank * self.groups // s.size
+        return s.role not in (0, 1 + group) or bool(gave[rank] or gave[s.size + group])
 
-    def _seat(self, s: Node, rank: int) -> int:
-        """The place of a worker or an aggregator among those below."""
-        return rank if rank < s.size else s.size + (rank - s.size) // s.shards - 1
 
-    def _group(self, node: Node, rank: int) -> int:
-        return rank * self.groups // node.size
+async def make_step(s: Node, step: Tensor, samples: float) -> None:
+    """Make a group's mean step: through the server above, if there is one."""
+    if s.role == 0:
+        s.x -= step
+    else:
+        await s.push(SERVER, step, count=samples, rate=1.0)
+        await s.pull(SERVER, out=s.x)
+    s.advance(samples)
+
+
+def seat(s: Node, rank: int) -> int:
+    """The place of a worker or an aggregator among those below."""
+    return rank if rank < s.size else s.size + (rank - s.size) // s.shards - 1

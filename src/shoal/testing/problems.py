@@ -61,7 +61,6 @@ class VectorReplica:
         self.lr = problem.lr
         self._problem = problem
         self._rank = rank
-        self._count = problem.counts[rank % len(problem.counts)]
         self._step = 0
         self._detour: tuple[int, int] | None = None
         self._velocity = torch.zeros_like(x)
@@ -72,7 +71,8 @@ class VectorReplica:
         if self._detour is None:
             self._step += 1
         self._detour = None
-        return Gradient(self._problem.gradient(rank, step, self.x), self._count, 0.0)
+        count = self._problem.counts[rank % len(self._problem.counts)]
+        return Gradient(self._problem.gradient(rank, step, self.x), count, 0.0)
 
     def seek(self, owner: int, place: int) -> None:
         """Take the next gradient as worker `owner` would have in its step `place`."""

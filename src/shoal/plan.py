@@ -1,0 +1,118 @@
+"""Plan: everything that says what a run is; the same in every process of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoal.checkpoint import Checkpoints
+from shoal.codecs import CODECS
+from shoal.core.codec import Codec
+from shoal.core.node import Node
+from shoal.core.strategy import Strategy
+from shoal.core.task import Data, Task
+from shoal.core.vector import named_weights
+from shoal.curve import holds_solution
+from shoal.journal import DURABILITY
+from shoal.launch.boundary import Boundary
+from shoal.launch.control import Control
+from shoal.launch.join import COLLECTIVES, TRANSPORTS, check_word, local_threads, refuse_mpi
+from shoal.modules import module_of, steps_per_epoch
+from shoal.strategies import STRATEGIES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train, how, on how many nodes, and what to do about what goes wrong."""
+
+    task: Task
+    strategy: Strategy
+    codec: Codec
+    workers: int = 1
+    servers: int = 1
+    epochs: int = 1
+    seed: int = 0
+    transport: str = "processes"
+    collective: str = "auto"
+    durability: str = "memory"
+    timeout: float = 300.0
+    threads: int | None = None
+    checkpoint: str | None = None
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "servers", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a run needs at least 1 {name[:-1]}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads}: a process computes with at least 1 thread")
+        if self.every is not None and self.checkpoint is None:
+            raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
+        check_word("transport", self.transport, TRANSPORTS)
+        refuse_mpi(self.transport)
+        check_word("collective", self.collective, COLLECTIVES)
+        check_word("durability", self.durability, DURABILITY)
+        if self.collective == "native" and not (self.transport == "gloo" and self.codec.exact):
+            raise ValueError(
+                "collective 'native' needs transport 'gloo' and no codec; take 'auto' or 'stripes'"
+            )
+        if self.servers > 1 and not self.strategy.servers:
+            word = STRATEGIES.name_of(self.strategy)
+            raise ValueError(f"servers={self.servers}: strategy {word!r} has no server to share out")
+        self.strategy.check(self.workers)
+        self.strategy.check_codec(self.codec)
+
+    @property
+    def nodes(self) -> int:
+        """Processes in all, servers included."""
+        return self.workers + self.strategy.servers * self.servers
+
+    @property
+    def threads_each(self) -> int:
+        """Torch threads of each process: its share of this host's cores, or 1 in virtual time."""
+        shared_out = 1 if self.transport == "sim" else local_threads(self.nodes)
+        return shared_out if self.threads is None else self.threads
+
+    def steps(self, data: Data) -> int:
+        """Steps that every worker takes."""
+        return self.epochs * steps_per_epoch(len(data.x), self.task.batch, self.workers)
+
+    def same_run(self) -> dict[str, Any]:
+        """What must not change between a checkpoint and its resumption."""
+        return {
+            **self.task.config(),
+            "strategy": STRATEGIES.name_of(self.strategy),
+            **{f"strategy.{name}": value for name, value in asdict(self.strategy).items()},
+            "codec": CODECS.name_of(self.codec),
+            "workers": self.workers,
+            "servers": self.servers * self.strategy.servers,
+            "seed": self.seed,
+        }
+
+    def config(self) -> dict[str, Any]:
+        """All settings as plain values, for the record of the run."""
+        return {
+            **self.same_run(),
+            "epochs": self.epochs,
+            "transport": self.transport,
+            "collective": self.collective,
+            "durability": self.durability,
+            "timeout": self.timeout,
+            "threads": self.threads_each,
+        }
+
+    def boundary(self, control: Control, model: nn.Module) -> Boundary:
+        """What happens between two steps of a node whose weights fit `model`."""
+        saved = None
+        if self.checkpoint is not None:
+            saved = Checkpoints(self.checkpoint, self.same_run(), self.nodes)
+        return Boundary(control, saved, self.every, lambda node: self._weights(node, model))
+
+    def _weights(self, node: Node, model: nn.Module) -> Mapping[str, Tensor] | None:
+        """The solution under the model's own names, at the node that holds all of it."""
+        if self.servers > 1 or not holds_solution(self.strategy, node):
+            return None
+        return named_weights(module_of(node, model), self.strategy.solution(node))

@@ -1,0 +1,189 @@
+"""The processes of a run on this host: starting them, being one of them, and putting their work together."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.checkpoint import load_model, save_model
+from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.core.instrument import Instrument
+from shoal.core.node import Node, name_of
+from shoal.core.replica import Replica
+from shoal.core.task import Data
+from shoal.core.vector import Flat
+from shoal.curve import Curve, Snapshot, holders, holds_solution, join_slices, score
+from shoal.launch.boundary import Boundary
+from shoal.launch.control import Control, Reporter, leave_with_parent
+from shoal.launch.crew import Crew, Member, ctrl_c_ignored
+from shoal.launch.drive import drive
+from shoal.launch.join import choose_mean, connect, file_store
+from shoal.launch.seat import REJOINING, Seat
+from shoal.modules import build_model, build_replica, module_of
+from shoal.plan import Plan
+from shoal.result import Result, report, summarise
+
+Listener = Callable[[dict[str, Any]], None]
+
+SLOW_IMPORTS = ("torch._dynamo",)
+"""What torch imports on first use of an optimizer: seconds that are spent once, not once in every process."""
+
+
+def run_processes(plan: Plan, listener: Listener) -> Result:
+    """One process for each node; returns when all are done, with the model they have trained."""
+    _check_it_travels(plan)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["shoal.processes", *SLOW_IMPORTS, *plan.task.imports])
+    with ctrl_c_ignored():  # for good by the fork server, which inherits it
+        forkserver.ensure_running()
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+
+        def start(rank: int, incarnation: int) -> Member:
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_node_process, args=(plan, rank, incarnation, theirs, folder), daemon=True
+            )
+            process.start()
+            theirs.close()
+            return Member(rank, name_of(rank, plan.workers), process, ours, incarnation)
+
+        crew = Crew(plan.workers, listener, plan.timeout, start if plan.transport in REJOINING else None)
+        crew.members = [start(rank, 0) for rank in range(plan.nodes)]
+        reports = crew.see_through()
+        model = build_model(plan.task, plan.seed)
+        _put_together(plan, folder, reports, model)
+    keep_model(plan, model)
+    return summarise(plan.config(), [r for r in reports if r], model)
+
+
+def keep_model(plan: Plan, model: nn.Module) -> None:
+    """Leave the trained model beside the checkpoints, where they were asked for."""
+    if plan.checkpoint is not None:
+        save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
+
+
+def _put_together(plan: Plan, folder: str, reports: list[dict[str, Any]], model: nn.Module) -> None:
+    """Test the copies that the nodes which hold the solution have left; the last one stays in `model`."""
+    ranks = holders(plan.strategy, plan.workers, plan.servers)
+    slices = []
+    for rank in ranks:
+        if not reports[rank]:
+            raise WorkerFailed(f"{name_of(rank, plan.workers)} ended without a report of its work")
+        left = load_model(Path(folder) / f"solution-{rank}.safetensors")
+        times = reports[rank].pop("snapshots")
+        slices.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
+        for name, buffer in model.named_buffers():
+            buffer.copy_(left[f"buffer.{name}"])
+    reports[ranks[0]]["curve"] = score(join_slices(slices), model, plan.task, plan.task.data())
+
+
+def _check_it_travels(plan: Plan) -> None:
+    """Worker processes import the task's functions by name: say so before any of them starts."""
+    try:
+        ForkingPickler.dumps(plan)
+    except Exception as problem:
+        raise ValueError(
+            f"task {plan.task.name!r} cannot be handed to worker processes: {problem}. "
+            "Define its functions at the top level of a module, without lambdas."
+        ) from None
+
+
+def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connection, folder: str) -> None:
+    """The whole life of a node's process."""
+    leave_with_parent()
+    control = Control(connection)
+    try:
+        torch.set_num_threads(plan.threads_each)
+        control.tell("done", **_live(plan, rank, incarnation, control, folder))
+    except Interrupted:
+        control.tell("interrupted")
+    except BaseException as error:
+        control.tell_failure(error)
+    finally:
+        control.close()
+
+
+def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str) -> dict[str, Any]:
+    """Build the node, train when the launcher says so, and report."""
+    data, model = plan.task.data(), build_model(plan.task, plan.seed)
+    curve = Curve(plan.strategy, len(data.x) * plan.epochs)
+    boundary = plan.boundary(control, model)
+    node = _join(plan, rank, incarnation, folder, model, data, boundary, (curve, Reporter(control)))
+    if not incarnation:
+        boundary.resume(node)
+    control.tell("ready")
+    elapsed = control.await_go()
+    began = node.transport.now() - elapsed
+    curve.begin(node, elapsed)
+    try:
+        drive(plan.strategy.live(node))
+    except Interrupted:
+        drive(node.transport.close())
+        raise
+    outcome = report(node, node.transport.now() - began)
+    curve.end(node)
+    drive(node.transport.close())  # not after a failure: to vanish is what tells the others
+    if holds_solution(plan.strategy, node):
+        outcome["snapshots"] = _leave(curve.snapshots[rank], module_of(node, model), folder, rank)
+    return outcome
+
+
+def _leave(
+    snapshots: Sequence[Snapshot], model: nn.Module, folder: str, rank: int
+) -> list[tuple[float, float]]:
+    """Write the copies of the solution where the launcher finds them; their times."""
+    tensors: dict[str, Tensor] = {str(i): snapshot.x for i, snapshot in enumerate(snapshots)}
+    tensors |= {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
+    save_model(Path(folder) / f"solution-{rank}.safetensors", tensors)
+    return [(snapshot.seconds, snapshot.samples) for snapshot in snapshots]
+
+
+def _join(
+    plan: Plan,
+    rank: int,
+    incarnation: int,
+    folder: str,
+    model: nn.Module,
+    data: Data,
+    boundary: Boundary,
+    observers: Sequence[Instrument],
+) -> Node:
+    """This process's node, connected to all others."""
+    seat = Seat(rank, plan.workers, plan.strategy.servers, plan.servers, incarnation, plan.durability, folder)
+    flat = Flat(copy.deepcopy(model))
+    replica: Replica = seat.parameters(flat.x)
+    if not seat.serves:
+        replica = build_replica(plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed)
+    store = file_store(folder, plan.nodes) if plan.nodes > 1 else None
+    transport = connect(
+        plan.transport,
+        rank,
+        plan.nodes,
+        store,
+        workers=plan.workers,
+        vector_bytes=flat.x.nbytes,
+        timeout=plan.timeout,
+        incarnation=incarnation,
+    )
+    return Node(
+        transport,
+        replica,
+        mean=choose_mean(plan.collective, transport, plan.codec),
+        codec=plan.codec,
+        seed=plan.seed,
+        steps=plan.steps(data),
+        timeout=plan.timeout,
+        boundary=boundary,
+        observers=observers,
+        **seat.settings(plan.transport, flat.layout),
+    )
