@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_doctor_finds_that_this_machine_works(shoal):
     assert result.exit_code == 0, result.stdout
     rows = result.stdout.splitlines()
     assert all(row[0] in "✓–" and row.endswith(".") for row in rows)
-    for transport in ("processes", "gloo"):
+    for transport in ("processes", "gloo", *(("mpi",) if find_spec("mpi4py") else ())):
         (row,) = (row for row in rows if f"transport {transport}" in row)
         assert row.startswith("✓") and " us" in row and "B/s" in row
 
@@ -75,6 +76,27 @@ def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
     assert (
         "✗ transport gloo does not work here: the process that tried it ended with exit code -6."
         in result.stdout
+    )
+
+
+def test_doctor_says_what_mpi_lacks(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert doctor.mpi() == doctor.Finding(None, "transport mpi needs mpi4py: pip install 'shoal[mpi]'.")
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(doctor.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    finding = doctor.mpi()
+    assert finding.works is None and "there is no mpiexec: pip install 'shoal[mpi]'" in finding.sentence
+
+
+def test_doctor_finds_mpiexec_beside_python_and_survives_one_that_fails(monkeypatch, tmp_path):
+    """As when mpi4py and mpiexec are of different libraries."""
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(doctor.sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "mpiexec").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "mpiexec").chmod(0o700)
+    assert doctor.mpi() == doctor.Finding(
+        False, "transport mpi does not work here: the process that tried it ended with exit code 3."
     )
 
 

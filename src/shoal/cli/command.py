@@ -21,6 +21,15 @@ Timeout = Annotated[
     float, typer.Option(min=0.1, metavar="SECONDS", help="Silence after which a node gives up.")
 ]
 
+Servers = Annotated[
+    int,
+    typer.Option(min=1, help="Processes that share the strategy's server, each with a slice of the model."),
+]
+
+Durability = Annotated[
+    str, typer.Option(help="What a server that dies remembers: memory (its last snapshot) or journal (all).")
+]
+
 WRONG_ARGUMENTS, WORLD_FAILED, STOPPED = 2, 1, 130
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.checkpoint import Checkpoints
-from shoal.cli.command import DOTTED, Timeout
+from shoal.cli.command import DOTTED, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
 from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
 from shoal.codecs import CODECS
@@ -50,6 +50,8 @@ def compare(
     codec: Annotated[str, typer.Option(help="How messages are compressed.")] = "none",
     transport: Annotated[str, typer.Option(help="processes, gloo or sim.")] = "processes",
     collective: Annotated[str, typer.Option(help="How averages are formed: auto, native, stripes.")] = "auto",
+    servers: Servers = 1,
+    durability: Durability = "memory",
     sim: Annotated[
         bool, typer.Option("--sim", help="The same as --transport sim.", rich_help_panel="Virtual time")
     ] = False,
@@ -99,6 +101,8 @@ def compare(
         "seed": seed,
         "transport": "sim" if sim else transport,
         "collective": collective,
+        "servers": servers,
+        "durability": durability,
         "timeout": timeout,
         "threads": local_threads(workers) if threads is None and not sim and transport != "sim" else threads,
         "every": every,
@@ -151,6 +155,8 @@ def _make_strategy(word: str, options: Mapping[str, str]) -> Strategy:
 def make_plan(word: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
     """One run of the comparison. The baseline has one worker and so nothing to compress or to average."""
     settings = {**common, "strategy": strategy}
+    if not strategy.servers:
+        settings["servers"] = 1
     if isinstance(strategy, Single):
         settings |= {"workers": min(1, common["workers"]), "codec": Identity(), "collective": "auto"}
     return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / word))
@@ -193,7 +199,7 @@ def run_all(
             for number, (word, plan) in enumerate(plans.items(), 1):
                 workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
                 title = f"{word} on {plan.task.name}, {workers} ({number} of {len(plans)})"
-                progress.start(title, plan.workers, plan.strategy.servers)
+                progress.start(title, plan.workers, plan.nodes - plan.workers)
                 settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
                 with named(word), resumable(plan.checkpoint):
                     result = run(**settings, **virtual, on_progress=progress.update)

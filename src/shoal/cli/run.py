@@ -12,11 +12,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from shoal.cli.command import DOTTED, PASSED, Timeout
+from shoal.cli.command import DOTTED, PASSED, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
 from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
 from shoal.codecs import CODECS
 from shoal.core.strategy import Strategy
+from shoal.journal import DURABILITY
 from shoal.launch.environment import Place
 from shoal.launch.join import TRANSPORTS, check_word, refuse_mpi
 from shoal.report import Progress
@@ -44,6 +45,8 @@ def run(
         typer.Option(metavar="WORD", help="How messages are compressed.", show_default="the script's"),
     ] = None,
     transport: Annotated[str, typer.Option(help="processes or gloo; mpi under mpiexec.")] = "processes",
+    servers: Servers = 1,
+    durability: Durability = "memory",
     checkpoint: CheckpointFolder = None,
     every: Every = None,
     timeout: Timeout = 300.0,
@@ -62,12 +65,16 @@ def run(
     if codec is not None:
         CODECS.make(codec)
     check_word("transport", transport, {name: TRANSPORTS[name] for name in ("processes", "gloo", "mpi")})
+    check_word("durability", durability, DURABILITY)
+    check_servers(servers, chosen)
     check_checkpoint(checkpoint, every)
     place = replace(
         Place.find(),
         strategy=strategy,
         strategy_options=ctx.meta[DOTTED],
         codec=codec,
+        servers=servers,
+        durability=durability,
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,
         timeout=timeout,
@@ -100,9 +107,15 @@ def choose_strategy(word: str | None, options: Mapping[str, str]) -> Strategy | 
     return None
 
 
+def check_servers(servers: int, strategy: Strategy | None) -> None:
+    """Raise ValueError for servers that a strategy has no use for."""
+    if servers > 1 and not (strategy and strategy.servers):
+        raise ValueError(f"--servers {servers} belongs to a strategy with a server; name one with --strategy")
+
+
 def check_joining(place: Place, strategy: Strategy | None, workers: int | None, file: Path | None) -> None:
     """Raise ValueError for what cannot be had where another launcher started the processes."""
-    servers = 0 if strategy is None else strategy.servers
+    servers = 0 if strategy is None else strategy.servers * place.servers
     if workers is not None and workers != place.nodes - servers:
         raise ValueError(
             f"-n {workers} does not fit: the launcher started {place.nodes} processes, {servers} of them for "
@@ -126,7 +139,7 @@ def start(
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
     count = "1 worker" if workers == 1 else f"{workers} workers"
     with Progress(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
-        progress.start(f"{name}, {count}", workers, strategy.servers if strategy else 0)
+        progress.start(f"{name}, {count}", workers, strategy.servers * place.servers if strategy else 0)
         result = run_script(
             script,
             arguments,

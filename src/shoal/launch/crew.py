@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import threading
 import time
@@ -13,6 +14,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from shoal.core.errors import Interrupted, WorkerFailed
+
+LOG = logging.getLogger("shoal")
 
 START_SECONDS = 120.0
 """How long all processes together may take at least until they are ready to train."""
@@ -211,11 +214,14 @@ class Crew:
         if self._stop_asked or not self._went_at or len(self.members) == self.workers:
             return False
         if member.rank < self.workers:
-            return any(
-                m.rank < self.workers and not m.failure and (not m.ended or m.report) for m in self.members
-            )
+            workers = [m for m in self.members if m.rank < self.workers and not m.failure]
+            left = sum(not m.ended or bool(m.report) for m in workers)
+            if left:
+                LOG.warning("%s %s; the other %d go on and do what it left undone", member.name, how, left)
+            return left > 0
         if self.restart is None or not member.ready:  # it never came so far: it would not the next time
             return False
+        LOG.warning("%s %s; it is started again", member.name, how)
         successor = self.restart(member.rank, member.incarnation + 1)
         self.members[self.members.index(member)] = successor
         member.connection.close()

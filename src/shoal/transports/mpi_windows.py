@@ -1,0 +1,128 @@
+"""Window: a vector at its owner that all ranks read and add to; the owner makes no matching call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from shoal.core.errors import PeerLost
+from shoal.transports.polling import poll
+
+CHUNK_BYTES = 4 << 20
+"""What is moved at once: within it nobody else gets at the vector."""
+
+MPI_TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
+
+_HEAD_BYTES = 64  # the version, and nothing else in its cache line
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Window:
+    """Memory of MPI's own, since only that is shared between the ranks of one host.
+
+    Everyone holds a shared lock from the beginning to the end, so that no operation asks for one first.
+    Reads are accumulates that add nothing: MPI promises each element whole only among accumulates.
+    """
+
+    def __init__(self, mesh: MPI.Intracomm, owner: int, x: Tensor, timeout: float) -> None:
+        if x.dtype not in MPI_TYPES:
+            raise ValueError(f"a window holds float32 or float64, not {x.dtype}")
+        self._mesh, self._owner, self._timeout = mesh, owner, timeout
+        self._dtype, self._elements = x.dtype, x.numel()
+        self._held: list[MPI.Request] = []  # that took too long: MPI may still write to their memory
+        self._agree()
+        own = mesh.Get_rank() == owner
+        nbytes = _HEAD_BYTES + x.numel() * x.element_size() if own else 0
+        self._window = MPI.Win.Allocate(nbytes, 1, MPI.INFO_NULL, mesh)
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self.memory = self._fill(x) if own else None
+        if not poll(mesh.Ibarrier().Test, timeout):  # nobody reads before it is filled
+            raise self._alone()
+
+    def fetch(self, out: Tensor) -> int:
+        self._check(out)
+        version = self._count(0)
+        host = out.detach().to("cpu").contiguous().view(-1)  # shares the memory of out where it can
+        nothing = [_NOTHING, 0, MPI_TYPES[self._dtype]]
+        requests = [
+            self._window.Rget_accumulate(nothing, chunk, self._owner, target, MPI.NO_OP)
+            for chunk, target in self._chunks(host)
+        ]
+        self._finish(requests, "did not give back what is in")
+        if host.data_ptr() != out.data_ptr():
+            out.detach().copy_(host.view(out.shape))
+        return version
+
+    def accumulate(self, v: Tensor) -> int:
+        self._check(v)
+        for chunk, target in self._chunks(v.detach().to("cpu").contiguous().view(-1)):
+            self._window.Accumulate(chunk, self._owner, target, MPI.SUM)
+        self._window.Flush(self._owner)  # whoever reads the new version reads what it counts
+        return self._count(1)
+
+    def free(self) -> None:
+        """Give the memory back; all ranks do so together, once nobody looks at it."""
+        poll(self._mesh.Ibarrier().Test, float("inf"))
+        self._window.Unlock_all()
+        self._window.Free()
+
+    def _agree(self) -> None:
+        """Meet everyone, and compare what they bring; who is not going to use it may bring nothing."""
+        mine = np.array([self._elements, self._dtype.itemsize], np.int64)
+        found = np.empty((self._mesh.Get_size(), 2), np.int64)
+        if not poll(self._mesh.Iallgather(mine, found).Test, self._timeout):
+            raise self._alone()
+        brought = {
+            rank: tuple(row) for rank, row in enumerate(found.tolist()) if row[0] or rank == self._owner
+        }
+        if len(set(brought.values())) > 1:
+            listed = ", ".join(f"node {rank} {n} of {nbytes} bytes" for rank, (n, nbytes) in brought.items())
+            raise ValueError(f"a window needs vectors of one dtype and length from all nodes: {listed}")
+
+    def _alone(self) -> PeerLost:
+        return PeerLost(
+            f"not all {self._mesh.Get_size()} nodes came to open the window of node {self._owner} within "
+            f"{self._timeout:g} s (I am node {self._mesh.Get_rank()})"
+        )
+
+    def _fill(self, x: Tensor) -> Tensor:
+        """The exposed vector itself, with a copy of `x` in it and version 0 before it."""
+        raw = torch.frombuffer(self._window.tomemory(), dtype=torch.uint8)
+        raw[:_HEAD_BYTES] = 0
+        memory = raw[_HEAD_BYTES:].view(self._dtype)
+        memory.copy_(x.detach().view(-1))
+        self._window.Sync()
+        return memory
+
+    def _count(self, increment: int) -> int:
+        """Add to the version, and what it was before."""
+        before = np.empty(1, np.int64)
+        request = self._window.Rget_accumulate(
+            np.array([increment], np.int64), before, self._owner, (0, 1, MPI.INT64_T), MPI.SUM
+        )
+        self._finish([request], "did not tell the version of")
+        return int(before[0])
+
+    def _finish(self, requests: list[MPI.Request], what: str) -> None:
+        if not poll(lambda: MPI.Request.Testall(requests), self._timeout):
+            self._held += requests
+            raise PeerLost(f"node {self._owner} {what} its window within {self._timeout:g} s")
+
+    def _check(self, v: Tensor) -> None:
+        if v.dtype != self._dtype or v.numel() != self._elements:
+            raise ValueError(
+                f"the window of node {self._owner} holds {self._elements} x {self._dtype}, "
+                f"not {v.numel()} x {v.dtype}"
+            )
+
+    def _chunks(self, flat: Tensor) -> Iterator[tuple[list[Any], tuple[int, int, MPI.Datatype]]]:
+        """Pieces of a vector, each with the place where it belongs."""
+        name, most = MPI_TYPES[self._dtype], CHUNK_BYTES // self._dtype.itemsize
+        for begin in range(0, self._elements, most):
+            piece = flat[begin : begin + most].numpy()
+            yield [piece, name], (_HEAD_BYTES + begin * self._dtype.itemsize, len(piece), name)
