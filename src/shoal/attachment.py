@@ -24,7 +24,7 @@ from shoal.launch.boundary import Boundary
 from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
-from shoal.launch.join import choose_mean, connect
+from shoal.launch.join import Access, choose_mean, connect
 from shoal.launch.seat import Seat
 from shoal.result import report
 from shoal.strategies import STRATEGIES
@@ -142,13 +142,12 @@ class Attachment:
         x = self._replica.x
         transport = connect(
             place.transport,
-            place.rank,
-            place.nodes,
+            seat,
             place.open_store() if place.nodes > 1 else None,
-            workers=seat.workers,
             vector_bytes=max(t.nbytes for t in (x, *self._others())),
             timeout=place.timeout,
-            incarnation=place.incarnation,
+            manifest=self._replica.layout.manifest(x.dtype),
+            access=Access(**place.access),
         )
         return Node(
             transport,

@@ -167,13 +167,11 @@ def _join(
     store = file_store(folder, plan.nodes) if plan.nodes > 1 else None
     transport = connect(
         plan.transport,
-        rank,
-        plan.nodes,
+        seat,
         store,
-        workers=plan.workers,
         vector_bytes=flat.x.nbytes,
         timeout=plan.timeout,
-        incarnation=incarnation,
+        manifest=flat.layout.manifest(flat.x.dtype),
     )
     return Node(
         transport,

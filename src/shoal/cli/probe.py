@@ -20,6 +20,7 @@ from shoal.launch.control import leave_with_parent
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import connect, file_store
+from shoal.launch.seat import Seat
 
 KINDS = ("processes", "gloo")
 ROUNDS = 100
@@ -55,7 +56,7 @@ def trial(kind: str, rank: int, meeting: Path | None = None) -> dict[str, float 
         if meeting is not None:
             meeting.mkdir(exist_ok=True)
             store = file_store(meeting, 2)
-        transport = connect(kind, rank, 2, store, workers=2, vector_bytes=BULK_BYTES, timeout=TIMEOUT_SECONDS)
+        transport = connect(kind, Seat(rank, 2), store, vector_bytes=BULK_BYTES, timeout=TIMEOUT_SECONDS)
         try:
             return {**drive(measure(transport))}
         finally:

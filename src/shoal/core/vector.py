@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from math import prod
 
@@ -25,6 +26,11 @@ class Layout:
     def numel(self) -> int:
         """Elements of the whole vector."""
         return sum(self.sizes)
+
+    def manifest(self, dtype: torch.dtype) -> str:
+        """One line that differs for models whose vectors are not the same thing."""
+        text = ";".join(f"{name}{tuple(shape)}" for name, shape in zip(self.names, self.shapes, strict=True))
+        return f"{self.numel} x {dtype} sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def locate(self, place: int) -> str:
         """How people call the element at that place of the vector."""

@@ -37,6 +37,7 @@ class Place:
     transport: str = "processes"
     servers: int = 1  # nodes that share each server of the strategy
     durability: str = "memory"
+    access: dict[str, Any] = field(default_factory=dict)  # fields of Access, for transport "grpc"
     incarnation: int = 0
     store: str = ""  # a folder, for what `shoal run` starts
     control: int | None = None  # file descriptor

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import secrets
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch import distributed as dist
@@ -14,17 +16,22 @@ from shoal.core.codec import Codec
 from shoal.core.errors import Unavailable
 from shoal.core.node import Mean
 from shoal.core.transport import AllReduces, Transport
+from shoal.launch.seat import Seat
 from shoal.transports.alone import Alone
 from shoal.transports.rendezvous import Store
 from shoal.transports.sockets import SocketTransport
 from shoal.transports.torch_dist import TorchTransport
 
 TRANSPORTS = {
-    "processes": "sockets between the processes of this host",
+    "processes": "shared memory and sockets between the processes of this host",
     "gloo": "torch.distributed's gloo backend, with its own all-reduce",
+    "grpc": "gRPC, between hosts: encrypted if told, only servers need to be reachable",
     "mpi": "the ranks of a job that mpiexec started",
     "sim": "virtual time in this process",
 }
+
+RUN_KEY = "shoal/run"
+"""Where the meeting point holds the number of the run, which no other run has."""
 
 COLLECTIVES = {
     "auto": "the transport's own all-reduce where it has one and the codec is exact, else stripes",
@@ -45,18 +52,38 @@ def file_store(folder: str | Path, nodes: int) -> Store:
     return store
 
 
+@dataclass(frozen=True)
+class Access:
+    """How a node is reached over gRPC, and who may reach it: host or host and port, and PEM files.
+
+    The default is this host alone. A token comes from `token_file` or from SHOAL_TOKEN.
+    """
+
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None  # the name that other hosts know this one by
+    certificate: str | None = None
+    key: str | None = None
+    authority: str | None = None
+    mutual: bool = False
+    token_file: str | None = None
+    insecure: bool = False
+
+
 def connect(
     kind: str,
-    rank: int,
-    nodes: int,
+    seat: Seat,
     store: Store | None,
     *,
-    workers: int,
     vector_bytes: int,
     timeout: float,
-    incarnation: int = 0,
+    manifest: str = "",
+    access: Access | None = None,
 ) -> Transport:
-    """This node's end of the network, once all nodes are there; a single node needs no store."""
+    """This node's end of the network, once all nodes are there; a single node needs no store.
+
+    `manifest` says which model it is, so that nodes with another one are refused.
+    """
+    rank, nodes, workers, incarnation = seat.rank, seat.nodes, seat.workers, seat.incarnation
     limit = 2 * vector_bytes + 2**20  # a codec may need more than the vector itself, but not much more
     if kind == "mpi" and nodes > 1:
         start_mpi(timeout)
@@ -71,7 +98,35 @@ def connect(
         return SocketTransport.connect(
             rank, nodes, store, limit_bytes=limit, timeout=timeout, incarnation=incarnation
         )
+    if kind == "grpc":
+        return connect_grpc(seat, store, access or Access(), limit, timeout, manifest)
     return TorchTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
+
+
+def connect_grpc(
+    seat: Seat, store: Store, access: Access, limit_bytes: int, timeout: float, manifest: str
+) -> Transport:
+    """Servers are the hubs that everybody calls; where there is none, worker 0 is."""
+    from shoal.transports.grpc import GrpcTransport, Security
+
+    if seat.rank == 0 and not store.check([RUN_KEY]):
+        store.set(RUN_KEY, secrets.token_hex(16))
+    settings = asdict(access)
+    listen, advertise = settings.pop("listen"), settings.pop("advertise")
+    return GrpcTransport.connect(
+        seat.rank,
+        seat.nodes,
+        hubs=tuple(range(seat.workers, seat.nodes)) or (0,),
+        run_id=store.get(RUN_KEY).decode(),
+        manifest=manifest,
+        limit_bytes=limit_bytes,
+        security=Security(**settings),
+        store=store,
+        listen=listen if ":" in listen else f"{listen}:0",
+        advertise=advertise,
+        timeout=timeout,
+        incarnation=seat.incarnation,
+    )
 
 
 def refuse_mpi(transport: str) -> None:
