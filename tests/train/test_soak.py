@@ -11,8 +11,8 @@ import sabotage
 import shoal
 from shoal.checkpoint import Checkpoints
 from shoal.core.codec import Identity
-from shoal.testing import blobs
 from shoal.plan import Plan
+from shoal.testing import blobs
 
 pytestmark = pytest.mark.soak
 

@@ -1,0 +1,47 @@
+"""A task that shows in its parameters how often every sample was learnt from."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.task import Data, Task
+
+SAMPLES = 1600
+BATCH = 4
+SECONDS = 0.004  # that a batch takes at least
+
+
+def marks() -> Task:
+    """Element i of the model falls by exactly 1 whenever sample i is learnt from, if batches are whole."""
+    return Task(
+        name="marks",
+        model=Marks,
+        data=data,
+        loss=mean_output,
+        lr=float(BATCH),  # a batch's gradient is 1 / BATCH for each of its samples
+        batch=BATCH,
+    )
+
+
+class Marks(nn.Module):
+    """One number for each sample, 0 at first; the output is that of the sample asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.marks[index]
+
+
+def mean_output(output: Tensor, _: Tensor) -> Tensor:
+    time.sleep(SECONDS)
+    return output.mean()
+
+
+def data() -> Data:
+    index = torch.arange(SAMPLES)
+    return Data(index, index, index[:1], index[:1])

@@ -1,0 +1,54 @@
+"""Every algorithm with a server learns as much as synchronous training does from the same samples."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+import shoal
+from shoal.core.errors import DataMissing
+from shoal.strategies import STRATEGIES
+
+CENTRAL = [word for word in STRATEGIES if STRATEGIES.make(word).servers]
+POINTS = 1.5
+"""Of test accuracy that an algorithm may be behind synchronous training."""
+
+SETTINGS = {
+    "digits": {"epochs": 20, "lr": 0.1},
+    "mnist": {"epochs": 2, "lr": 0.05},
+}
+OPTIONS = {"easgd": {"period": 2}, "eamsgd": {"period": 2, "momentum": 0.5}}
+
+
+def train(task: str, word: str, **options: object) -> shoal.Result:
+    strategy = STRATEGIES.make(word, **OPTIONS.get(word, {}))
+    try:
+        return shoal.run(task, strategy, workers=4, seed=1, **SETTINGS[task], **options)
+    except DataMissing:
+        pytest.skip(f"{task} is not on this machine; set SHOAL_DATA")
+
+
+@functools.cache
+def synchronous(task: str) -> float:
+    return train(task, "sync").test_accuracy
+
+
+def check(task: str, word: str) -> None:
+    result = train(task, word)
+    assert result.test_accuracy > synchronous(task) - POINTS
+    assert sum(result.staleness.values()) > 0, "the report has no staleness to show"
+    learnt = result.curve[-1]["samples"]
+    assert learnt == result.samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", CENTRAL)
+def test_digits(word):
+    check("digits", word)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("word", CENTRAL)
+def test_mnist(word):
+    check("mnist", word)
