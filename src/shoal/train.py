@@ -17,6 +17,7 @@ from shoal.core.node import Node
 from shoal.core.replica import Replica
 from shoal.core.strategy import Strategy
 from shoal.core.task import Task
+from shoal.core.vector import trainable
 from shoal.curve import Curve, holders, join_slices, score
 from shoal.launch.control import PROGRESS_SECONDS, Control, progress
 from shoal.modules import build_model, build_replica, module_of
@@ -112,6 +113,7 @@ def _simulate(
         network=network,
         compute=compute,
         faults=faults,
+        locate=trainable(model)[1].locate,
         codec=plan.codec,
         seed=plan.seed,
         boundary=boundary,

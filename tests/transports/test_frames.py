@@ -70,6 +70,21 @@ def test_damaged_header_is_refused(offset: int, bytes_: bytes, complaint: str) -
         frames.decode(raw, LIMIT)
 
 
+def test_a_place_comes_back() -> None:
+    place = frames.Place(frames.LOAN, fd=7, serial=2**40, offset=64, slot=3, number=2**50)
+    raw = frames.encode_elsewhere(bytes(header(torch.ones(3))), place)
+    assert raw[:4] == frames.ELSEWHERE
+    assert frames.decode_place(raw[HEADER_BYTES:]) == place
+    with pytest.raises(WireError, match="begins with"):  # only where memory is shared is it understood
+        frames.decode(raw[:HEADER_BYTES], LIMIT)
+
+
+@pytest.mark.parametrize("kind", [0, 5, 255])
+def test_an_unknown_kind_of_place_is_refused(kind: int) -> None:
+    with pytest.raises(WireError, match=f"kind of place {kind}"):
+        frames.decode_place(bytes([kind]) + bytes(frames.PLACE_BYTES - 1))
+
+
 def test_limit_counts_all_parts_together() -> None:
     raw = header(torch.ones(100), torch.ones(100))
     frames.decode(raw, 800)
@@ -78,7 +93,7 @@ def test_limit_counts_all_parts_together() -> None:
 
 
 def test_short_header_is_refused() -> None:
-    with pytest.raises(WireError, match="95"):
+    with pytest.raises(WireError, match=f"got {HEADER_BYTES - 1}"):
         frames.decode(header()[:-1], LIMIT)
 
 

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,18 @@ from harness import LIMIT, drive, in_process, in_threads, sockets_world
 from shoal.core.errors import PeerLost
 from shoal.core.transport import HEADER_BYTES, LEFT, LOST, Message, Transport
 from shoal.testing.conformance import CHECKS, World
-from shoal.transports import frames, rendezvous
+from shoal.transports import frames, lobby, rendezvous
 from shoal.transports.buffers import MOST_FREE, SMALLEST, BufferPool
+from shoal.transports.lobby import Card
 from shoal.transports.sockets import SocketTransport
 
 PATIENCE = 10.0
 
 
+@pytest.mark.parametrize("share_memory", [True, False], ids=["memory", "sockets alone"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Callable[[World], None]) -> None:
-    check(sockets_world)
+def test_conformance(check: Callable[[World], None], share_memory: bool) -> None:
+    check(partial(sockets_world, share_memory=share_memory))
 
 
 @contextlib.contextmanager
@@ -39,7 +42,10 @@ def transport_and_raw_peer(timeout: float = PATIENCE) -> Iterator[tuple[SocketTr
     def join(rank: int) -> SocketTransport | socket.socket:
         if rank == 0:
             return SocketTransport.connect(0, 2, store, limit_bytes=1 << 20, timeout=timeout)
-        return rendezvous.meet(1, 2, store, timeout=PATIENCE, host="127.0.0.1")[0]
+        mesh = rendezvous.meet(1, 2, store, timeout=PATIENCE, host="127.0.0.1")
+        raw = mesh.dismiss()[0].sock
+        mesh.close()
+        return raw
 
     transport, raw = in_threads(2, join)
     try:
@@ -57,7 +63,7 @@ def frame(tag: str, *parts: torch.Tensor, src: int = 1) -> bytes:
 
 
 def test_strangers_neither_enter_nor_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(lobby, "HELLO_SECONDS", 0.1)
     store = dist.HashStore()
     strangers: list[socket.socket] = []
 
@@ -69,14 +75,13 @@ def test_strangers_neither_enter_nor_hold_up_the_others(monkeypatch: pytest.Monk
 
     def node(rank: int) -> object:
         if rank == 1:
-            hello = rendezvous._HELLO
+            token = bytes.fromhex(store.get("shoal/token").decode())
             for said in (
                 b"",
                 b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything you have\r\n\r\n",
-                hello.pack(b"shoal/1\n", 1, bytes(32)),  # the right rank, a wrong token
-                hello.pack(
-                    b"shoal/1\n", 0, bytes.fromhex(store.get("shoal/token").decode())
-                ),  # a rank of its own
+                Card(1, 2, bytes(32)).hello(),  # the right rank, a wrong token
+                Card(0, 2, token).hello(),  # a rank of its own
+                Card(2, 2, token).hello(),  # a rank that there is not
             ):
                 stranger(said)
             for sock in strangers:

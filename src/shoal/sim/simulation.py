@@ -48,6 +48,7 @@ class Simulation:
         weather: Weather | None = None,
         disk: Callable[[int], Disk] | None = None,
         retry: float | None = None,
+        locate: Callable[[int], str] = "element {}".format,
         codec: Codec | None = None,
         mean: Mean = stripes,
         seed: int = 0,
@@ -66,6 +67,7 @@ class Simulation:
         self._steps = steps
         self._shards = shards
         self._compute = compute or Compute()
+        self._locate = locate
         self._faults = faults or Faults()
         self._faults.check(workers, nodes)
         for rank in compute.slow if compute else ():
@@ -100,8 +102,14 @@ class Simulation:
         if rank >= self.workers:
             mine = slice_of((rank - self.workers) % self._shards, self._shards, self._centre.numel())
             server = Parameters(self._centre[mine].clone())
-            log = self._disks.get(rank)
-            return Node(end, server, incarnation=incarnation, log=log, **self._common)
+            return Node(
+                end,
+                server,
+                incarnation=incarnation,
+                log=self._disks.get(rank),
+                locate=lambda place: self._locate(mine.start + place),
+                **self._common,
+            )
         pace = self._pace(Pace(self._compute, rank, self._common["seed"]), end)
         worker = self._replica(rank) if own is None else own
         return Node(end, worker, incarnation=incarnation, pace=pace, **self._common)

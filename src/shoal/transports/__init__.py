@@ -1,1 +1,1 @@
-"""How bytes move between real nodes: `sockets` among the processes of one host, `torch_dist` over gloo."""
+"""How bytes move between real nodes: `sockets` on one host, `torch_dist` over gloo, `mpi` under mpiexec."""

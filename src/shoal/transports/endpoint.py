@@ -44,6 +44,43 @@ class Endpoint(ABC):
 
     async def send(self, dst: int, m: Message) -> None:
         """Hand `m` to the network. Waits until it is copied out, never until `dst` asks for it."""
+        header, parts = self._checked(dst, m)
+        if dst == self.rank:
+            copy = replace(m, parts=tuple(part.clone() for part in parts), src=self.rank, release=None)
+            self._arrived.put(copy)
+        else:
+            self._transmit(dst, header, parts)
+
+    async def recv(self, timeout: float | None = None) -> Message:
+        """The next message in order of arrival. Raises TimeoutError after `timeout` seconds."""
+        try:
+            return self._taken(self._arrived.get(timeout=timeout))
+        except queue.Empty:
+            raise TimeoutError(f"node {self.rank} received nothing for {timeout:g} s") from None
+
+    def drain(self) -> Iterator[Message]:
+        """What has arrived so far; never waits."""
+        while True:
+            try:
+                m = self._arrived.get_nowait()
+            except queue.Empty:
+                return
+            yield self._taken(m)
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Say goodbye to all peers, wait for what is under way, release everything."""
+
+    @abstractmethod
+    def _transmit(self, dst: int, header: bytes, parts: Sequence[Tensor]) -> None:
+        """Move one frame to another node; do nothing if that node is gone."""
+
+    def _taken(self, m: Message) -> Message:
+        """What the algorithm is about to be given; it knows of it from now on."""
+        return m
+
+    def _checked(self, dst: int, m: Message) -> tuple[bytes, tuple[Tensor, ...]]:
+        """The header and the parts of `m` as they travel. Raises ValueError for what cannot be sent."""
         if not 0 <= dst < self.size:
             raise ValueError(f"there is no node {dst}: nodes are 0 to {self.size - 1}")
         if m.tag in NOTICES:
@@ -56,33 +93,7 @@ class Endpoint(ABC):
                 f"message '{m.tag}' to node {dst} has {nbytes:,} bytes, limit_bytes is {self.limit_bytes:,}: "
                 "raise it on every node, or send less at once"
             )
-        if dst == self.rank:
-            self._arrived.put(replace(m, parts=tuple(part.clone() for part in parts), src=self.rank))
-        else:
-            self._transmit(dst, header, parts)
-
-    async def recv(self, timeout: float | None = None) -> Message:
-        """The next message in order of arrival. Raises TimeoutError after `timeout` seconds."""
-        try:
-            return self._arrived.get(timeout=timeout)
-        except queue.Empty:
-            raise TimeoutError(f"node {self.rank} received nothing for {timeout:g} s") from None
-
-    def drain(self) -> Iterator[Message]:
-        """What has arrived so far; never waits."""
-        while True:
-            try:
-                yield self._arrived.get_nowait()
-            except queue.Empty:
-                return
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Say goodbye to all peers, wait for what is under way, release everything."""
-
-    @abstractmethod
-    def _transmit(self, dst: int, header: bytes, parts: Sequence[Tensor]) -> None:
-        """Move one frame to another node; do nothing if that node is gone."""
+        return header, parts
 
     def _decode(self, peer: int, header: bytes | bytearray | memoryview) -> tuple[Message, list[Shape]]:
         message, shapes = frames.decode(header, self.limit_bytes)

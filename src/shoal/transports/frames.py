@@ -16,12 +16,23 @@
 
 A header says how much follows, so whoever reads one knows what it is about to accept before it
 allocates anything. Nothing is ever unpickled.
+
+Where processes share memory, the magic may say that the elements do not follow; a place does instead:
+
+    offset  bytes  field, little-endian
+         0      1  kind: parcel 1, loan 2, copy 3, window 4; after a copy the elements do follow
+         1      4  number of the sender's open file
+         5      8  serial number of the memory in it
+        13      8  offset of the first part
+        21      4  slot of the loan
+        25      8  number of the parcel or loan
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +46,26 @@ VERSION = 2
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES, start=1)}  # 0 means "no part"
 _LAYOUT = struct.Struct("<4sBBH16siqdqdq" + MOST_PARTS * "BQ")
 assert _LAYOUT.size == HEADER_BYTES
+
+ELSEWHERE = b"SHOM"
+"""The magic of a header that a place follows."""
+
+PARCEL, LOAN, COPY, WINDOW = 1, 2, 3, 4
+
+_PLACE = struct.Struct("<BiQQIQ")
+PLACE_BYTES = _PLACE.size
+
+
+class Place(NamedTuple):
+    """Where in memory of the sender the parts of a message lie."""
+
+    kind: int
+    fd: int = -1
+    serial: int = 0
+    offset: int = 0
+    slot: int = 0
+    number: int = 0
+
 
 Shape = tuple[torch.dtype, int]
 """Dtype and number of elements of one part."""
@@ -72,6 +103,19 @@ def encode(m: Message, parts: Sequence[Tensor], src: int) -> bytes:
         )
     except struct.error as error:
         raise ValueError(f"a field of message '{m.tag}' does not fit the header ({error}): {m!r}") from error
+
+
+def encode_elsewhere(header: bytes, place: Place) -> bytes:
+    """The header of a message whose parts lie at that place."""
+    return ELSEWHERE + header[len(MAGIC) :] + _PLACE.pack(*place)
+
+
+def decode_place(raw: bytes | bytearray | memoryview) -> Place:
+    """The place that such a header is followed by. Raises WireError for a kind that there is not."""
+    place = Place(*_PLACE.unpack(raw))
+    if not PARCEL <= place.kind <= WINDOW:
+        raise WireError(f"unknown kind of place {place.kind}")
+    return place
 
 
 def decode(header: bytes | bytearray | memoryview, limit_bytes: int) -> tuple[Message, list[Shape]]:
