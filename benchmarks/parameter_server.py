@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import socket
 import statistics
 import tempfile
@@ -59,12 +60,17 @@ Pipe = Any
 
 def serve(kind: str, rank: int, shards: int, parameters: int, folder: str, report: Pipe) -> None:
     """Be a shard of an asynchronous server, and tell how much memory that took at most."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(cores())  # the worker waits meanwhile
     before = peak_bytes()
     node = join(kind, rank, shards, parameters, folder)
     drive(ASGD().live(node))
     report.send(peak_bytes() - before)
     drive(node.transport.close())
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def join(kind: str, rank: int, shards: int, parameters: int, folder: str) -> Node:
@@ -335,9 +341,8 @@ def show(
     seconds: dict[str, list[float]], figures: dict[str, list[float]], bench: Bench, file: Path | None
 ) -> None:
     """Print the speeds and the ratios, and write the ratios' medians as JSON."""
-    print(
-        f"{bench.parameters:,} float32, {bench.nbytes / 1e6:.0f} MB, {len(seconds['copy'])} rounds, 1 thread each"
-    )
+    size = f"{bench.parameters:,} float32, {bench.nbytes / 1e6:.0f} MB"
+    print(f"{size}, {len(seconds['copy'])} rounds; one thread for the worker, {cores()} for a server")
     for name, times in seconds.items():
         low, middle, high = spread([bench.nbytes / t / 1e9 for t in times])
         print(f"  {name:14} {middle:6.2f} GB/s   ({low:.2f} to {high:.2f})")

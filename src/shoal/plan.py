@@ -72,9 +72,13 @@ class Plan:
 
     @property
     def threads_each(self) -> int:
-        """Torch threads of each process: its share of this host's cores, or 1 in virtual time."""
+        """Torch threads of each worker: its share of this host's cores, or 1 in virtual time."""
         shared_out = 1 if self.transport == "sim" else local_threads(self.nodes)
         return shared_out if self.threads is None else self.threads
+
+    def threads_of(self, rank: int) -> int:
+        """Torch threads of a process. A server has all cores: what it does is short, and somebody waits."""
+        return self.threads_each if rank < self.workers else max(self.threads_each, local_threads(1))
 
     def steps(self, data: Data) -> int:
         """Steps that every worker takes."""

@@ -103,7 +103,7 @@ def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connectio
     leave_with_parent()
     control = Control(connection)
     try:
-        torch.set_num_threads(plan.threads_each)
+        torch.set_num_threads(plan.threads_of(rank))
         control.tell("done", **_live(plan, rank, incarnation, control, folder))
     except Interrupted:
         control.tell("interrupted")

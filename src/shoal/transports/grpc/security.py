@@ -1,0 +1,150 @@
+"""Security: who may connect to a hub, and how the line to it is protected."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from shoal.transports.grpc.wire import Options
+
+TOKEN_VARIABLE = "SHOAL_TOKEN"
+"""Environment variable with the token, for nodes that were given no other."""
+
+SHORTEST_TOKEN = 32
+MOST_TOKENS = 2
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Security:
+    """Certificates and tokens of one node. The default is neither, and good for one host alone.
+
+    A hub with a `certificate` and its `key` speaks TLS; a node that dials it needs the `authority` that
+    signed that certificate. Where TLS is `mutual`, every node shows a certificate. Files are PEM.
+    The token comes from `tokens`, from `token_file` (one a line, mode 0600) or from SHOAL_TOKEN. Of two
+    tokens the first is shown and both are accepted, so that they can be changed one node at a time.
+    `insecure` allows other hosts in without any of this.
+    """
+
+    certificate: Path | str | None = None
+    key: Path | str | None = field(default=None, repr=False)
+    authority: Path | str | None = None
+    mutual: bool = False
+    token_file: Path | str | None = None
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    server_name: str | None = None  # what the hubs' certificates say, where that is not their address
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key belong together: give both or neither")
+        if self.mutual and (self.certificate is None or self.authority is None):
+            raise ValueError("mutual TLS needs certificate, key and authority on every node")
+        if self.tokens and self.token_file is not None:
+            raise ValueError("give tokens or token_file, not both")
+        _check_tokens(self.tokens, "tokens")
+
+    def secrets(self) -> tuple[str, ...]:
+        """The tokens, read anew from where they come from; none where there is none."""
+        if self.tokens:
+            return self.tokens
+        if self.token_file is not None:
+            return _check_tokens(_read_private(Path(self.token_file)), f"token file {self.token_file}")
+        return _check_tokens(tuple(os.environ.get(TOKEN_VARIABLE, "").split()), TOKEN_VARIABLE)
+
+    def check_listening(self, host: str) -> None:
+        """Raise ValueError unless a hub may listen there."""
+        if is_loopback(host) or self.insecure:
+            return
+        lacking = [] if self.certificate is not None else ["tls=…"]
+        if not self.mutual and not self.secrets():
+            lacking.append("token_file=…")
+        if lacking:
+            raise ValueError(f"refusing to listen on {host} without {', '.join(lacking)} (or insecure=True)")
+
+    def check_dialling(self, host: str) -> None:
+        """Raise ValueError unless a node may say there who it is."""
+        if self.authority is None and not (is_loopback(host) or self.insecure):
+            raise ValueError(f"refusing to call {host} without tls=… (or insecure=True)")
+
+    def server_credentials(self) -> Any:
+        """What a hub's port needs to speak TLS; None if it does not."""
+        if self.certificate is None or self.key is None:
+            return None
+        pair = (Path(self.key).read_bytes(), Path(self.certificate).read_bytes())
+        authority = Path(self.authority).read_bytes() if self.mutual and self.authority is not None else None
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=self.mutual)
+
+    def channel(self, address: str, options: Options) -> Any:
+        """A channel to a hub. It connects when it is first used."""
+        if self.authority is None:
+            return grpc.insecure_channel(address, options=options)
+        named: list[tuple[str, int | str]] = [*options]
+        if self.server_name is not None:
+            named.append(("grpc.ssl_target_name_override", self.server_name))
+        own = (
+            (Path(self.key).read_bytes(), Path(self.certificate).read_bytes())
+            if self.key is not None and self.certificate is not None
+            else (None, None)
+        )
+        credentials = grpc.ssl_channel_credentials(Path(self.authority).read_bytes(), *own)
+        return grpc.secure_channel(address, credentials, options=named)
+
+
+def bearer(tokens: tuple[str, ...]) -> Metadata:
+    """How a node shows its token."""
+    return (("authorization", f"Bearer {tokens[0]}"),) if tokens else ()
+
+
+def is_admitted(shown: str, tokens: tuple[str, ...]) -> bool:
+    """Whether what a caller shows is one of the tokens. Takes equally long whatever it is."""
+    given = shown.encode()
+    matches = [hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens]
+    return not tokens or True in matches
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port. Raises ValueError if there is no port."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+        raise ValueError(f"address {address!r} is not host:port, as in 127.0.0.1:0 or [::1]:50051")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether that is this host alone. A name other than localhost may be anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_private(path: Path) -> tuple[str, ...]:
+    with path.open(encoding="ascii") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if mode & 0o077:
+            raise ValueError(f"token file {path} is open to others (mode {mode:04o}): chmod 600 {path}")
+        tokens = tuple(file.read(4096).split())
+    if not tokens:
+        raise ValueError(f"token file {path} is empty")
+    return tokens
+
+
+def _check_tokens(tokens: tuple[str, ...], where: str) -> tuple[str, ...]:
+    if len(tokens) > MOST_TOKENS:
+        raise ValueError(f"{where}: {len(tokens)} tokens, at most {MOST_TOKENS}: the new one and the old one")
+    for token in tokens:
+        if len(token) < SHORTEST_TOKEN or not (token.isascii() and token.isprintable()):
+            raise ValueError(
+                f"{where}: a token has at least {SHORTEST_TOKEN} printable ascii characters. "
+                "Make one with: python -c 'import secrets; print(secrets.token_hex(32))'"
+            )
+    return tokens
