@@ -13,7 +13,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check format bench clean
+.PHONY: help demo test soak check format proto bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,9 @@ check: $(READY) ## formatting, lint, types
 format: $(READY) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+proto: $(READY) ## make control_pb2.py from control.proto again
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/shoal/transports/grpc/control.proto
 
 bench: $(READY) ## run the benchmarks; they print ratios taken in one run
 	@set -e; for bench in $(sort $(wildcard benchmarks/*.py)); do \

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from central import Census, Drawn, Reads, Trail
 
 from shoal.core.instrument import Instrument
-from shoal.sim import Compute, Network
+from shoal.sim import Compute, Faults, Network, Weather
 from shoal.strategies import Downpour, Single
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
 
@@ -204,12 +205,213 @@ def test_all_workers_leave_with_the_server_s_model_of_that_moment():
     assert run.worker(2).x.item() == run.server.x.item()
 
 
+class StepEnds(Instrument):
+    """When each worker has ended each of its steps."""
+
+    def __init__(self):
+        self.at = {}
+
+    def step(self, node):
+        self.at.setdefault(node.rank, []).append(node.transport.now())
+
+
+# -- the server's momentum -------------------------------------------------------------------------
+
+
+def test_momentum_by_hand():
+    # velocity 3, 0.5 * 3 + 4 = 5.5, 0.5 * 5.5 + 12 = 14.75
+    momentum = Downpour(optimizer="momentum", momentum=0.5, warmup=0)
+    run = simulate(momentum, Given(lr=0.25, values=(3.0, 4.0, 12.0)), steps=3)
+    assert run.server.x.item() == -0.25 * 3 - 0.25 * (0.5 * 3 + 4) - 0.25 * (0.5 * (0.5 * 3 + 4) + 12)
+
+
+def test_momentum_is_of_all_workers_together_by_hand():
+    # Gradients take 1 and 1.5 s; both saw 8 first, then worker 0 saw x1 and worker 1 saw x2.
+    v1 = 8.0
+    x1 = 8 - 0.25 * v1
+    v2 = 0.5 * v1 + 8
+    x2 = x1 - 0.25 * v2
+    v3 = 0.5 * v2 + x1
+    x3 = x2 - 0.25 * v3
+    v4 = 0.5 * v3 + x2
+    x4 = x3 - 0.25 * v4
+    trail = Trail()
+    momentum = Downpour(optimizer="momentum", momentum=0.5, warmup=0)
+    compute = Compute(mean=1.0, slow={1: 1.5})
+    simulate(
+        momentum, Quadratic(lr=0.25), workers=2, steps=2, start=[8.0], compute=compute, observers=[trail]
+    )
+    assert trail.x == [x1, x2, x3, x4]
+
+
+def test_one_replica_with_momentum_is_serial_sgd_with_momentum():
+    momentum = Downpour(optimizer="momentum", momentum=0.9, warmup=0)
+    serial = simulate(Single(), Drawn(lr=0.1, momentum=0.9), steps=20, start=[0.3, 0.7])
+    run = simulate(momentum, Drawn(lr=0.1), steps=20, start=[0.3, 0.7])
+    assert torch.equal(run.server.x, serial.worker(0).x)
+
+
+def test_no_momentum_is_sgd():
+    options = {"workers": 3, "steps": 6, "start": [0.9], "compute": Compute(mean=1.0, jitter=0.3)}
+    none = simulate(Downpour(optimizer="momentum", momentum=0.0), Drawn(lr=0.1), **options)
+    assert none.digest() == simulate(Downpour(), Drawn(lr=0.1), **options).digest()
+
+
+# -- overlap ---------------------------------------------------------------------------------------
+
+
+def test_with_overlap_every_gradient_is_taken_one_fetch_earlier_by_hand():
+    # the model is asked for before a gradient is computed and used after it, for the next one
+    x = [8.0]
+    for t in range(5):
+        x.append(x[t] - 0.5 * x[max(0, t - 1)])
+    trail = Trail()
+    run = simulate(
+        Downpour(overlap=True, warmup=0), Quadratic(lr=0.5), steps=5, start=[8.0], observers=[trail]
+    )
+    assert trail.x == x[1:] == [4.0, 0.0, -2.0, -2.0, -1.0]
+    assert run.server.meter.staleness == {0: 1, 1: 4}
+    assert run.worker(0).x.item() == -1.0
+
+
+def test_with_overlap_a_step_takes_as_long_as_its_gradient():
+    # A message takes 1/4 s, a gradient 1 s. Without overlap a step is a fetch, a gradient and a push; with it
+    # only the first fetch is waited for.
+    def ends(overlap):
+        seen = StepEnds()
+        downpour = Downpour(overlap=overlap)
+        latency, compute = Network(latency=0.25), Compute(mean=1.0)
+        simulate(downpour, Slope(), steps=4, network=latency, compute=compute, observers=[seen])
+        return seen.at[0]
+
+    assert ends(overlap=False) == [2.0, 4.0, 6.0, 8.0]
+    assert ends(overlap=True) == [1.5, 2.5, 3.5, 4.5]
+
+
+def test_with_overlap_a_push_that_takes_longer_than_a_gradient_is_waited_for_before_the_next():
+    # a message takes 1 s, so a push is done 2 s after it was begun, a second after the next gradient is ready
+    seen, latency = StepEnds(), Network(latency=1.0)
+    downpour, compute = Downpour(n_fetch=100, overlap=True), Compute(mean=1.0)
+    simulate(downpour, Slope(), steps=4, network=latency, compute=compute, observers=[seen])
+    assert seen.at[0] == [3.0, 5.0, 7.0, 9.0]  # fetched at 2 s; pushes are begun at 3, 5, 7 and 9 s
+
+
+def test_with_overlap_what_is_under_way_does_not_change_when_more_accrues():
+    pushes = Pushes()
+    downpour = Downpour(n_fetch=100, n_push=2, overlap=True, warmup=0)
+    problem, latency = Given(values=(1.0, 2.0, 4.0, 8.0, 16.0)), Network(latency=0.75)
+    run = simulate(downpour, problem, steps=5, network=latency, compute=Compute(mean=1.0), observers=[pushes])
+    assert [p.item() for p in pushes.bodies] == [1 + 2, 4 + 8, 16]
+    assert run.server.x.item() == -31.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_overlap_it_does_not_change_either_when_it_has_to_be_sent_again(seed):
+    problem = Given(values=(1.0, 2.0, 4.0, 8.0, 16.0))
+    run = simulate(
+        Downpour(n_push=2, overlap=True, warmup=0),
+        problem,
+        steps=5,
+        compute=Compute(mean=1.0),
+        weather=Weather(loss=0.5),
+        retry=0.75,
+        seed=seed,
+    )
+    assert run.server.x.item() == -31.0
+
+
+# -- warm start ------------------------------------------------------------------------------------
+
+
+def test_the_first_worker_makes_so_many_updates_before_the_others_join_in_by_hand():
+    # Gradients take 1 and 1.25 s; the minima are 0 and 4. Worker 1 has asked at 0 s and is answered at 2 s.
+    x1 = 8 - 0.5 * (8 - 0)  # 1.00 s
+    x2 = x1 - 0.5 * (x1 - 0)  # 2.00 s  worker 1 gets x2
+    x3 = x2 - 0.5 * (x2 - 0)  # 3.00 s  worker 0's last
+    x4 = x3 - 0.5 * (x2 - 4)  # 3.25 s  worker 1 saw x2
+    x5 = x4 - 0.5 * (x4 - 4)  # 4.50 s
+    x6 = x5 - 0.5 * (x5 - 4)  # 5.75 s
+    trail, reads = Trail(), Reads()
+    simulate(
+        Downpour(warm_start=2, warmup=0),
+        Quadratic(lr=0.5, targets=(0.0, 4.0)),
+        workers=2,
+        steps=3,
+        start=[8.0],
+        compute=Compute(mean=1.0, slow={1: 1.25}),
+        observers=[trail, reads],
+    )
+    assert trail.x == [x1, x2, x3, x4, x5, x6] == [4.0, 2.0, 1.0, 2.0, 3.0, 3.5]
+    assert reads.at[1][0] == 2.0
+
+
+def test_the_others_join_in_when_the_first_worker_has_done_all_it_had_to():
+    reads = Reads()
+    downpour = Downpour(warm_start=100, warmup=0)
+    run = simulate(downpour, Slope(), workers=3, steps=4, compute=Compute(mean=1.0), observers=[reads])
+    assert (reads.at[1][0], reads.at[2][0]) == (4.0, 4.0)
+    assert run.server.x.item() == -12.0
+
+
+def test_the_others_join_in_when_the_first_worker_dies():
+    reads = Reads()
+    run = simulate(
+        Downpour(warm_start=100, warmup=0),
+        Slope(),
+        workers=3,
+        steps=4,
+        compute=Compute(mean=1.0),
+        faults=Faults(noticed_after=0.5).crash(rank=0, step=2),
+        observers=[reads],
+    )
+    assert (reads.at[1][0], reads.at[2][0]) == (2.5, 2.5)
+    assert run.server.x.item() == -12.0
+
+
+# -- a worker that dies ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"n_push": 3}, {"n_fetch": 2, "n_push": 2}, {"overlap": True}, {"overlap": True, "n_push": 2}],
+)
+@pytest.mark.parametrize("step", [0, 4])
+def test_every_batch_is_in_the_model_once_though_a_worker_dies(step, options):
+    # also those that it had accrued and not pushed
+    run = simulate(
+        Downpour(warmup=0, **options),
+        Census(steps=5),
+        workers=3,
+        steps=5,
+        start=[0.0] * 15,
+        compute=Compute(mean=1.0, jitter=0.3),
+        faults=Faults().crash(rank=1, step=step),
+    )
+    assert run.server.x.tolist() == [1.0] * 15
+
+
+def test_what_a_worker_had_accrued_is_not_lost_when_it_dies_with_its_share_done():
+    # its six steps are done at 6 s, the last two are no full push; it dies at 8 s, while the other works
+    run = simulate(
+        Downpour(n_push=4, warmup=0),
+        Slope(),
+        workers=2,
+        steps=6,
+        compute=Compute(mean=1.0, slow={1: 4.0}),
+        faults=Faults().kill(rank=0, moment=8.0),
+    )
+    assert (run.server.x.item(), run.server.merged) == (-12.0, 12.0)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"n_fetch": 0}, "n_fetch=0 must be at least 1"),
         ({"n_push": 0}, "n_push=0 must be at least 1"),
         ({"optimizer": "adam"}, "optimizer='adam' must be one of sgd, momentum, adagrad"),
+        ({"momentum": 1.0}, "momentum=1.0 must be at least 0 and below 1"),
+        ({"warm_start": -1}, "warm_start=-1 must be at least 0"),
+        ({"rate": 0.0}, "rate=0.0 must be above 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, text):

@@ -66,12 +66,13 @@ def in_threads(size: int, node: Callable[[int], Any], seconds: float = 30.0) -> 
 
 
 @contextlib.contextmanager
-def in_process(script: str) -> Iterator[subprocess.Popen[str]]:
+def in_process(script: str, *, talks: bool = False) -> Iterator[subprocess.Popen[str]]:
     """A node in a process of its own, to be killed or stopped; gone when the context ends."""
     folders = (Path(shoal.__file__).parents[1], Path(__file__).parent)
     child = subprocess.Popen(
         [sys.executable, "-c", _PREAMBLE + textwrap.dedent(script)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        stdin=subprocess.PIPE if talks else None,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -93,11 +94,32 @@ def _world(size: int, body: Body, connect: Callable[[int], Transport]) -> list[A
     return in_threads(size, node)
 
 
-def sockets_world(size: int, body: Body) -> list[Any]:
+def sockets_world(size: int, body: Body, share_memory: bool | None = None) -> list[Any]:
     store = dist.HashStore()
-    return _world(
-        size, body, lambda rank: SocketTransport.connect(rank, size, store, limit_bytes=LIMIT, timeout=10)
-    )
+
+    def connect(rank: int) -> Transport:
+        return SocketTransport.connect(
+            rank, size, store, limit_bytes=LIMIT, timeout=10, share_memory=share_memory
+        )
+
+    return _world(size, body, connect)
+
+
+@contextlib.contextmanager
+def sockets_mesh(size: int, *, limit_bytes: int = LIMIT, **options: Any) -> Iterator[list[SocketTransport]]:
+    """Connected transports, for a test that plays all nodes itself; closed together at the end."""
+    store = dist.HashStore()
+
+    def connect(rank: int) -> SocketTransport:
+        return SocketTransport.connect(
+            rank, size, store, limit_bytes=limit_bytes, **{"timeout": 10.0, **options}
+        )
+
+    transports = in_threads(size, connect)
+    try:
+        yield transports
+    finally:
+        in_threads(size, lambda rank: drive(transports[rank].close()))
 
 
 def gloo_world(size: int, body: Body) -> list[Any]:
@@ -106,4 +128,25 @@ def gloo_world(size: int, body: Body) -> list[Any]:
         size,
         body,
         lambda rank: TorchTransport.connect(rank, size, store, workers=size, limit_bytes=LIMIT, timeout=10),
+    )
+
+
+def grpc_world(size: int, body: Body, hubs: tuple[int, ...] = (0,)) -> list[Any]:
+    from shoal.transports.grpc import GrpcTransport, Security
+
+    store = dist.HashStore()
+    return _world(
+        size,
+        body,
+        lambda rank: GrpcTransport.connect(
+            rank,
+            size,
+            hubs=hubs,
+            store=store,
+            security=Security(),
+            run_id="0" * 32,
+            manifest="none",
+            limit_bytes=LIMIT,
+            timeout=10,
+        ),
     )

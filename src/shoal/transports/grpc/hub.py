@@ -262,6 +262,8 @@ class Hub:
     def fetch(self, guest: Guest, number: int) -> Iterator[memoryview]:
         """The body of a large message in slices. Raises Ended rather than complete one that may be torn."""
         parcel = guest.outbox.find(number)
+        if not guest.here:
+            raise Ended
         if parcel is None or parcel.kind != BULK:
             raise WireError(f"node {guest.rank} wants message {number}, which it was not offered")
         for piece in itertools.chain(slices(parcel.parts), (None,)):
