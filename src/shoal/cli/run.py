@@ -12,6 +12,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from shoal.cli.access import (
+    Advertise,
+    Authority,
+    Certificate,
+    Insecure,
+    Key,
+    Listen,
+    Mutual,
+    TokenFile,
+    read_access,
+)
 from shoal.cli.command import DOTTED, PASSED, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
 from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
@@ -44,12 +55,23 @@ def run(
         str | None,
         typer.Option(metavar="WORD", help="How messages are compressed.", show_default="the script's"),
     ] = None,
-    transport: Annotated[str, typer.Option(help="processes or gloo; mpi under mpiexec.")] = "processes",
+    transport: Annotated[
+        str | None,
+        typer.Option(help="processes, gloo or grpc; mpi under mpiexec.", show_default="processes"),
+    ] = None,
     servers: Servers = 1,
     durability: Durability = "memory",
     checkpoint: CheckpointFolder = None,
     every: Every = None,
     timeout: Timeout = 300.0,
+    listen: Listen = None,
+    advertise: Advertise = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    authority: Authority = None,
+    mutual: Mutual = False,
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
     json: JsonFile = None,
     report: ReportFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only what the workers print.")] = False,
@@ -64,12 +86,26 @@ def run(
     chosen = choose_strategy(strategy, ctx.meta[DOTTED])
     if codec is not None:
         CODECS.make(codec)
-    check_word("transport", transport, {name: TRANSPORTS[name] for name in ("processes", "gloo", "mpi")})
+    found = Place.find()
+    kind = transport or found.transport
+    check_word("transport", kind, {name: TRANSPORTS[name] for name in ("processes", "gloo", "grpc", "mpi")})
     check_word("durability", durability, DURABILITY)
     check_servers(servers, chosen)
     check_checkpoint(checkpoint, every)
     place = replace(
-        Place.find(),
+        found,
+        transport=kind,
+        access=read_access(
+            kind,
+            listen=listen,
+            advertise=advertise,
+            certificate=certificate,
+            key=key,
+            authority=authority,
+            mutual=mutual,
+            token_file=token_file,
+            insecure=insecure,
+        ),
         strategy=strategy,
         strategy_options=ctx.meta[DOTTED],
         codec=codec,
@@ -83,9 +119,9 @@ def run(
         check_joining(place, chosen, workers, json or report)
         run_here(script, rest, place)
     else:
-        refuse_mpi(transport)
+        refuse_mpi(kind)
         count = 1 if workers is None else workers
-        start(script, rest, count, chosen, replace(place, transport=transport), Outcome(json, report), quiet)
+        start(script, rest, count, chosen, place, Outcome(json, report), quiet)
 
 
 def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:
@@ -115,6 +151,8 @@ def check_servers(servers: int, strategy: Strategy | None) -> None:
 
 def check_joining(place: Place, strategy: Strategy | None, workers: int | None, file: Path | None) -> None:
     """Raise ValueError for what cannot be had where another launcher started the processes."""
+    if place.transport not in {"torchrun": ("gloo", "grpc"), "mpi": ("mpi",)}[place.launched]:
+        raise ValueError(f"transport {place.transport!r} cannot join what {place.launched} started")
     servers = 0 if strategy is None else strategy.servers * place.servers
     if workers is not None and workers != place.nodes - servers:
         raise ValueError(

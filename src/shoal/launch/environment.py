@@ -73,7 +73,6 @@ class Place:
             return cls(**fields)
         if all(name in os.environ for name in TORCHRUN):
             rank, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            _check_interface(nodes)
             return cls(rank, nodes, launched="torchrun", transport="gloo")
         for names in MPIEXEC:
             if all(name in os.environ for name in names):
@@ -102,6 +101,8 @@ class Place:
         if self.store:
             return file_store(self.store, self.nodes)
         if self.launched == "torchrun":
+            if self.transport == "gloo":
+                _check_interface(self.nodes)
             store, _, _ = next(iter(rendezvous("env://", self.rank, self.nodes)))
             shared: Store = PrefixStore("shoal", store)
             return shared
