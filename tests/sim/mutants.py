@@ -49,18 +49,18 @@ def without(patch: pytest.MonkeyPatch, **emptied: Any) -> None:
 # -- every update once -------------------------------------------------------------------------------------
 
 
-@mutant("no dedupe", 0)
+@mutant("no dedupe", 93.2)
 def no_dedupe(patch: pytest.MonkeyPatch) -> None:
     answer_to = Ledger.answer_to
     patch.setattr(Ledger, "answer_to", lambda self, m: answer_to(self, m) if self.has_fenced(m) else None)
 
 
-@mutant("only the newest answer is remembered", 0)
+@mutant("only the newest answer is remembered", 3.8)
 def window_of_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledgers, "WINDOW", 1)
 
 
-@mutant("the answer to one push is taken for the answer to another", 0)
+@mutant("the answer to one push is taken for the answer to another", 39.2)
 def any_ack(patch: pytest.MonkeyPatch) -> None:
     take_in = Mailbox._take_in
 
@@ -73,7 +73,7 @@ def any_ack(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mailbox, "_take_in", mistaken)
 
 
-@mutant("no retry", 0)
+@mutant("no retry", 39.8)
 def no_retry(patch: pytest.MonkeyPatch) -> None:
     init = Mailbox.__init__
     patch.setattr(Mailbox, "__init__", lambda self, node, retry, recovery: init(self, node, None, recovery))
@@ -82,12 +82,12 @@ def no_retry(patch: pytest.MonkeyPatch) -> None:
 # -- a server that dies ------------------------------------------------------------------------------------
 
 
-@mutant("the snapshot has no ledger", 0)
+@mutant("the snapshot has no ledger", 42.6)
 def snapshot_without_ledger(patch: pytest.MonkeyPatch) -> None:
     without(patch, ledger={})
 
 
-@mutant("the ledger dies with its server", 0)
+@mutant("the ledger dies with its server", 51.6)
 def ledger_not_persisted(patch: pytest.MonkeyPatch) -> None:
     conclude = Service._conclude
 
@@ -99,23 +99,23 @@ def ledger_not_persisted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "_conclude", forgetful)
 
 
-@mutant("the snapshot has no pool", 0)
+@mutant("the snapshot has no pool", 37.8)
 def snapshot_without_pool(patch: pytest.MonkeyPatch) -> None:
     without(patch, pool=None)
 
 
-@mutant("the snapshot has no requests that are held", 0)
+@mutant("the snapshot has no requests that are held", 1)
 def snapshot_without_held(patch: pytest.MonkeyPatch) -> None:
     without(patch, held=[])
 
 
-@mutant("the snapshot has no memory of the algorithm", 0)
+@mutant("the snapshot has no memory of the algorithm", 12.2)
 def snapshot_without_kept(patch: pytest.MonkeyPatch) -> None:
     state_dict = Node.state_dict
     patch.setattr(Node, "state_dict", lambda self: {**state_dict(self), "kept": {}})
 
 
-@mutant("the snapshot has no version", 0)
+@mutant("the snapshot has no version", 72.2)
 def snapshot_without_version(patch: pytest.MonkeyPatch) -> None:
     state_dict = Node.state_dict
 
@@ -126,7 +126,7 @@ def snapshot_without_version(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Node, "state_dict", ageless)
 
 
-@mutant("answers leave before the log is synced", 0)
+@mutant("answers leave before the log is synced", 3)
 def answer_before_sync(patch: pytest.MonkeyPatch) -> None:
     async def flush(self: Service) -> None:
         answers, self._answers = self._answers, []
@@ -140,7 +140,7 @@ def answer_before_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "_flush", flush)
 
 
-@mutant("the log is written after the answer", 0)
+@mutant("the log is written after the answer", 9)
 def log_after_answer(patch: pytest.MonkeyPatch) -> None:
     accepts, settle = Service._accepts, Service._settle
 
@@ -175,7 +175,7 @@ class Deaf:
         return getattr(self._log, name)
 
 
-@mutant("the answer leaves before the algorithm has seen the push", 0)
+@mutant("the answer leaves before the algorithm has seen the push", 73)
 def answer_before_algorithm(patch: pytest.MonkeyPatch) -> None:
     async def messages(self: Service):  # type: ignore[no-untyped-def]
         async for m in self._incoming():
@@ -191,7 +191,7 @@ def answer_before_algorithm(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "messages", messages)
 
 
-@mutant("the log is emptied before the snapshot is there", 0)
+@mutant("the log is emptied before the snapshot is there", 2.4)
 def emptied_too_early(patch: pytest.MonkeyPatch) -> None:
     snapshot = Disk.snapshot
 
@@ -202,7 +202,7 @@ def emptied_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Disk, "snapshot", hasty)
 
 
-@mutant("the last record of the log is not read back", 0)
+@mutant("the last record of the log is not read back", 27.2)
 def short_replay(patch: pytest.MonkeyPatch) -> None:
     recover = Disk.recover
 
@@ -216,12 +216,12 @@ def short_replay(patch: pytest.MonkeyPatch) -> None:
 # -- a worker that dies ------------------------------------------------------------------------------------
 
 
-@mutant("no fencing of a worker that was lost", 0)
+@mutant("no fencing of a worker that was lost", 8.8)
 def no_fencing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "has_fenced", lambda self, m: False)
 
 
-@mutant("no incarnations", 0)
+@mutant("no incarnations", 45.8)
 def no_incarnations(patch: pytest.MonkeyPatch) -> None:
     async def ask(self: Mailbox, dst: int, m: Message) -> Question:
         m.seq = self._numbers[dst] = self._numbers.get(dst, 0) + 1
@@ -235,7 +235,7 @@ def no_incarnations(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "fence", lambda self, rank, since=0: None)
 
 
-@mutant("a successor that no notice announced goes unnoticed", 0)
+@mutant("a successor that no notice announced goes unnoticed", 5)
 def unnoticed(patch: pytest.MonkeyPatch) -> None:
     meet = Service._meet
 
@@ -247,12 +247,12 @@ def unnoticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "_meet", unsuspecting)
 
 
-@mutant("what a lost worker left undone is not given to others", 0)
+@mutant("what a lost worker left undone is not given to others", 52.6)
 def not_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pool, "give_up", lambda self, rank: None)
 
 
-@mutant("a batch that is handed out is not written down", 0)
+@mutant("a batch that is handed out is not written down", 12.4)
 def handed_out_blindly(patch: pytest.MonkeyPatch) -> None:
     take = Pool.take
 
@@ -265,7 +265,7 @@ def handed_out_blindly(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pool, "take", blindly)
 
 
-@mutant("a server leaves when all workers are lost", 0)
+@mutant("a server leaves when all workers are lost", 1)
 def leaves_early(patch: pytest.MonkeyPatch) -> None:
     async def blind(self: Mailbox) -> bool:
         return False
@@ -276,12 +276,12 @@ def leaves_early(patch: pytest.MonkeyPatch) -> None:
 # -- servers that keep snapshots only ----------------------------------------------------------------------
 
 
-@mutant("a server loses updates in silence", 0, memory=True)
+@mutant("a server loses updates in silence", 80.2, memory=True)
 def silent_loss(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "_describe_return", lambda self, log: "")
 
 
-@mutant("a worker goes back in silence", 0, memory=True)
+@mutant("a worker goes back in silence", 29.2, memory=True)
 def silent_return(patch: pytest.MonkeyPatch) -> None:
     note_fault = Node.note_fault
 
@@ -292,6 +292,6 @@ def silent_return(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Node, "note_fault", silent)
 
 
-@mutant("snapshots come late", 0, memory=True)
+@mutant("snapshots come late", 29.4, memory=True)
 def late_snapshots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Disk, "snapshot_is_due", lambda self: self._since_snapshot >= 2 * self._every)

@@ -101,6 +101,7 @@ def test_importing_shoal_does_not_import_grpc(puppet: Puppet) -> None:
 def test_what_to_install_is_said(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "shoal.transports.grpc")
+    monkeypatch.delitem(sys.modules, "shoal.transports.grpc.control_pb2")
     with pytest.raises(Unavailable, match=r"needs grpcio. Install it with: pip install 'shoal\[grpc\]'"):
         importlib.import_module("shoal.transports.grpc")
 
@@ -243,9 +244,13 @@ def test_a_frozen_peer_is_noticed_within_two_timeouts(
 
 
 @pytest.mark.slow
-def test_a_send_to_a_frozen_peer_returns_within_two_timeouts(puppet: Puppet, tmp_path: Path) -> None:
-    puppet.do(script(1, 2, tmp_path / "store", "time.sleep(0.5); drive(t.close())", failure_timeout=1.0))
-    t = connect(0, 2, dist.FileStore(str(tmp_path / "store"), 100), timeout=60, failure_timeout=1.0)
+@pytest.mark.parametrize("hub", [0, 1])
+def test_a_send_to_a_frozen_peer_returns_within_two_timeouts(
+    hub: int, puppet: Puppet, tmp_path: Path
+) -> None:
+    then = "time.sleep(0.5); drive(t.close())"
+    puppet.do(script(1, 2, tmp_path / "store", then, hubs=(hub,), failure_timeout=1.0))
+    t = connect(0, 2, dist.FileStore(str(tmp_path / "store"), 100), (hub,), timeout=60, failure_timeout=1.0)
     try:
         with puppet.frozen():
             began = time.monotonic()

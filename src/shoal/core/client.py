@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch import Tensor
 
-from shoal.core.errors import Diverged, Unavailable
+from shoal.core.errors import Diverged, PeerLost, Unavailable
 from shoal.core.ledger import REFUSED
 from shoal.core.mailbox import Question
 from shoal.core.transport import Message, Windows
@@ -40,6 +42,7 @@ class Client:
         self.seen: dict[int, int] = {}  # server -> its version at the last pull
         self._node = node
         self._posted: list[Question] = []
+        self._told: list[Question] = []  # who was told that this worker is idle, or busy again
         self._refusals = 0  # in a row
 
     def shards_of(self, server: int, numel: int) -> list[tuple[int, slice]]:
@@ -48,7 +51,8 @@ class Client:
         first = node.size + (-1 - server) * node.shards
         if node.is_server:  # which owns the same slice as its counterpart
             return [(first + (node.rank - node.size) % node.shards, slice(None))]
-        return [(first + shard, slice_of(shard, node.shards, numel)) for shard in range(node.shards)]
+        nodes = [self._or_first(first + shard) for shard in range(node.shards)]
+        return [(rank, slice_of(shard, node.shards, numel)) for shard, rank in enumerate(nodes)]
 
     async def post(self, server: int, v: Tensor, count: float, rate: float) -> None:
         """Begin a push."""
@@ -62,7 +66,7 @@ class Client:
         """Complete every push that was begun."""
         posted, self._posted = self._posted, []
         for question in posted:
-            answer = await self._node.mailbox.answer(question)
+            answer = await self._hear(question)
             if answer.tag == REFUSED:
                 self._refused(bytes(answer.body.tolist()).decode(errors="replace"))
             else:
@@ -85,12 +89,13 @@ class Client:
         await self.settle()  # who asks for more says that all before it is in the model
         pool, *others = range(node.size, node.size + node.servers * node.shards)
         asked = await node.mailbox.ask(pool, Message("more", clock=node.clock))
-        told = [await node.mailbox.ask(rank, Message("idle", clock=node.clock)) for rank in others]
+        await self._hear_out()
+        self._told = [await node.mailbox.ask(rank, Message("idle", clock=node.clock)) for rank in others]
         answer = await node.mailbox.answer(asked)
-        for question in told:
-            await node.mailbox.answer(question)
         if answer.tag == "over":
+            await self._hear_out()
             return None
+        self._told += [await node.mailbox.ask(rank, Message("busy", clock=node.clock)) for rank in others]
         owner, place, clock = answer.body.tolist()
         return owner, place, clock
 
@@ -131,6 +136,29 @@ class Client:
             )
         return transport
 
+    def _or_first(self, rank: int) -> int:
+        """The node to turn to: the same shard of the first server, where another server's is gone."""
+        node = self._node
+        return node.size + (rank - node.size) % node.shards if rank in node.mailbox.gone else rank
+
+    async def _hear(self, question: Question) -> Message:
+        """The answer, if need be from the first server instead of another that dies meanwhile."""
+        node, rank = self._node, question[0]
+        asked = node.mailbox.asked(question)
+        try:
+            return await node.mailbox.answer(question)
+        except PeerLost:
+            if node.is_server or rank == self._or_first(rank):
+                raise
+            return await self._answer(self._or_first(rank), replace(asked))
+
+    async def _hear_out(self) -> None:
+        """Complete what servers were told; one that is gone need not know."""
+        told, self._told = self._told, []
+        for question in told:
+            with suppress(PeerLost):
+                await self._node.mailbox.answer(question)
+
     async def _answer(self, rank: int, m: Message) -> Message:
         return await self._node.mailbox.answer(await self._node.mailbox.ask(rank, m))
 
@@ -145,7 +173,7 @@ class Client:
     async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor) -> Tensor:
         node = self._node
         for (rank, number), part in questions:
-            answer = await node.mailbox.answer((rank, number))
+            answer = await self._hear((rank, number))
             while not _copied(answer, out[part]):
                 answer = await self._answer(rank, Message("pull", count=1.0, clock=node.clock))
             if answer.version < self.seen.get(rank, 0):

@@ -108,6 +108,10 @@ class Mailbox:
         await self._node.send(dst, m)
         return dst, m.seq
 
+    def asked(self, question: Question) -> Message:
+        """An open question, as it was asked."""
+        return self._open[question]
+
     async def answer(self, question: Question) -> Message:
         """The answer to an open question. Raises PeerLost if nobody is left to give it, and Fenced."""
         dst, asked = question[0], self._open[question]

@@ -3,7 +3,7 @@
     push   ->  ack (version) | refused (reason)        taken once, by client, incarnation and seq
     pull   ->  reply (state, version)                  answered by the algorithm, at once or later
     more   ->  work (owner, place, clock) | over       a batch whose worker has gone; held until there is one
-    idle   ->  ack                                     tells the servers that keep no pool
+    idle   ->  ack                                     tells the servers that keep no pool; so does busy
     anyone ->  fenced                                  to whoever was given up on
 
 A server is a fold over its messages. What the algorithm sees is written to the log first, so a successor
@@ -39,7 +39,7 @@ NOTED = "noted"
 ANSWERS = (ACK, REFUSED, FENCED, "reply", "work", "over")
 """Tags of what ends a request."""
 
-_REQUESTS = ("push", "pull", "more", "idle")
+_REQUESTS = ("push", "pull", "more", "idle", "busy")
 _SHOWN = ("push", "pull", NOTED)
 _OURS = (*_REQUESTS, NOTED, CHECKPOINT, *NOTICES)
 
@@ -202,9 +202,9 @@ class Service:
             self._bury(m)
         if m.tag == "more":
             self._held[m.src] = m
-        elif m.tag in ("push", NOTED) and m.src < self._node.size:
+        elif m.tag in ("push", NOTED, "busy") and m.src < self._node.size:
             self.active.add(m.src)
-        if m.tag in _SHOWN or m.src not in self.active:
+        if m.tag in (*_SHOWN, "busy") or m.src not in self.active:
             return False
         self.active.discard(m.src)
         return True
@@ -236,7 +236,7 @@ class Service:
         node = self._node
         if self._pool is not None and m.src < node.size and m.tag in ("push", "more", NOTED):
             self._pool.commit(m.src, m.clock)
-        if m.tag in ("push", "idle"):
+        if m.tag in ("push", "idle", "busy"):
             self._conclude(m, Message(ACK, seq=m.seq, version=node.version))
         self._hand_out()
         if self._log is None or not self._log.keeps_every_update:
@@ -247,7 +247,7 @@ class Service:
         if self._pool is None:
             return
         for rank, m in list(self._held.items()):
-            if self._pool.finished:
+            if self._pool.finished and not self.active:
                 self._conclude(m, Message("over", seq=m.seq))
             elif (work := self._pool.take(rank)) is not None:
                 (owner, place), clock = work

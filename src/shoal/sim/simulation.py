@@ -154,7 +154,8 @@ class Simulation:
 
     def _pace(self, pace: Pace, end: SimTransport) -> Hook:
         async def let_time_pass(node: Node) -> None:
-            duration = pace.next() + self._faults.delay(node.rank, node.t)
+            planned = 0.0 if node.incarnation else self._faults.delay(node.rank, node.t)  # happens once
+            duration = pace.next() + planned
             if duration:
                 await end.sleep(duration)
 

@@ -41,7 +41,7 @@ class Downpour(Central):
         accrued = w.keep("accrued", torch.zeros_like(w.x))
         coming = None
         async for t in w.steps():
-            if t % self.n_fetch == 0:
+            if t % self.n_fetch == 0 or not w.client.seen:  # it came back in the midst of a period
                 w.x.copy_(await (coming or await w.ask(SERVER)))
             fetch_next = self.overlap and (t + 1) % self.n_fetch == 0
             coming = await w.ask(SERVER) if fetch_next else None

@@ -28,8 +28,7 @@ class EASGD(Strategy):
         return 0 if self.synchronous else 1
 
     def check(self, workers: int) -> None:
-        beta = workers * self._alpha(workers)
-        if self.synchronous and beta > 1:
+        if self.synchronous and (beta := workers * self._alpha(workers)) > 1:
             raise ValueError(
                 f"EASGD(rate={self.rate}) would overshoot: with {workers} workers the centre moves by "
                 f"rate * workers = {beta:g}, which must not exceed 1. Try rate={0.9 / workers:.3g}."
@@ -37,6 +36,8 @@ class EASGD(Strategy):
 
     async def worker(self, w: Node) -> None:
         alpha = self._alpha(w.size)
+        if w.incarnation and not self.synchronous:  # it came back: not to where everything began
+            await w.pull(SERVER, out=w.x)
         async for t in w.steps():
             if t % self.period != 0:
                 await self._local_step(w)

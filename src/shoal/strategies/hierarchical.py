@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.core.errors import PeerLost
 from shoal.core.node import SERVER, Node
 from shoal.core.strategy import Central, at_least
 from shoal.core.transport import Message
@@ -36,19 +35,14 @@ class Hierarchical(Central):
 
     async def worker(self, w: Node) -> None:
         above = SERVER - 1 - w.rank * self.groups // w.size
-        async for _ in w.steps():
-            try:
+        is_fresh = False
+        async for t in w.steps():
+            if not is_fresh:
                 await w.pull(above, out=w.x)
-            except PeerLost:
-                above = SERVER
-                await w.pull(above, out=w.x)
-            g, samples = await w.grad(), w.unmerged
-            try:
-                await w.push(above, g)
-            except PeerLost:
-                above = SERVER
-                await w.push(above, g, samples)
+            await w.push(above, await w.grad())
+            await w.pull(above, out=w.x)  # the answer comes when the step is made
             await w.note()
+            is_fresh = w.last_step is None or t + 1 < w.last_step  # later ones wait until there is work
 
     async def server(self, s: Node) -> None:
         total = s.keep("total", torch.zeros_like(s.x))

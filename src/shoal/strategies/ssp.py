@@ -29,11 +29,15 @@ class SSP(Central):
         clocks = s.keep("clocks", torch.zeros(s.size, dtype=torch.int64))  # steps each worker has done
         hidden = s.keep("hidden", torch.zeros_like(s.x))
         about = s.keep("about hidden", torch.zeros(2, dtype=torch.float64))  # their clock, their samples
+        furthest = s.keep("edge", torch.zeros(1, dtype=torch.float64))  # it never goes back
         waiting: dict[int, Message] = {}
         async for m in s.inbox():
             if m.tag in ("pull", "push"):
                 clocks[m.src] = max(int(clocks[m.src]), m.clock)
             edge = self._edge(s, clocks)
+            if edge < inf:  # who comes back is taken for one that has done nothing, until its next word
+                furthest.clamp_(min=edge)
+                edge = float(furthest)
             if about[1] > 0 and about[0] <= edge:
                 s.x -= hidden
                 s.advance(float(about[1]))

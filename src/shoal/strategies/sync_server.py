@@ -41,7 +41,7 @@ class SyncServer(Central):
                 total.add_(m.body, alpha=m.rate * m.count)
                 samples += m.count
                 gave[m.src] = True
-            if gave.any() and sum(not gave[rank] for rank in s.active) <= self.backup:
+            if gave.any() and (gave.sum() >= s.size - self.backup or all(gave[rank] for rank in s.active)):
                 s.x.sub_(total, alpha=1 / samples.item())
                 s.advance(samples.item())
                 for memory in (total, samples, gave):

@@ -1,1 +1,1 @@
-"""How bytes move between real nodes: `sockets` on one host, `torch_dist` over gloo, `mpi` under mpiexec."""
+"""How bytes move between real nodes: `sockets` on one host, `grpc` and `torch_dist` between hosts, `mpi`."""

@@ -16,8 +16,8 @@ from shoal.core.errors import Unavailable
 
 try:
     import_module("grpc")
-    import_module("google.protobuf")
-except ImportError as error:
+    import_module("shoal.transports.grpc.control_pb2")
+except Exception as error:  # protobuf has one of its own for being too old
     raise Unavailable("transport 'grpc' needs grpcio. Install it with: pip install 'shoal[grpc]'") from error
 
 from shoal.transports.grpc.security import Security
