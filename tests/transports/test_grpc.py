@@ -116,12 +116,12 @@ def test_who_does_not_come_is_named(hub: int) -> None:
 
     def node(rank: int) -> str:
         with pytest.raises(PeerLost) as lost:
-            connect(rank, 4, store, (hub,), timeout=0.5)
+            connect(rank, 4, store, (hub,), timeout=1.0)
         return str(lost.value)
 
     first, second = in_threads(2, node)
-    assert first.startswith("node 2, 3 did not join within 0.5 s (I am node 0)")
-    assert second.startswith("node 2, 3 did not join within 0.5 s (I am node 1)")
+    assert first.startswith("node 2, 3 did not join within 1 s (I am node 0)")
+    assert second.startswith("node 2, 3 did not join within 1 s (I am node 1)")
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -187,7 +187,7 @@ def test_closing_waits_no_longer_than_its_limit_for_a_frozen_peer(
 ) -> None:
     for module in ("transport", "hub", "door"):
         monkeypatch.setattr(f"shoal.transports.grpc.{module}.CLOSING_SECONDS", 0.5)
-    puppet.do(script(1, 2, tmp_path / "store", "drive(t.close())", hubs=(hub,)))
+    puppet.do(script(1, 2, tmp_path / "store", "time.sleep(1); t._abandon()", hubs=(hub,)))
     t = connect(0, 2, dist.FileStore(str(tmp_path / "store"), 100), (hub,), timeout=60)
     with puppet.frozen():
         began = time.monotonic()
@@ -335,7 +335,7 @@ def test_a_hub_that_does_not_answer_a_poll_is_lost(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(hub._hub, "poll", lambda *_: time.sleep(1.2))
         began = time.monotonic()
         assert notices(t, 1) == [(LOST, 0, 0)]
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 3
         assert t.reasons[0].startswith("DEADLINE_EXCEEDED")
         monkeypatch.undo()
 
@@ -418,7 +418,7 @@ def test_a_hub_started_again_goes_on_without_those_who_do_not_come() -> None:
     store = dist.HashStore()
 
     def node(rank: int) -> GrpcTransport:
-        return connect(rank, 4, store, timeout=1.0 if rank == 0 else PATIENCE, incarnation=int(rank == 0))
+        return connect(rank, 4, store, timeout=2.0 if rank == 0 else PATIENCE, incarnation=int(rank == 0))
 
     transports = in_threads(3, node)
     assert [notices(t, 1) for t in transports] == [[(LOST, 3, 0)]] * 3

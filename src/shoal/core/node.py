@@ -97,7 +97,7 @@ class Node:
         self.samples_before = 0  # own samples before the checkpoint that this run goes on from
         self.working = set(range(workers))  # workers that have not gone
         self.clock = 0  # gradients taken
-        self._unmerged = 0.0  # own samples since the last mean or push
+        self.unmerged = 0.0  # own samples since the last mean or push
         self.mailbox = Mailbox(self, retry, recovery)
         self.client = Client(self)
         self._mean = mean
@@ -220,7 +220,7 @@ class Node:
         if self._pace is not None:
             await self._pace(self)
         self.clock += 1
-        self._unmerged += gradient.count
+        self.unmerged += gradient.count
         self.meter.samples += gradient.count
         self.meter.compute_seconds += self.transport.now() - began
         return gradient.vector
@@ -380,7 +380,7 @@ class Node:
                 "clock": self.clock,
                 "version": self.version,
                 "merged": self.merged,
-                "unmerged": self._unmerged,
+                "unmerged": self.unmerged,
                 "samples": self.meter.samples,
                 "seen": {str(rank): version for rank, version in self.client.seen.items()},
                 "questions": self.mailbox.numbers(),
@@ -403,7 +403,7 @@ class Node:
         self.t = self.meter.steps = numbers["step"]
         self.clock = numbers["clock"]
         self.version, self.merged = numbers["version"], numbers["merged"]
-        self._unmerged = numbers["unmerged"]
+        self.unmerged = numbers["unmerged"]
         self.client.seen = {int(rank): version for rank, version in numbers["seen"].items()}
         self.mailbox.go_on_from(numbers["questions"])
         self.meter.samples = self.samples_before = numbers["samples"]
@@ -443,7 +443,7 @@ class Node:
     # -- inside --------------------------------------------------------------------------------
 
     def _take_unmerged(self) -> float:
-        taken, self._unmerged = self._unmerged, 0.0
+        taken, self.unmerged = self.unmerged, 0.0
         return taken
 
     async def _has_more(self) -> bool:
