@@ -81,7 +81,7 @@ def test_several_hosts_need_a_named_interface(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="set GLOO_SOCKET_IFNAME"):
-        Place.find()
+        Place.find().open_store()
 
 
 def test_a_process_started_by_hand_is_alone(monkeypatch):

@@ -33,6 +33,9 @@ TRANSPORTS = {
 RUN_KEY = "shoal/run"
 """Where the meeting point holds the number of the run, which no other run has."""
 
+REJOIN_SECONDS = 10.0
+"""How long a server that was started again waits for the others, of whom some may have gone meanwhile."""
+
 COLLECTIVES = {
     "auto": "the transport's own all-reduce where it has one and the codec is exact, else stripes",
     "native": "the transport's own all-reduce",
@@ -124,7 +127,7 @@ def connect_grpc(
         store=store,
         listen=listen if ":" in listen else f"{listen}:0",
         advertise=advertise,
-        timeout=timeout,
+        timeout=min(timeout, REJOIN_SECONDS) if seat.incarnation else timeout,
         incarnation=seat.incarnation,
     )
 

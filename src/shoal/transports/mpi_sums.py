@@ -136,7 +136,7 @@ class Sums:
         failed = f"all_reduce {here.number} of {here.brings} failed (I am worker {self._rank})"
         self._broken = failed
         self._refuse_mismatch({self._rank: here, **found})
-        fates = [f"worker {r} is gone" for r in sorted(others & self._gone)]
+        fates = [f"worker {r} is gone" for r in sorted(others & self._gone - found.keys())]
         fates += [f"worker {r} did not come in time" for r in sorted(found) if found[r].number < here.number]
         fates += [f"worker {r} does not answer" for r in sorted(others - self._gone - found.keys())]
         self._broken = f"{failed}: {', '.join(fates) or 'everyone is alive, but somebody came late'}"
