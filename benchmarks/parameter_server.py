@@ -31,6 +31,7 @@ from shoal.core.client import slice_of
 from shoal.core.codec import Identity
 from shoal.core.node import SERVER, Node
 from shoal.core.replica import Parameters
+from shoal.core.service import first_bad
 from shoal.launch.drive import drive
 from shoal.launch.join import connect, file_store
 from shoal.launch.seat import Seat
@@ -337,6 +338,27 @@ def main() -> None:
     show(seconds, ratios(seconds, bench.memory, bench.nbytes), bench, options.json)
 
 
+def profile(parameters: int) -> dict[str, float]:
+    """Milliseconds of what a push through shared memory consists of, each by itself: the least of five."""
+    x, g = torch.zeros(parameters), torch.full((parameters,), 1e-6)
+    passes: dict[str, tuple[int, Callable[[], object]]] = {
+        "copy, by the worker": (1, lambda: x.copy_(g)),
+        "check, by the server": (cores(), lambda: first_bad(g)),
+        "update, by the server": (cores(), lambda: x.sub_(g, alpha=1e-3)),
+    }
+    least = {}
+    for name, (threads, work) in passes.items():
+        torch.set_num_threads(threads)
+        times = []
+        for _ in range(6):
+            began = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - began)
+        least[name] = 1e3 * min(times[1:])
+    torch.set_num_threads(1)
+    return least
+
+
 def show(
     seconds: dict[str, list[float]], figures: dict[str, list[float]], bench: Bench, file: Path | None
 ) -> None:
@@ -346,6 +368,9 @@ def show(
     for name, times in seconds.items():
         low, middle, high = spread([bench.nbytes / t / 1e9 for t in times])
         print(f"  {name:14} {middle:6.2f} GB/s   ({low:.2f} to {high:.2f})")
+    print("what a push through shared memory consists of:")
+    for name, milliseconds in profile(bench.parameters).items():
+        print(f"  {name:22} {milliseconds:6.1f} ms")
     medians = {}
     for name, values in figures.items():
         low, middle, high = spread(values)

@@ -4,7 +4,7 @@
         snapshot-00000003.json          everything else, and the SHA-256 of the tensors; written last
         journal-00000003.log            the messages after that snapshot, one record each
 
-A record is magic, length, CRC-32, then the message as it travels. Reading stops at the first record that is
+A record is magic, CRC-32, length, then the message as it travels. Reading stops at the first record that is
 not whole: it was never synced, so nobody was told of it. The two newest snapshots are kept with what follows
 them, so a damaged one costs nothing. Nothing is ever unpickled.
 """

@@ -20,6 +20,7 @@ from shoal.journal import DURABILITY
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Control
 from shoal.launch.join import COLLECTIVES, TRANSPORTS, check_word, local_threads, refuse_mpi
+from shoal.launch.seat import REJOINING
 from shoal.modules import module_of, steps_per_epoch
 from shoal.strategies import STRATEGIES
 
@@ -64,11 +65,17 @@ class Plan:
             raise ValueError(f"servers={self.servers}: strategy {word!r} has no server to share out")
         self.strategy.check(self.workers)
         self.strategy.check_codec(self.codec)
+        self.strategy.check_durability(self.durability)
 
     @property
     def nodes(self) -> int:
         """Processes in all, servers included."""
         return self.workers + self.strategy.servers * self.servers
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a server that dies is started again."""
+        return self.transport in REJOINING and self.strategy.recovers != "none"
 
     @property
     def threads_each(self) -> int:

@@ -28,7 +28,7 @@ from shoal.launch.control import Control, Reporter, leave_with_parent
 from shoal.launch.crew import Crew, Member, ctrl_c_ignored
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
-from shoal.launch.seat import REJOINING, Seat
+from shoal.launch.seat import Seat
 from shoal.modules import build_model, build_replica, module_of
 from shoal.plan import Plan
 from shoal.result import Result, report, summarise
@@ -57,7 +57,7 @@ def run_processes(plan: Plan, listener: Listener) -> Result:
             theirs.close()
             return Member(rank, name_of(rank, plan.workers), process, ours, incarnation)
 
-        crew = Crew(plan.workers, listener, plan.timeout, start if plan.transport in REJOINING else None)
+        crew = Crew(plan.workers, listener, plan.timeout, start if plan.restarts else None)
         crew.members = [start(rank, 0) for rank in range(plan.nodes)]
         reports = crew.see_through()
         model = build_model(plan.task, plan.seed)

@@ -55,6 +55,7 @@ def run_script(
         raise ValueError(f"there is no script {str(script)!r}")
     if strategy is not None:
         strategy.check(workers)
+        strategy.check_durability(place.durability)
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         shared = replace(place, nodes=nodes, launched="shoal", store=folder)
@@ -63,7 +64,8 @@ def run_script(
             own = replace(shared, rank=rank, incarnation=incarnation)
             return _start(name_of(rank, workers), own, script, arguments, on_output)
 
-        crew = Crew(workers, on_progress, place.timeout, start if place.transport in REJOINING else None)
+        restarts = place.transport in REJOINING and (strategy is None or strategy.recovers != "none")
+        crew = Crew(workers, on_progress, place.timeout, start if restarts else None)
         crew.members = [start(rank, 0) for rank in range(nodes)]
         reports = [report for report in crew.see_through() if report]
     if not reports:

@@ -16,8 +16,12 @@ from shoal.modules import share, steps_per_epoch
 
 
 def shard(loader: DataLoader[Any], seed: int = 0) -> Shard:
-    """This worker's share of `loader`: iterate over it instead. A single worker's share is all of it."""
-    return Shard(loader, seed)
+    """This worker's share of `loader`: iterate over it instead. A single worker's share is all of it.
+
+    The same loader gives the same shard, so that one made anew for each pass shuffles anew, too.
+    """
+    shards: dict[int, Shard] = vars(loader).setdefault("_shoal_shards", {})
+    return shards.setdefault(seed, Shard(loader, seed))
 
 
 class Shard:

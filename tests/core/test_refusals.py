@@ -18,7 +18,7 @@ from shoal.core.transport import Message
 from shoal.core.vector import Layout
 from shoal.launch.seat import Seat
 from shoal.sim import Compute
-from shoal.strategies import ASGD, Downpour
+from shoal.strategies import ASGD, Downpour, Hogwild
 from shoal.testing.problems import Quadratic, simulate
 
 
@@ -135,3 +135,17 @@ def test_a_task_with_one_bad_sample_is_learnt_from_the_others_and_the_layer_is_n
     assert len(faults) == 3  # once an epoch
     assert all("element 0 of 'last.weight' is nan" in fault for fault in faults)
     assert result.test_loss == result.test_loss  # a number
+
+
+def test_a_bad_update_is_not_added_to_memory_that_no_server_looks_at_first():
+    problem = Spoilt(lr=0.25, targets=(1.0,), values={(0, 1): nan})
+    run = simulate(Hogwild(), problem, workers=2, steps=4, start=[8.0, 6.0], compute=PACE)
+    (fault,) = run.worker(0).meter.faults
+    assert fault.startswith("an update of worker 0 at its step 2 was refused: element 1 is nan")
+    assert bool(torch.isfinite(run.server.x).all())
+
+
+@pytest.mark.parametrize("word", ["hogwild", "hierarchical"])
+def test_a_promise_that_no_server_could_keep_is_refused(word):
+    with pytest.raises(ValueError, match="cannot be put together again from a journal"):
+        shoal.run("digits", word, workers=2, durability="journal", transport="sim")

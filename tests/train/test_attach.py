@@ -311,9 +311,10 @@ def test_shard_of_one_worker_is_the_whole_and_shuffles_anew():
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("samples", [96, 97, 100, 127])
 def test_shards_are_disjoint_cover_all_and_give_every_worker_as_many_batches(samples, drop_last, monkeypatch):
-    loader = DataLoader(TensorDataset(torch.arange(samples)), batch_size=8, shuffle=True, drop_last=drop_last)
+    data = TensorDataset(torch.arange(samples))
     batches = []
     for rank in range(4):
+        loader = DataLoader(data, batch_size=8, shuffle=True, drop_last=drop_last)  # each worker has its own
         monkeypatch.setattr("shoal.sharding._rank", lambda rank=rank: rank)
         monkeypatch.setattr("shoal.sharding._workers", lambda: 4)
         shares = shoal.shard(loader)
@@ -353,3 +354,10 @@ def test_gradients_may_be_set_to_zero_or_to_none(set_to_none):
     with shoal.attach(model, optimizer):
         loop(model, optimizer)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+def test_a_shard_that_is_asked_for_anew_at_each_epoch_shuffles_anew():
+    loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8, shuffle=True)
+    first, second = ([x for (batch,) in shoal.shard(loader) for x in batch.tolist()] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(64))
+    assert first != second

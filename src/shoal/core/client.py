@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.core.errors import Diverged, PeerLost, Unavailable
 from shoal.core.ledger import REFUSED
 from shoal.core.mailbox import Question
+from shoal.core.service import first_bad
 from shoal.core.transport import Message, Windows
 
 if TYPE_CHECKING:
@@ -117,6 +118,16 @@ class Client:
         for rank, part in self.shards_of(FIRST, node.x.numel()):
             self.seen[rank] = await windows.fetch(rank, node.x[part])
         node.meter.wait_seconds += node.transport.now() - began
+
+    def accepts(self, v: Tensor) -> bool:
+        """Whether a difference may be added to memory where no server looks at it first."""
+        node = self._node
+        if (place := first_bad(v)) is not None:
+            what = f"{node.locate(place)} is {float(v[place])}"
+            self._refused(f"an update of {node.name} at its step {node.clock} was refused: {what}")
+            return False
+        self._refusals = 0
+        return True
 
     async def accumulate(self, v: Tensor) -> None:
         """Add to what every shard exposes."""

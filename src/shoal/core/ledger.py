@@ -44,7 +44,7 @@ class Ledger:
         """
         if self.has_fenced(m):
             return Message(FENCED, seq=m.seq)
-        if self.is_successor(m):
+        if self.is_successor(m) or m.tag == "pull":  # a pull changes nothing, so it is answered anew
             return None
         client = self._clients.get(m.src, Client())
         if m.seq <= client.forgotten:  # nobody waits for it any more
@@ -54,6 +54,10 @@ class Ledger:
     def has_fenced(self, m: Message) -> bool:
         """Whether `m` is of a former incarnation of its client."""
         return m.incarnation < self._clients.get(m.src, Client()).incarnation
+
+    def has_gone_on(self, m: Message) -> bool:
+        """Whether something that its client asked after `m` was answered already."""
+        return m.seq < max(self._clients.get(m.src, Client()).answers, default=0)
 
     def is_successor(self, m: Message) -> bool:
         """Whether `m` is the first that is heard of a later incarnation of its client."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shoal.core.errors import Fenced, PeerLost
 from shoal.core.ledger import FENCED
-from shoal.core.service import ANSWERS
+from shoal.core.service import ANSWERS, WAIT
 from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Mailbox:
                     await self._ask_again(dst)
                 if dst in self.gone and not self._may_come_back(dst):
                     raise self._lost(dst, what)
-                m = await self._receive(what, dst)
+                m = await self._receive(what, dst, reminds=asked.tag == "more")
                 if self._take_in(m):
                     self._stash.append(m)
         finally:
@@ -152,7 +152,7 @@ class Mailbox:
         if m.tag in NOTICES:
             return self._node.is_server
         if m.tag not in ANSWERS:
-            return True
+            return m.tag != WAIT
         question = (m.src, m.seq)
         if question in self._open and question not in self._answers:
             self._answers[question] = m
@@ -196,22 +196,27 @@ class Mailbox:
             if dst == rank:
                 await self._node.send(dst, m)
 
-    async def _receive(self, what: str, src: int | None) -> Message:
-        """The next message of any kind, with the wait for it accounted for."""
+    async def _receive(self, what: str, src: int | None, reminds: bool = False) -> Message:
+        """The next message of any kind, with the wait for it accounted for.
+
+        Who `reminds` asks again meanwhile, to hear at least that the other is there.
+        """
         node = self._node
         began = node.transport.now()
         self.waiting = f"{what} from {'any node' if src is None else node.name_of(src)}"
-        m = await self._patiently(began, src)
+        m = await self._arrival(began, src, reminds)
         self.waiting = ""
         node.waited_for(m.src, node.transport.now() - began)
         return m
 
-    async def _patiently(self, began: float, src: int | None) -> Message:
+    async def _arrival(self, began: float, src: int | None, reminds: bool) -> Message:
         """The next message; meanwhile questions are asked again where the network may have lost them."""
         node = self._node
         while True:
             deadline = inf if node.timeout is None else began + node.timeout
             pauses = [deadline - node.transport.now(), inf if self._retry is None else self._retry]
+            if reminds and node.timeout is not None:
+                pauses.append(node.timeout / 3)
             if src in self._lost_at:
                 pauses.append(self._lost_at[src] + self._recovery - node.transport.now())
             try:

@@ -320,8 +320,9 @@ class Node:
         await self.client.fetch()
 
     async def accumulate(self, v: Tensor) -> None:
-        """Add a difference to the servers' parameters, without their help. Exact."""
-        await self.client.accumulate(v)
+        """Add a difference to the servers' parameters, without their help. Exact; refused if not finite."""
+        if self.client.accepts(v):
+            await self.client.accumulate(v)
         await self.note()
 
     # -- between any two nodes -----------------------------------------------------------------

@@ -39,6 +39,9 @@ NOTED = "noted"
 ANSWERS = (ACK, REFUSED, FENCED, "reply", "work", "over")
 """Tags of what ends a request."""
 
+WAIT = "wait"
+"""Tag of the word to whoever asks for more again that there is none yet, but somebody listens."""
+
 _REQUESTS = ("push", "pull", "more", "idle", "busy")
 _SHOWN = ("push", "pull", NOTED)
 _OURS = (*_REQUESTS, NOTED, CHECKPOINT, *NOTICES)
@@ -169,6 +172,8 @@ class Service:
             return False
         if m.tag == NOTED and self._ledger.has_fenced(m):
             return False
+        if m.tag == "more" and self._ledger.has_gone_on(m):  # a late copy of what was rolled back
+            return False
         vector = None
         if m.tag == "push" and (vector := await self._checked(m)) is None:
             return False
@@ -201,6 +206,8 @@ class Service:
         elif m.src not in self._lost:
             self._bury(m)
         if m.tag == "more":
+            if m.src in self._held:
+                self._answers.append((m.src, Message(WAIT, seq=m.seq)))
             self._held[m.src] = m
         elif m.tag in ("push", NOTED, "busy") and m.src < self._node.size:
             self.active.add(m.src)
@@ -236,8 +243,10 @@ class Service:
         node = self._node
         if self._pool is not None and m.src < node.size and m.tag in ("push", "more", NOTED):
             self._pool.commit(m.src, m.clock)
-        if m.tag in ("push", "idle", "busy"):
+        if m.tag == "push":
             self._conclude(m, Message(ACK, seq=m.seq, version=node.version))
+        elif m.tag in ("idle", "busy"):  # to say it twice does no harm
+            self._answers.append((m.src, Message(ACK, seq=m.seq, version=node.version)))
         self._hand_out()
         if self._log is None or not self._log.keeps_every_update:
             await self._flush()

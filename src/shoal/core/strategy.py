@@ -19,6 +19,7 @@ class Strategy(ABC):
 
     most_workers: ClassVar[int | None] = None
     compresses: ClassVar[bool] = True  # whether what it sends goes through the codec
+    recovers: ClassVar[str] = "journal"  # the most that a server of its can come back with: memory, or none
 
     @property
     def servers(self) -> int:
@@ -34,6 +35,14 @@ class Strategy(ABC):
         """Raise ValueError where the options do not suit that many workers."""
         if self.most_workers is not None and workers > self.most_workers:
             raise ValueError(f"{type(self).__name__} runs on {self.most_workers} worker, not on {workers}")
+
+    def check_durability(self, durability: str) -> None:
+        """Raise ValueError for a promise that its servers cannot keep."""
+        if durability == "journal" and self.recovers != "journal":
+            raise ValueError(
+                f"a server of {type(self).__name__} cannot be put together again from a journal; "
+                "take durability 'memory', and checkpoints"
+            )
 
     def check_codec(self, codec: Codec) -> None:
         """Raise ValueError for a codec that would never be used."""

@@ -156,9 +156,8 @@ class Crew:
             if m.paused_at is not None and m.paused_at < self._meeting_step:
                 self._send_on(m, self._meeting_step, final=False)
         if all(m.paused_at is not None for m in active):
-            finished = (
-                len(active) < self.workers
-            )  # too late for a whole checkpoint: let the others finish too
+            # too late for a whole checkpoint: let the others finish too
+            finished = any(m.report for m in self.members if m.rank < self.workers)
             step = None if finished else max(paused.values())
             for m in active:
                 self._send_on(m, step, final=True)
@@ -217,7 +216,7 @@ class Crew:
             workers = [m for m in self.members if m.rank < self.workers and not m.failure]
             left = sum(not m.ended or bool(m.report) for m in workers)
             if left:
-                LOG.warning("%s %s; the other %d go on and do what it left undone", member.name, how, left)
+                LOG.warning("%s %s; the other %d go on", member.name, how, left)
             return left > 0
         if self.restart is None or not member.ready:  # it never came so far: it would not the next time
             return False

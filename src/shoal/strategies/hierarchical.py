@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ class Hierarchical(Central):
 
     Workers whose aggregator dies turn to the server itself.
     """
+
+    recovers: ClassVar[str] = "memory"  # what an aggregator sent on is not its own to repeat
 
     groups: int = 2  # aggregators; workers are shared out among them in order of rank
 

@@ -19,6 +19,7 @@ class Hogwild(Strategy):
     """Every worker reads the shared vector and adds its step to it; no addition is lost."""
 
     compresses: ClassVar[bool] = False
+    recovers: ClassVar[str] = "none"
 
     @property
     def servers(self) -> int:
