@@ -6,7 +6,7 @@ import pytest
 from mutants import MUTANTS, Mutant
 from storm import Run, Storm, command, verdict
 
-SEEDS, MEMORY_SEEDS, CHUNK = 2000, 400, 100
+SEEDS, MEMORY_SEEDS, CHUNK = 2000, 600, 100
 MOST = 1000  # seeds for each mutant; it is done with the first that catches it
 SHOWN = 10
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -75,6 +76,11 @@ def ranks_of(script: Path) -> list[str]:
     return found
 
 
+def printed(output: str) -> list[str]:
+    """The weights that the ranks print, also where mpiexec has put two of them on one line."""
+    return re.findall(r"weights ([0-9a-f]+)", output)
+
+
 # Finding one's place
 
 
@@ -129,7 +135,7 @@ def test_under_mpiexec_n_must_fit(no_launcher: None, monkeypatch: pytest.MonkeyP
 def test_a_plain_script_is_joined() -> None:
     result = run_job(3, LOOP, "--strategy-in-code", "sync")
     assert (result.returncode, result.stderr) == (0, "")
-    weights = result.stdout.splitlines()
+    weights = printed(result.stdout)
     assert len(weights) == 3 and len(set(weights)) == 1  # to the last bit
 
 
@@ -138,7 +144,7 @@ def test_a_plain_script_is_joined() -> None:
 def test_the_last_rank_of_a_plain_script_is_the_server() -> None:
     result = run_job(3, LOOP, "--strategy-in-code", "downpour")
     assert (result.returncode, result.stderr) == (0, "")
-    assert [line[:7] for line in result.stdout.splitlines()] == ["weights"] * 2
+    assert len(printed(result.stdout)) == 2
 
 
 @needs_mpi

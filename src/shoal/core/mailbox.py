@@ -144,6 +144,11 @@ class Mailbox:
         """Number questions from where a checkpoint left off."""
         self._numbers = {int(rank): number for rank, number in numbers.items()}
 
+    def forget_departures(self) -> None:
+        """Nobody has gone: a run starts over from a checkpoint."""
+        self.gone.clear()
+        self._lost_at.clear()
+
     # -- inside --------------------------------------------------------------------------------
 
     def _take_in(self, m: Message) -> bool:

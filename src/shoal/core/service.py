@@ -126,8 +126,9 @@ class Service:
 
     def resume(self) -> None:
         """Serve workers that all start over from a checkpoint: nobody has gone, done its lot, or waits."""
-        for gone in (self._held, self._left, self._lost, self._node.mailbox.gone):
+        for gone in (self._held, self._left, self._lost):
             gone.clear()
+        self._node.mailbox.forget_departures()
         self._ledger.forget_all_but(ACK)
         self.active = set(range(self._node.size))
         self._node.working = set(self.active)

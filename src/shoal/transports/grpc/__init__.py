@@ -10,9 +10,12 @@ transport  GrpcTransport: all of it, as one node's end of the network
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 from shoal.core.errors import Unavailable
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # a data loader that forks must not stir it up
 
 try:
     import_module("grpc")
