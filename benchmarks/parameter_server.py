@@ -61,7 +61,7 @@ Pipe = Any
 
 def serve(kind: str, rank: int, shards: int, parameters: int, folder: str, report: Pipe) -> None:
     """Be a shard of an asynchronous server, and tell how much memory that took at most."""
-    torch.set_num_threads(cores())  # the worker waits meanwhile
+    torch.set_num_threads(max(1, cores() // shards))  # the worker waits meanwhile
     before = peak_bytes()
     node = join(kind, rank, shards, parameters, folder)
     drive(ASGD().live(node))

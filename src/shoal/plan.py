@@ -85,7 +85,9 @@ class Plan:
 
     def threads_of(self, rank: int) -> int:
         """Torch threads of a process. A server has all cores: what it does is short, and somebody waits."""
-        return self.threads_each if rank < self.workers else max(self.threads_each, local_threads(1))
+        return (
+            self.threads_each if rank < self.workers else max(self.threads_each, local_threads(self.servers))
+        )
 
     def steps(self, data: Data) -> int:
         """Steps that every worker takes."""
