@@ -21,7 +21,7 @@ from shoal.core.instrument import Instrument
 from shoal.core.node import Node, name_of
 from shoal.core.replica import Replica
 from shoal.core.task import Data
-from shoal.core.vector import Flat
+from shoal.core.vector import Flat, trainable
 from shoal.curve import Curve, Snapshot, holders, holds_solution, join_slices, score
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Control, Reporter, leave_with_parent
@@ -160,18 +160,20 @@ def _join(
 ) -> Node:
     """This process's node, connected to all others."""
     seat = Seat(rank, plan.workers, plan.strategy.servers, plan.servers, incarnation, plan.durability, folder)
-    flat = Flat(copy.deepcopy(model))
-    replica: Replica = seat.parameters(flat.x)
-    if not seat.serves:
+    replica: Replica
+    if seat.serves:
+        replica = seat.parameters(Flat(copy.deepcopy(model)).x)
+    else:
         replica = build_replica(plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed)
+    _, layout = trainable(model)
     store = file_store(folder, plan.nodes) if plan.nodes > 1 else None
     transport = connect(
         plan.transport,
         seat,
         store,
-        vector_bytes=flat.x.nbytes,
+        vector_bytes=layout.numel * replica.x.element_size(),
         timeout=plan.timeout,
-        manifest=flat.layout.manifest(flat.x.dtype),
+        manifest=layout.manifest(replica.x.dtype),
     )
     return Node(
         transport,
@@ -183,5 +185,5 @@ def _join(
         timeout=plan.timeout,
         boundary=boundary,
         observers=observers,
-        **seat.settings(plan.transport, flat.layout),
+        **seat.settings(plan.transport, layout),
     )

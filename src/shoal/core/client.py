@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.core.errors import Diverged, PeerLost, Unavailable
 from shoal.core.ledger import REFUSED
 from shoal.core.mailbox import Question
-from shoal.core.service import first_bad
+from shoal.core.service import flaw, refusal
 from shoal.core.transport import Message, Windows
 
 if TYPE_CHECKING:
@@ -122,9 +122,8 @@ class Client:
     def accepts(self, v: Tensor) -> bool:
         """Whether a difference may be added to memory where no server looks at it first."""
         node = self._node
-        if (place := first_bad(v)) is not None:
-            what = f"{node.locate(place)} is {float(v[place])}"
-            self._refused(f"an update of {node.name} at its step {node.clock} was refused: {what}")
+        if (what := flaw(node, v)) is not None:
+            self._refused(refusal(node, node.rank, node.clock, what))
             return False
         self._refusals = 0
         return True

@@ -60,7 +60,7 @@ class Pool:
         lot = self._lots[rank]
         if (
             lot.own == 0 and not lot.lent
-        ):  # it came back: it goes on beside the slowest, who would else wait for it
+        ):  # it came back, and goes on beside the slowest: else that waits for it
             at_work = [other.clock for other in self._lots if other.clock < other.end]
             lot.start = lot.clock = min(at_work, default=lot.clock)
         lot.lent.append(self._free.popleft())

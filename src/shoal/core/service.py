@@ -65,6 +65,7 @@ class Service:
         self._answers: list[tuple[int, Message]] = []  # to be sent once the log is safe
         self._past: Iterable[Message] = ()
         self._replaying = False
+        self._lender = node.transport if isinstance(node.transport, Lends) else None
 
     def begin(self) -> None:
         """Take the place of a predecessor, if there was one, and put the parameters where peers can read."""
@@ -75,8 +76,8 @@ class Service:
                 node.load_state_dict(state)
             else:
                 self._log.snapshot(node.state_dict())  # where everything starts is to be known, too
-        if isinstance(node.transport, Lends) and node.x.device.type == "cpu":
-            node.replica.x = node.transport.share(node.x)
+        if self._lender is not None and node.x.device.type == "cpu":
+            node.replica.x = self._lender.share(node.x)
 
     async def messages(self) -> AsyncIterator[Message]:
         """Pushes, pulls and FEWER, in order of arrival, decoded; ends when every worker has left."""
@@ -96,7 +97,7 @@ class Service:
         if self._replaying:
             return
         node = self._node
-        in_place = isinstance(node.transport, Lends) and answer.body is node.x and m.count > 0
+        in_place = self._lender is not None and answer.body is node.x and m.count > 0
         await node.send(m.src, answer, lend=in_place)
 
     def state(self) -> dict[str, Any]:
@@ -189,10 +190,10 @@ class Service:
         node = self._node
         try:
             vector = node.decode(m.parts, node.x.numel())
-            if (place := first_bad(vector)) is not None:
-                raise WireError(f"{node.locate(place)} is {float(vector[place])}")
+            if (what := flaw(node, vector)) is not None:
+                raise WireError(what)
         except WireError as problem:
-            text = f"an update of {node.name_of(m.src)} at its step {m.clock} was refused: {problem}"
+            text = refusal(node, m.src, m.clock, str(problem))
             node.note_fault(text)
             reason = torch.tensor(list(text.encode()[:400]), dtype=torch.uint8)
             await self._answer(m.src, Message(REFUSED, (reason,), seq=m.seq, version=node.version))
@@ -288,9 +289,19 @@ class Service:
 
     async def _reclaim(self, m: Message) -> None:
         """Before the algorithm may change the parameters: see that nobody reads them."""
-        transport = self._node.transport
-        if m.tag != "pull" and isinstance(transport, Lends):
-            await transport.reclaim(RECLAIM_SECONDS)
+        if m.tag != "pull" and self._lender is not None:
+            await self._lender.reclaim(RECLAIM_SECONDS)
+
+
+def flaw(node: Node, vector: Tensor) -> str | None:
+    """What is wrong with a vector, and where in the model; None where all of it is finite."""
+    place = first_bad(vector)
+    return None if place is None else f"{node.locate(place)} is {float(vector[place])}"
+
+
+def refusal(node: Node, rank: int, clock: int, why: str) -> str:
+    """What is said of an update that is not taken."""
+    return f"an update of {node.name_of(rank)} at its step {clock} was refused: {why}"
 
 
 def first_bad(vector: Tensor) -> int | None:
