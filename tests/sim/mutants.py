@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.core import gathering
 from shoal.core import ledger as ledgers
 from shoal.core.ledger import ACK, Ledger
 from shoal.core.log import Log
@@ -29,13 +30,14 @@ class Mutant:
     caught: float
     apply: Callable[[pytest.MonkeyPatch], None]
     memory: bool = False  # whether it is about servers that keep snapshots only
+    first: int = 0  # the seed to begin with, where only a rare one catches it
 
 
 def mutant(
-    name: str, caught: float, memory: bool = False
+    name: str, caught: float, memory: bool = False, first: int = 0
 ) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
     def add(apply: Callable[[pytest.MonkeyPatch], None]) -> None:
-        MUTANTS.append(Mutant(name, caught, apply, memory))
+        MUTANTS.append(Mutant(name, caught, apply, memory, first))
 
     return add
 
@@ -290,6 +292,11 @@ def silent_return(patch: pytest.MonkeyPatch) -> None:
             note_fault(self, what)
 
     patch.setattr(Node, "note_fault", silent)
+
+
+@mutant("who is back does not hear of it", 0.1, memory=True, first=839)
+def unheard_rollback(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gathering, "ROLLED_BACK", "never")
 
 
 @mutant("snapshots come late", 29.4, memory=True)

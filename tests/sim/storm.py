@@ -103,8 +103,6 @@ class Storm:
         weights, kinds = zip(*STRATEGIES, strict=True)
         strategy = dice.choice(dice.choices(kinds, weights)[0])
         workers, steps, shards = dice.randint(2, 4), dice.randint(4, 8), dice.choice([1, 1, 1, 2])
-        if not keeps_every_update and isinstance(strategy, SoftSync | SyncServer):
-            shards = 1  # if one of two goes back alone, workers that wait for each other may wait at both
         servers = range(workers, workers + shards)
         # a network that reorders pushes of one worker may count the earlier ones as done when it dies
         mortal = servers if isinstance(strategy, Flurry) else range(workers + shards)

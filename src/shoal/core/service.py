@@ -33,6 +33,9 @@ CHECKPOINT = "checkpoint"
 FEWER = "fewer"
 """Tag under which an algorithm hears that fewer workers contribute than before: see `Node.active`."""
 
+ROLLED_BACK = "rolled_back"
+"""Tag under which an algorithm hears that its server is back as it once was: what came since is forgotten."""
+
 NOTED = "noted"
 """Tag of a worker's word that it has changed the server's memory by itself."""
 
@@ -80,7 +83,7 @@ class Service:
             node.replica.x = self._lender.share(node.x)
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Pushes, pulls and FEWER, in order of arrival, decoded; ends when every worker has left."""
+        """Pushes, pulls, FEWER and ROLLED_BACK, in order of arrival; ends when every worker has left."""
         async for m in self._incoming():
             if m.tag not in _OURS:
                 yield m
@@ -146,6 +149,10 @@ class Service:
         self._replaying = False
         if node.incarnation and log is not None:
             node.note_fault(self._describe_return(log))
+            if not log.keeps_every_update:
+                news = Message(ROLLED_BACK, src=node.rank)
+                log.append(news)
+                yield news
         while await self._is_needed():
             yield await node.mailbox.next()
             if log is not None and log.snapshot_is_due():

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from shoal.core.gathering import Gathering
 from shoal.core.node import SERVER, Node
 from shoal.core.strategy import Central, at_least
-from shoal.core.transport import Message
 
 
 @dataclass(frozen=True)
@@ -48,28 +47,18 @@ class Hierarchical(Central):
             is_fresh = w.last_step is None or t + 1 < w.last_step  # later ones wait until there is work
 
     async def server(self, s: Node) -> None:
-        total = s.keep("total", torch.zeros_like(s.x))
-        samples = s.keep("samples", torch.zeros(1, dtype=torch.float64))
-        gave = s.keep("gave", torch.zeros(s.size + self.groups, dtype=torch.bool))
-        waiting: dict[int, Message] = {}
-        async for m in s.inbox():
-            if m.tag == "pull":
-                waiting[m.src] = m
-            elif m.tag == "push":
-                total.add_(m.body, alpha=m.rate * m.count)
-                samples += m.count
-                gave[seat(s, m.src)] = True
-            if gave.any() and all(self._has_given(s, gave, rank) for rank in s.active):
-                await make_step(s, total / samples.item(), samples.item())
-                for memory in (total, samples, gave):
-                    memory.zero_()
-            for rank in [rank for rank in waiting if not gave[seat(s, rank)]]:
-                await s.reply(waiting.pop(rank), s.x)
+        gathering = Gathering(s)
+        async for m in gathering.inbox():
+            if m.tag == "push":
+                gathering.add(m, m.rate)
+            if len(gathering) > 0 and all(self._has_given(s, gathering, rank) for rank in s.active):
+                await make_step(s, *gathering.close())
 
-    def _has_given(self, s: Node, gave: Tensor, rank: int) -> bool:
+    def _has_given(self, s: Node, gathering: Gathering, rank: int) -> bool:
         """Whether this worker's gradient is in, by itself or through its aggregator; others' need not be."""
-        group = rank * self.groups // s.size
-        return s.role not in (0, 1 + group) or bool(gave[rank] or gave[s.size + group])
+        role = 1 + rank * self.groups // s.size
+        aggregator = s.rank + (role - s.role) * s.shards
+        return s.role not in (0, role) or gathering.has(rank) or gathering.has(aggregator)
 
 
 async def make_step(s: Node, step: Tensor, samples: float) -> None:
@@ -80,8 +69,3 @@ async def make_step(s: Node, step: Tensor, samples: float) -> None:
         await s.push(SERVER, step, count=samples, rate=1.0)
         await s.pull(SERVER, out=s.x)
     s.advance(samples)
-
-
-def seat(s: Node, rank: int) -> int:
-    """The place of a worker or an aggregator among those below."""
-    return rank if rank < s.size else s.size + (rank - s.size) // s.shards - 1

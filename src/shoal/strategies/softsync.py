@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from shoal.core.gathering import Gathering
 from shoal.core.node import Node
 from shoal.core.strategy import Central, at_least
-from shoal.core.transport import Message
 
 
 @dataclass(frozen=True)
@@ -31,23 +29,13 @@ class SoftSync(Central):
             )
 
     async def server(self, s: Node) -> None:
-        total = s.keep("total", torch.zeros_like(s.x))
-        tally = s.keep("tally", torch.zeros(2, dtype=torch.float64))  # gradients, samples
-        gave = s.keep("gave", torch.zeros(s.size, dtype=torch.bool))
-        waiting: dict[int, Message] = {}
-        async for m in s.inbox():
-            if m.tag == "pull":
-                waiting[m.src] = m
-            elif m.tag == "push":
+        gathering = Gathering(s)
+        async for m in gathering.inbox():
+            if m.tag == "push":
                 staleness = s.version - m.version if self.staleness_aware else 0
-                total.add_(m.body, alpha=m.count * m.rate / max(1, staleness))
-                tally += torch.tensor([1.0, m.count])
-                gave[m.src] = True
-            still_to_give = [rank for rank in s.active if not (self.wait and gave[rank])]
-            if tally[0] >= (self.collect or s.size) or (tally[0] > 0 and not still_to_give):
-                s.x.sub_(total, alpha=1 / float(tally[1]))
-                s.advance(float(tally[1]))
-                for memory in (total, tally, gave):
-                    memory.zero_()
-            for rank in [rank for rank in waiting if not (self.wait and gave[rank])]:
-                await s.reply(waiting.pop(rank), s.x)
+                gathering.add(m, m.rate / max(1, staleness), waits=self.wait)
+            nobody_to_come = all(gathering.has(rank) for rank in s.active)
+            if len(gathering) >= (self.collect or s.size) or (len(gathering) > 0 and nobody_to_come):
+                step, samples = gathering.close()
+                s.x -= step
+                s.advance(samples)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from shoal.core.gathering import Gathering
 from shoal.core.node import Node
 from shoal.core.strategy import Central, at_least
-from shoal.core.transport import Message
 
 
 @dataclass(frozen=True)
@@ -28,23 +26,14 @@ class SyncServer(Central):
             )
 
     async def server(self, s: Node) -> None:
-        total = s.keep("total", torch.zeros_like(s.x))
-        samples = s.keep("samples", torch.zeros(1, dtype=torch.float64))
-        gave = s.keep("gave", torch.zeros(s.size, dtype=torch.bool))
-        waiting: dict[int, Message] = {}
-        async for m in s.inbox():
-            if m.tag == "pull":
-                waiting[m.src] = m
-            elif m.tag == "push" and m.version < s.version:
+        gathering = Gathering(s)
+        async for m in gathering.inbox():
+            if m.tag == "push" and m.version < s.version:
                 s.meter.dropped += 1
             elif m.tag == "push":
-                total.add_(m.body, alpha=m.rate * m.count)
-                samples += m.count
-                gave[m.src] = True
-            if gave.any() and (gave.sum() >= s.size - self.backup or all(gave[rank] for rank in s.active)):
-                s.x.sub_(total, alpha=1 / samples.item())
-                s.advance(samples.item())
-                for memory in (total, samples, gave):
-                    memory.zero_()
-            for rank in [rank for rank in waiting if not gave[rank]]:
-                await s.reply(waiting.pop(rank), s.x)
+                gathering.add(m, m.rate)
+            nobody_to_come = all(gathering.has(rank) for rank in s.active)
+            if len(gathering) > 0 and (gathering.givers >= s.size - self.backup or nobody_to_come):
+                step, samples = gathering.close()
+                s.x -= step
+                s.advance(samples)
