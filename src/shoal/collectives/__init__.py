@@ -1,6 +1,27 @@
 """How an average over all workers is formed; each way in its own file with its cost beside it."""
 
-from shoal.collectives.native import native
+from shoal.collectives.average import averaging
+from shoal.collectives.butterfly import butterfly
+from shoal.collectives.choice import ALGORITHMS, Cheapest, automatic, cheapest
+from shoal.collectives.link import Link
+from shoal.collectives.native import Native, native
+from shoal.collectives.rabenseifner import rabenseifner
+from shoal.collectives.ring import ring
 from shoal.collectives.stripes import stripes
+from shoal.collectives.tree import tree
 
-__all__ = ["native", "stripes"]
+__all__ = [
+    "ALGORITHMS",
+    "Cheapest",
+    "Link",
+    "Native",
+    "automatic",
+    "averaging",
+    "butterfly",
+    "cheapest",
+    "native",
+    "rabenseifner",
+    "ring",
+    "stripes",
+    "tree",
+]

@@ -1,30 +1,116 @@
-"""Averaging by the transport's own all-reduce: exact only, and the order of its sums is its own."""
+"""The transport's own all-reduce: the order of its sums is its own.
+
+A gradient is summed part by part, while back-propagation still computes the rest.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from shoal.collectives.average import averaging
+from shoal.collectives.stripes import Striped, stripes
 from shoal.core.node import Node
-from shoal.core.transport import AllReduces
+from shoal.core.streaming import Streamed
+from shoal.core.transport import AllReduces, Overlaps, Reduction
+
+_HEAD = 16
+"""Elements before the gradient, so that it begins where memory is read fastest. The last two are used."""
+
+_WEIGHT = _HEAD - 2
 
 
-async def native(node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
-    """The weighted average of `v` over the workers, and the total weight (zeros if that is 0).
+async def native(node: Node, v: Tensor) -> None:
+    """Sum `v` over the workers, in place."""
+    await _complete(node, _Whole(node, v))
 
-    The weight travels as one more element, so that one all-reduce does it all.
+
+class Native:
+    """Averages by the transport's own all-reduce. Each node needs its own."""
+
+    def __init__(self) -> None:
+        self._mean = averaging(native)
+        self._buffers: list[Tensor] = []
+
+    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+        """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
+        return await self._mean(node, v, weight)
+
+    async def start(self, node: Node, v: Tensor, weight: float, number: int) -> Striped:
+        """Begin an average for later: in stripes, for all-reduces follow each other."""
+        return await stripes.start(node, v, weight, number)
+
+    def begin(self, node: Node, parts: Sequence[slice]) -> Merged:
+        """Begin to average a gradient that is still to be computed, in these parts."""
+        if not self._buffers:  # two: the model's gradients may lie in the one that was used last
+            wide = torch.promote_types(node.x.dtype, torch.float32)
+            self._buffers = [node.x.new_empty(_HEAD + node.x.numel(), dtype=wide) for _ in range(2)]
+        self._buffers.reverse()
+        return Merged(node, self._buffers[0], parts)
+
+
+class Merged:
+    """One gradient on its way.
+
+    The last part, which is the first of the vector, takes along the weight and whether this worker has
+    to take back what it handed over; where one has, all begin anew.
     """
-    wide = torch.promote_types(v.dtype, torch.float32)  # half precision could hold neither count nor sum
-    packed = torch.empty(v.numel() + 1, dtype=wide, device=v.device)
-    torch.mul(v.to(wide), weight, out=packed[:-1])
-    packed[-1] = weight
+
+    def __init__(self, node: Node, buffer: Tensor, parts: Sequence[slice]) -> None:
+        self.out = buffer[_HEAD:]
+        self._node = node
+        self._buffer = buffer
+        *others, last = parts
+        assert last.start == 0, "the first parameter is to come last"
+        self._parts = [slice(2 + part.start, 2 + part.stop) for part in others]
+        self._parts.append(slice(0, 2 + last.stop))
+        self._reduction: Reduction | None = None  # from the first part on
+
+    def ready(self, part: int) -> None:
+        """Sum a part that is in `out`."""
+        if self._reduction is None:
+            self._reduction = self._begun()
+        self._reduction.start(part)
+
+    async def finish(self, gradient: Streamed, weight: float) -> tuple[Tensor, float]:
+        """The average, and the total weight."""
+        head = self._buffer[_WEIGHT:_HEAD]
+        head[0], head[1] = weight, gradient.changed
+        await _complete(self._node, self._reduction or self._begun())
+        if head[1] > 0:
+            gradient.fill()
+            head[0], head[1] = weight, 0
+            await _complete(self._node, self._begun())
+        total = float(head[0])
+        return self.out.div_(total or 1.0).to(self._node.x.dtype), total
+
+    def _begun(self) -> Reduction:
+        transport, summed = self._node.transport, self._buffer[_WEIGHT:]
+        if isinstance(transport, Overlaps):
+            return transport.begin_all_reduce(summed, self._parts, self._node.timeout)
+        return _Whole(self._node, summed)
+
+
+class _Whole:
+    """An all-reduce that cannot begin before all is there."""
+
+    def __init__(self, node: Node, v: Tensor) -> None:
+        self._node, self._v = node, v
+
+    def start(self, part: int) -> None:
+        """It has to wait."""
+
+    async def finish(self) -> int:
+        """Do all of it."""
+        return await cast(AllReduces, self._node.transport).all_reduce(self._v, self._node.timeout)
+
+
+async def _complete(node: Node, reduction: Reduction) -> None:
     began = node.transport.now()
-    sent = await cast(AllReduces, node.transport).all_reduce(packed, node.timeout)
+    sent = await reduction.finish()
     node.meter.wait_seconds += node.transport.now() - began
     node.meter.bytes_sent += sent
     node.meter.bytes_received += sent
-    total = float(packed[-1])
-    average = packed[:-1].div_(total) if total else packed[:-1]
-    return average.to(v.dtype), total

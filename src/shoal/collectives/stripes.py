@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from shoal.core.codec import Payload
 from shoal.core.node import Node
 from shoal.core.transport import Message
 
@@ -23,37 +24,73 @@ def cut(length: int, parts: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
-async def stripes(node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
-    """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
-    cuts = cut(v.numel(), node.size)
-    others = [
-        (node.rank + k) % node.size for k in range(1, node.size)
-    ]  # so that not all send to worker 0 first
-    for k in others:
-        await node.send(k, Message("stripe", node.encode(f"stripe.{k}", v[cuts[k]]), count=weight))
-    average, total = await _merge(node, v[cuts[node.rank]], weight)
-    payload = node.encode("average", average)
-    for k in others:
-        await node.send(k, Message("average", payload))
-    out = torch.empty_like(v)
-    out[cuts[node.rank]] = node.decode(
-        payload, average.numel()
-    )  # lossy for all alike, or replicas drift apart
-    for k in others:
-        m = await node.recv("average", src=k)
-        out[cuts[k]] = node.decode(m.parts, cuts[k].stop - cuts[k].start)
-    return out, total
+class Stripes:
+    """Averages in stripes, at once or while the worker does something else."""
+
+    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+        """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
+        exchange = Striped(node, v, weight)
+        await exchange.send()
+        return await exchange.finish()
+
+    async def start(self, node: Node, v: Tensor, weight: float, number: int) -> Striped:
+        """Begin an average, the one with this number at every worker."""
+        exchange = Striped(node, v.clone(), weight, f" {number}")
+        await exchange.send()
+        return exchange
 
 
-async def _merge(node: Node, own: Tensor, weight: float) -> tuple[Tensor, float]:
-    """Average the stripe this worker merges, its own part included."""
-    total, acc = 0.0, torch.zeros_like(own, dtype=torch.promote_types(own.dtype, torch.float32))
-    for k in range(node.size):  # rank order, so every transport rounds alike
-        if k == node.rank:
-            part, count = own, weight
-        else:
-            m = await node.recv("stripe", src=k)
-            part, count = node.decode(m.parts, own.numel()), m.count
-        acc.add_(part, alpha=count)
-        total += count
-    return (acc.div_(total) if total else acc).to(own.dtype), total
+class Striped:
+    """One average on its way."""
+
+    def __init__(self, node: Node, v: Tensor, weight: float, name: str = "") -> None:
+        self._node, self._v, self._weight = node, v, weight
+        self._stripe, self._average = f"stripe{name}", f"average{name}"
+        self._cuts = cut(v.numel(), node.size)
+        # so that not all send to worker 0 first
+        self._others = [(node.rank + k) % node.size for k in range(1, node.size)]
+        self._merged: tuple[Payload, float] | None = None  # this worker's own stripe, and the total weight
+
+    async def send(self) -> None:
+        """Send every stripe to the worker that merges it."""
+        for k in self._others:
+            payload = self._node.encode(f"stripe.{k}", self._v[self._cuts[k]])
+            await self._node.send(k, Message(self._stripe, payload, count=self._weight))
+
+    async def progress(self) -> None:
+        """Merge what has come, if all has."""
+        if self._merged is None and self._node.mailbox.holds(self._stripe, self._others):
+            self._merged = await self._merge()
+
+    async def finish(self) -> tuple[Tensor, float]:
+        """The average of all stripes, and the total weight."""
+        node = self._node
+        payload, total = self._merged or await self._merge()
+        out = torch.empty_like(self._v)
+        mine = self._cuts[node.rank]
+        out[mine] = node.decode(payload, mine.stop - mine.start)  # lossy for all alike, or replicas drift
+        for k in self._others:
+            m = await node.recv(self._average, src=k)
+            out[self._cuts[k]] = node.decode(m.parts, self._cuts[k].stop - self._cuts[k].start)
+        return out, total
+
+    async def _merge(self) -> tuple[Payload, float]:
+        """Average the stripe this worker merges, its own part included, and send it to all."""
+        node, own = self._node, self._v[self._cuts[self._node.rank]]
+        total, acc = 0.0, torch.zeros_like(own, dtype=torch.promote_types(own.dtype, torch.float32))
+        for k in range(node.size):  # rank order, so every transport rounds alike
+            if k == node.rank:
+                part, count = own, self._weight
+            else:
+                m = await node.recv(self._stripe, src=k)
+                part, count = node.decode(m.parts, own.numel()), m.count
+            acc.add_(part, alpha=count)
+            total += count
+        average = (acc.div_(total) if total else acc).to(own.dtype)
+        payload = node.encode("average", average)
+        for k in self._others:
+            await node.send(k, Message(self._average, payload))
+        return payload, total
+
+
+stripes = Stripes()

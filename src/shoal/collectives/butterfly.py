@@ -1,0 +1,35 @@
+"""Sums in a butterfly, or by recursive doubling: in every round, neighbours on a cube swap what they have.
+
+After round j, groups of 2^j workers hold the same sum. Both partners add the same two vectors, and a + b is
+b + a to the last bit, so by induction all have the same bits in the end. log2 P rounds of the whole vector.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shoal.collectives.cube import Cube, fold, fold_cost
+from shoal.collectives.exchange import give, take
+from shoal.collectives.link import Link
+from shoal.core.node import Node
+
+
+async def butterfly(node: Node, v: Tensor) -> None:
+    """Sum `v` over the workers, in place."""
+    await fold(node, v, _swap)
+
+
+async def _swap(node: Node, v: Tensor, cube: Cube) -> None:
+    corner = cube.corner_of(node.rank)
+    for bit in cube.bits:
+        partner = cube.worker_at(corner ^ bit)
+        await give(node, partner, "butterfly", v)
+        v.add_(await take(node, partner, "butterfly", v))
+
+
+def cost(workers: int, nbytes: float, link: Link) -> float:
+    """Seconds that it takes: log2 P (L + n G), log2 P rounded down, and folding.
+
+    Additions are not counted.
+    """
+    return len(Cube(workers).bits) * link.seconds(nbytes) + fold_cost(workers, nbytes, link)

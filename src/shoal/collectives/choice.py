@@ -1,0 +1,69 @@
+"""Which algorithm sums fastest: the one whose formula says so for this size, these workers and this link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from shoal.collectives.average import Sum, averaging
+from shoal.collectives.butterfly import butterfly
+from shoal.collectives.butterfly import cost as butterfly_cost
+from shoal.collectives.link import Link, measure
+from shoal.collectives.rabenseifner import cost as rabenseifner_cost
+from shoal.collectives.rabenseifner import rabenseifner
+from shoal.collectives.ring import cost as ring_cost
+from shoal.collectives.ring import ring
+from shoal.collectives.stripes import stripes
+from shoal.collectives.tree import cost as tree_cost
+from shoal.collectives.tree import tree
+from shoal.core.node import Mean, Node
+
+FEW_WORKERS = 8
+"""So many and fewer average in stripes: nothing has fewer rounds, and the messages are still few."""
+
+Cost: TypeAlias = Callable[[int, float, Link], float]
+"""(workers, bytes, link) -> seconds."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A way to sum over the workers, and what it costs."""
+
+    sum: Sum
+    cost: Cost
+
+
+ALGORITHMS = {
+    "butterfly": Algorithm(butterfly, butterfly_cost),
+    "rabenseifner": Algorithm(rabenseifner, rabenseifner_cost),
+    "ring": Algorithm(ring, ring_cost),
+    "tree": Algorithm(tree, tree_cost),
+}
+
+
+def cheapest(workers: int, nbytes: float, link: Link) -> str:
+    """The algorithm that costs least; of several, the one with fewest rounds."""
+    return min(ALGORITHMS, key=lambda name: ALGORITHMS[name].cost(workers, nbytes, link))
+
+
+class Cheapest:
+    """Sums each vector by the algorithm that is cheapest for its size.
+
+    Without a link, the workers measure it together before the first sum. Each node then needs its own.
+    """
+
+    def __init__(self, link: Link | None = None) -> None:
+        self._link = link
+
+    async def __call__(self, node: Node, v: Tensor) -> None:
+        if self._link is None:
+            self._link = await measure(node)
+        await ALGORITHMS[cheapest(node.size, v.nbytes, self._link)].sum(node, v)
+
+
+def automatic(workers: int, link: Link | None = None) -> Mean:
+    """How averages are formed point to point when nobody says how, and nothing is lossy."""
+    return stripes if workers <= FEW_WORKERS else averaging(Cheapest(link))

@@ -1,0 +1,71 @@
+"""Cube: the workers as corners of a hypercube, where numbers that differ in one bit are neighbours.
+
+A cube has a power of two corners. The r workers that are too many for it are folded in: of the first 2 r
+workers, each odd one gives its vector to the even one before it, and gets the sum in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from shoal.collectives.exchange import give, take
+from shoal.collectives.link import Link
+from shoal.core.node import Node
+
+
+@dataclass(frozen=True)
+class Cube:
+    """The largest cube that so many workers fill."""
+
+    workers: int
+
+    @property
+    def bits(self) -> list[int]:
+        """1, 2, 4 and so on: what the numbers of a corner's neighbours differ in."""
+        return [1 << j for j in range(self.workers.bit_length() - 1)]
+
+    @property
+    def corners(self) -> int:
+        """The largest power of two that is not above the number of workers."""
+        return 1 << len(self.bits)
+
+    @property
+    def folded(self) -> int:
+        """How many workers have no corner of their own."""
+        return self.workers - self.corners
+
+    def corner_of(self, rank: int) -> int:
+        """The corner of a worker that has one."""
+        return rank // 2 if rank < 2 * self.folded else rank - self.folded
+
+    def worker_at(self, corner: int) -> int:
+        """The worker at a corner."""
+        return 2 * corner if corner < self.folded else corner + self.folded
+
+
+OnCube: TypeAlias = Callable[[Node, Tensor, Cube], Awaitable[None]]
+"""Sums a vector over the corners of a cube, in place."""
+
+
+async def fold(node: Node, v: Tensor, add_up: OnCube) -> None:
+    """Sum `v` over the workers, in place, by an algorithm that wants a power of two of them."""
+    cube = Cube(node.size)
+    is_paired = node.rank < 2 * cube.folded
+    if is_paired and node.rank % 2:
+        await give(node, node.rank - 1, "fold", v)
+        v.copy_(await take(node, node.rank - 1, "unfold", v))
+        return
+    if is_paired:
+        v.add_(await take(node, node.rank + 1, "fold", v))
+    await add_up(node, v, cube)
+    if is_paired:
+        await give(node, node.rank + 1, "unfold", v)
+
+
+def fold_cost(workers: int, nbytes: float, link: Link) -> float:
+    """Seconds that folding adds: 2 (L + n G) unless the number of workers is a power of two."""
+    return 2 * link.seconds(nbytes) if Cube(workers).folded else 0.0

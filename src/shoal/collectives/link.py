@@ -1,0 +1,77 @@
+"""Link: what it costs to send a message from one worker to another, known or measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from shoal.collectives.exchange import give, take
+from shoal.core.node import Node
+from shoal.core.transport import HEADER_BYTES
+
+ROUNDS = 5
+BULK_ROUNDS = 2  # the first one finds no memory prepared for it
+BULK_BYTES = 1 << 20
+"""A transport takes that much at once, however small the model is."""
+
+EMPTY = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Seconds until an empty message is there, with its header, and for each byte that it carries."""
+
+    latency: float  # L
+    seconds_per_byte: float  # G
+
+    @classmethod
+    def of_network(cls, latency: float, bandwidth: float) -> Link:
+        """The link of a network that moves so many bytes a second, headers too."""
+        return cls(latency + HEADER_BYTES / bandwidth, 1 / bandwidth)
+
+    def seconds(self, nbytes: float) -> float:
+        """How long a message with so many bytes takes: L + n G."""
+        return self.latency + nbytes * self.seconds_per_byte
+
+
+async def measure(node: Node) -> Link:
+    """The link between workers 0 and 1, as worker 0 saw it; all workers get the same numbers.
+
+    All call this together, among two or more. It takes a few milliseconds once all are there.
+    """
+    figures = torch.empty(2, dtype=torch.float64)
+    if node.rank == 0:
+        figures.copy_(torch.tensor(await _time_trips(node), dtype=torch.float64))
+        for rank in range(1, node.size):
+            await give(node, rank, "link", figures)
+    else:
+        if node.rank == 1:
+            await _echo(node)
+        figures = await take(node, 0, "link", figures)
+    latency, seconds_per_byte = figures.tolist()
+    return Link(latency, seconds_per_byte)
+
+
+async def _time_trips(node: Node) -> tuple[float, float]:
+    await take(node, 1, "pong", EMPTY)  # it has come
+    bulk = torch.zeros(BULK_BYTES // 4)
+    empty = median([await _time_trip(node, EMPTY) for _ in range(ROUNDS)])
+    full = min([await _time_trip(node, bulk) for _ in range(BULK_ROUNDS)])
+    return empty / 2, max(0.0, full - empty) / BULK_BYTES
+
+
+async def _time_trip(node: Node, v: torch.Tensor) -> float:
+    began = node.transport.now()
+    await give(node, 1, "ping", v)
+    await take(node, 1, "pong", EMPTY)
+    return node.transport.now() - began
+
+
+async def _echo(node: Node) -> None:
+    await give(node, 0, "pong", EMPTY)
+    bulk = torch.empty(BULK_BYTES // 4)
+    for expected in [EMPTY] * ROUNDS + [bulk] * BULK_ROUNDS:
+        await take(node, 0, "ping", expected)
+        await give(node, 0, "pong", EMPTY)

@@ -1,0 +1,54 @@
+"""Sums by recursive halving, then recursive doubling (Rabenseifner 2004).
+
+The vector is cut into as many parts as there are corners. In each round on the way in, neighbours swap halves
+of what they are still responsible for, until each has the sum of one part; on the way out they swap what is
+complete. 2 log2 P rounds, but each worker sends only 2 n (P - 1) / P bytes. The sum of a part is completed by
+one worker, so all get the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from shoal.collectives.cube import Cube, fold, fold_cost
+from shoal.collectives.exchange import give, take
+from shoal.collectives.link import Link
+from shoal.collectives.stripes import cut
+from shoal.core.node import Node
+
+
+async def rabenseifner(node: Node, v: Tensor) -> None:
+    """Sum `v` over the workers, in place."""
+    await fold(node, v, _halve_and_double)
+
+
+async def _halve_and_double(node: Node, v: Tensor, cube: Cube) -> None:
+    corner, parts = cube.corner_of(node.rank), cut(v.numel(), cube.corners)
+    for bit in reversed(cube.bits):
+        partner = cube.worker_at(corner ^ bit)
+        mine, theirs = v[block(parts, corner, bit)], v[block(parts, corner ^ bit, bit)]
+        await give(node, partner, "halving", theirs)
+        mine.add_(await take(node, partner, "halving", mine))
+    for bit in cube.bits:
+        partner = cube.worker_at(corner ^ bit)
+        mine, theirs = v[block(parts, corner, bit)], v[block(parts, corner ^ bit, bit)]
+        await give(node, partner, "doubling", mine)
+        theirs.copy_(await take(node, partner, "doubling", theirs))
+
+
+def block(parts: Sequence[slice], corner: int, width: int) -> slice:
+    """The parts of this corner and of all whose numbers differ from its own only in bits below `width`."""
+    first = corner & -width
+    return slice(parts[first].start, parts[first + width - 1].stop)
+
+
+def cost(workers: int, nbytes: float, link: Link) -> float:
+    """Seconds that it takes: 2 L log2 P + 2 n G (P - 1) / P for the corners of the cube, and folding.
+
+    Additions are not counted.
+    """
+    cube = Cube(workers)
+    rounds = [link.seconds(nbytes * bit / cube.corners) for bit in cube.bits]
+    return 2 * sum(rounds) + fold_cost(workers, nbytes, link)

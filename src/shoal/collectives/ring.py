@@ -1,0 +1,35 @@
+"""Sums in a ring: parts of the vector are passed from worker to worker, all at the same time.
+
+The vector is cut into P parts. In P - 1 steps each part goes once round, and every worker adds its own; in
+P - 1 more the sums do, and are copied. Each worker sends 2 n (P - 1) / P bytes, and only to its neighbour.
+The sum of a part is completed by one worker, so all get the same bits. Any number of workers will do.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shoal.collectives.exchange import give, take
+from shoal.collectives.link import Link
+from shoal.collectives.stripes import cut
+from shoal.core.node import Node
+
+
+async def ring(node: Node, v: Tensor) -> None:
+    """Sum `v` over the workers, in place."""
+    rank, size = node.rank, node.size
+    after, before = (rank + 1) % size, (rank - 1) % size
+    parts = [v[part] for part in cut(v.numel(), size)]
+    for j in range(size - 1):
+        mine, theirs = parts[(rank - j) % size], parts[(before - j) % size]
+        await give(node, after, "ring-add", mine)
+        theirs.add_(await take(node, before, "ring-add", theirs))
+    for j in range(size - 1):  # part rank + 1 is complete here
+        mine, theirs = parts[(after - j) % size], parts[(rank - j) % size]
+        await give(node, after, "ring-copy", mine)
+        theirs.copy_(await take(node, before, "ring-copy", theirs))
+
+
+def cost(workers: int, nbytes: float, link: Link) -> float:
+    """Seconds that it takes: 2 (P - 1) (L + n G / P). Additions are not counted."""
+    return 2 * (workers - 1) * link.seconds(nbytes / workers)

@@ -1,0 +1,44 @@
+"""Sums in a binomial tree: up to worker 0, then down again.
+
+In round j, every worker whose last j bits are 0 and the one before them 1 gives its sum to the worker with
+that bit cleared; the way down is the way up reversed. Worker 0 takes part in all 2 log2 P rounds, and each
+moves the whole vector. Only worker 0 has the sum, so all get its bits. Any number of workers will do.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shoal.collectives.exchange import give, take
+from shoal.collectives.link import Link
+from shoal.core.node import Node
+
+
+async def tree(node: Node, v: Tensor) -> None:
+    """Sum `v` over the workers, in place."""
+    parent, children = family(node.rank, node.size)
+    for child in children:
+        v.add_(await take(node, child, "tree-up", v))
+    if parent is not None:
+        await give(node, parent, "tree-up", v)
+        v.copy_(await take(node, parent, "tree-down", v))
+    for child in reversed(children):  # the one with most below it first
+        await give(node, child, "tree-down", v)
+
+
+def family(rank: int, workers: int) -> tuple[int | None, list[int]]:
+    """A worker's parent, which worker 0 has not, and its children, the one with least below it first."""
+    children: list[int] = []
+    bit = 1
+    while bit < workers:
+        if rank & bit:
+            return rank - bit, children
+        if rank + bit < workers:
+            children.append(rank + bit)
+        bit <<= 1
+    return None, children
+
+
+def cost(workers: int, nbytes: float, link: Link) -> float:
+    """Seconds that it takes: 2 log2 P (L + n G), log2 P rounded up. Additions are not counted."""
+    return 2 * (workers - 1).bit_length() * link.seconds(nbytes)
