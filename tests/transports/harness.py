@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 import shoal
 from shoal.core.transport import Transport
@@ -41,6 +42,20 @@ def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as stop:
         return stop.value
     raise RuntimeError("a real transport suspended its coroutine")
+
+
+def open_files() -> int:
+    """How many this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def is_shared(x: Tensor) -> bool:
+    """Whether the tensor lies in memory that processes share."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= x.data_ptr() < last:
+            return "memfd:shoal" in line
+    raise AssertionError("the tensor lies nowhere")
 
 
 def in_threads(size: int, node: Callable[[int], Any], seconds: float = 30.0) -> list[Any]:
@@ -131,7 +146,9 @@ def gloo_world(size: int, body: Body) -> list[Any]:
     )
 
 
-def grpc_world(size: int, body: Body, hubs: tuple[int, ...] = (0,)) -> list[Any]:
+def grpc_world(
+    size: int, body: Body, hubs: tuple[int, ...] = (0,), share_memory: bool | None = None
+) -> list[Any]:
     from shoal.transports.grpc import GrpcTransport, Security
 
     store = dist.HashStore()
@@ -148,5 +165,6 @@ def grpc_world(size: int, body: Body, hubs: tuple[int, ...] = (0,)) -> list[Any]
             manifest="none",
             limit_bytes=LIMIT,
             timeout=10,
+            share_memory=share_memory,
         ),
     )

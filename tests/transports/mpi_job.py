@@ -6,8 +6,11 @@ Prints one line of JSON for each thing found out. A rank that fails ends the job
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +100,23 @@ def a_message_above_the_limit_is_refused() -> None:
     assert t.now() - began < CLOSING_SECONDS
 
 
+def a_header_of_any_other_length_is_refused() -> None:
+    """Before anything is allocated for it."""
+    if rank == 2:
+        return
+    t = connect(2)
+    if rank == 0:
+        request = t._mesh.Isend([bytearray(32 << 20), MPI.BYTE], 1, 0)
+        assert drive(t.recv(PATIENCE)).tag == LEFT
+        request.Wait()
+    else:
+        tracemalloc.start()
+        assert drive(t.recv(PATIENCE)).tag == LOST
+        tell(length=t.reasons[0], allocated=tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    drive(t.close())
+
+
 def wrong_arguments_are_named() -> None:
     tell(
         expected=failure(Unavailable, lambda: connect(expected=(rank, 7))),
@@ -152,6 +172,11 @@ def a_mismatch_is_named_and_harmless() -> None:
     for _ in range(3):
         drive(t.all_reduce(v))
     assert v.tolist() == [27.0] * 4
+    failure(ValueError, lambda: drive(t.all_reduce(torch.ones(5 + rank), 2.0)))
+    for elements in (5, 6, 7, 4):  # what was refused is not what anybody expects next
+        w = torch.ones(elements)
+        drive(t.all_reduce(w, 2.0))
+        assert w.tolist() == [3.0] * elements
     if rank == 1:  # departs from the schedule alone; the others sum what they always summed
         v = v.double()
     tell(departure=failure(ValueError, lambda: drive(t.all_reduce(v, 0.5))))
@@ -183,6 +208,36 @@ def a_worker_that_left_is_named_soon() -> None:
         assert t.now() - began < PATIENCE / 2
         drive(t.send(2 - rank, Message("gave up")))
         drive(next_message(t))  # or the other would find two workers gone
+    drive(t.close())
+
+
+def a_sum_that_is_never_finished_keeps_nobody() -> None:
+    t = connect()
+    v = torch.ones(1000)
+    reduction = t.begin_all_reduce(v, [slice(500), slice(500, 1000)])
+    for part in range(rank):  # the second is never started by rank 0 and 1, the first not by rank 0
+        reduction.start(part)
+    began = t.now()
+    drive(t.close())
+    assert t.now() - began < CLOSING_SECONDS
+    failure(ValueError, lambda: drive(reduction.finish()))
+
+
+def a_part_is_summed_before_the_rest_is_computed() -> None:
+    """In the time of the receiving thread: this one makes no call."""
+    t = connect()
+    v = torch.ones(1000)
+    reduction = t.begin_all_reduce(v, [slice(500), slice(500, 1000)])
+    reduction.start(0)
+    deadline = t.now() + PATIENCE
+    while v[499] != 3 and t.now() < deadline:
+        time.sleep(0.001)
+    assert v.tolist() == [3.0] * 500 + [1.0] * 500
+    drive(reduction.finish())
+    assert v.tolist() == [3.0] * 1000
+    half = torch.ones(10, dtype=torch.bfloat16)
+    drive(t.begin_all_reduce(half, [slice(5), slice(5, 10)]).finish())
+    assert half.tolist() == [3.0] * 10
     drive(t.close())
 
 
@@ -268,17 +323,44 @@ def what_does_not_fit_a_window_is_named() -> None:
     drive(t.close())
 
 
+# Windows between hosts: two ranks
+
+
+def a_frozen_owner_keeps_nobody_waiting() -> None:
+    t = connect()
+    drive(t.open_window(1, torch.zeros(3_000_000)))
+    t._windows[1]._timeout = 0.5
+    if rank == 1:
+        drive(t.send(0, Message("pid", seq=os.getpid())))
+        while drive(t.recv(PATIENCE)).tag != LEFT:
+            pass
+        drive(t.close())
+        return
+    owner = drive(t.recv(PATIENCE)).seq
+    os.kill(owner, signal.SIGSTOP)
+    try:
+        began = t.now()
+        said = failure(PeerLost, lambda: drive(t.accumulate(1, torch.ones(3_000_000))))
+        tell(frozen=said, waited=t.now() - began)
+    finally:
+        os.kill(owner, signal.SIGCONT)
+    drive(t.close())
+
+
 JOBS: dict[str, tuple[Callable[[], None], ...]] = {
     "messages": (
         conformance,
         large_messages_cross,
         a_message_above_the_limit_is_refused,
+        a_header_of_any_other_length_is_refused,
         wrong_arguments_are_named,
     ),
     "sums": (
         only_workers_sum,
         every_dtype_sums,
         a_mismatch_is_named_and_harmless,
+        a_part_is_summed_before_the_rest_is_computed,
+        a_sum_that_is_never_finished_keeps_nobody,
         a_missing_worker_is_named,
         a_worker_that_left_is_named_soon,
     ),
@@ -289,6 +371,7 @@ JOBS: dict[str, tuple[Callable[[], None], ...]] = {
         an_owner_helps_while_it_computes_and_after_it_has_closed,
         what_does_not_fit_a_window_is_named,
     ),
+    "frozen": (a_frozen_owner_keeps_nobody_waiting,),
 }
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from grpc_nodes import (
     PATIENCE,
     RUN,
     WAIT,
+    WAYS,
     Puppet,
     connect,
     nodes,
@@ -51,17 +52,22 @@ HUBS: dict[str, Callable[[int], tuple[int, ...]]] = {
 # The contract
 
 
+@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("hubs", HUBS.values(), ids=HUBS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Callable[[World], None], hubs: Callable[[int], tuple[int, ...]]) -> None:
-    check(lambda size, body: grpc_world(size, body, hubs(size)))
+def test_conformance(
+    check: Callable[[World], None], hubs: Callable[[int], tuple[int, ...]], share: bool | None
+) -> None:
+    check(lambda size, body: grpc_world(size, body, hubs(size), share))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("hub", [0, 1])
-def test_a_large_message_crosses_both_ways_at_once(hub: int) -> None:
+def test_a_large_message_crosses_both_ways_at_once(hub: int, share: bool | None) -> None:
     def node(rank: int) -> bool:
-        with contextlib.closing(Closing(connect(rank, 2, store, (hub,), limit_bytes=64 << 20))) as t:
+        options = {"limit_bytes": 64 << 20, "share_memory": share}
+        with contextlib.closing(Closing(connect(rank, 2, store, (hub,), **options))) as t:
             x = torch.arange(10_000_000, dtype=torch.float32) + rank
             drive(t.send(1 - rank, Message("x", (x[:7], x, x[:0].double(), x[:9].long()))))
             seven, all_of_it, none, nine = receive(t).parts
@@ -185,7 +191,7 @@ def test_a_port_is_free_again_once_its_hub_has_closed() -> None:
 def test_closing_waits_no_longer_than_its_limit_for_a_frozen_peer(
     hub: int, puppet: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("transport", "hub", "door"):
+    for module in ("transport", "guest", "door"):
         monkeypatch.setattr(f"shoal.transports.grpc.{module}.CLOSING_SECONDS", 0.5)
     puppet.do(script(1, 2, tmp_path / "store", "time.sleep(1); t._abandon()", hubs=(hub,)))
     t = connect(0, 2, dist.FileStore(str(tmp_path / "store"), 100), (hub,), timeout=60)
@@ -228,8 +234,9 @@ def test_a_frozen_peer_is_noticed_within_two_timeouts(
     hub: int, busy: bool, puppet: Puppet, tmp_path: Path
 ) -> None:
     then = POUR if busy else "time.sleep(0.5); drive(t.close())"
-    puppet.do(script(1, 2, tmp_path / "store", then, hubs=(hub,), failure_timeout=1.0))
-    t = connect(0, 2, dist.FileStore(str(tmp_path / "store"), 100), (hub,), timeout=60, failure_timeout=1.0)
+    options = {"failure_timeout": 1.0, "share_memory": False}
+    puppet.do(script(1, 2, tmp_path / "store", then, hubs=(hub,), **options))
+    t = connect(0, 2, dist.FileStore(str(tmp_path / "store"), 100), (hub,), timeout=60, **options)
     try:
         if busy:
             assert receive(t).tag == "x"
@@ -244,13 +251,15 @@ def test_a_frozen_peer_is_noticed_within_two_timeouts(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("hub", [0, 1])
 def test_a_send_to_a_frozen_peer_returns_within_two_timeouts(
-    hub: int, puppet: Puppet, tmp_path: Path
+    hub: int, share: bool | None, puppet: Puppet, tmp_path: Path
 ) -> None:
     then = "time.sleep(0.5); drive(t.close())"
-    puppet.do(script(1, 2, tmp_path / "store", then, hubs=(hub,), failure_timeout=1.0))
-    t = connect(0, 2, dist.FileStore(str(tmp_path / "store"), 100), (hub,), timeout=60, failure_timeout=1.0)
+    options = {"failure_timeout": 1.0, "share_memory": share}
+    puppet.do(script(1, 2, tmp_path / "store", then, hubs=(hub,), **options))
+    t = connect(0, 2, dist.FileStore(str(tmp_path / "store"), 100), (hub,), timeout=60, **options)
     try:
         with puppet.frozen():
             began = time.monotonic()
@@ -262,7 +271,10 @@ def test_a_send_to_a_frozen_peer_returns_within_two_timeouts(
 
 
 @pytest.mark.slow
-def test_a_hub_that_was_killed_is_rejoined_when_it_is_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
+def test_a_hub_that_was_killed_is_rejoined_when_it_is_started_again(
+    share: bool | None, tmp_path: Path
+) -> None:
     path = tmp_path / "store"
     answer = """
 while True:
@@ -277,15 +289,15 @@ while True:
         m = receive(t)
         return int(m.seq * m.body[-1])
 
-    with in_process(script(0, 3, path, answer)) as child:
-        a, b = in_threads(2, lambda i: connect(i + 1, 3, store, timeout=60))
+    with in_process(script(0, 3, path, answer, share_memory=share)) as child:
+        a, b = in_threads(2, lambda i: connect(i + 1, 3, store, timeout=60, share_memory=share))
         assert ask(a) == ask(b) == 7
         began = time.monotonic()
         child.kill()
         assert notices(a, 1) == notices(b, 1) == [(LOST, 0, 0)]
         assert time.monotonic() - began < 1.0
     drive(a.send(0, Message("into the void")))
-    with in_process(script(0, 3, path, answer, incarnation=1)) as child:
+    with in_process(script(0, 3, path, answer, incarnation=1, share_memory=share)) as child:
         assert child.stdout and child.stdout.readline() == "here\n"
         assert notices(a, 1) == notices(b, 1) == [(JOINED, 0, 1)]
         assert ask(a) == ask(b) == 7
@@ -348,7 +360,7 @@ def test_a_node_can_close_in_the_midst_of_a_large_message(monkeypatch: pytest.Mo
         yield bytes(1 << 20)
         over.wait(PATIENCE)
 
-    with nodes(2) as ((hub, t), _):
+    with nodes(2, share_memory=False) as ((hub, t), _):
         monkeypatch.setattr(hub._hub, "fetch", fetch)
         sending = threading.Thread(target=lambda: drive(hub.send(1, Message("x", (torch.ones(LARGE),)))))
         sending.start()
@@ -446,7 +458,7 @@ def test_a_node_that_comes_again_hears_who_has_gone_meanwhile() -> None:
 
 
 def test_a_hub_holds_one_large_message_and_the_others_wait() -> None:
-    with nodes(4) as ((hub, *others), _):
+    with nodes(4, share_memory=False) as ((hub, *others), _):
         sent: list[int] = []
 
         def push(t: Any) -> None:
@@ -470,7 +482,7 @@ def test_a_hub_holds_one_large_message_and_the_others_wait() -> None:
 
 @pytest.mark.slow
 def test_who_waits_for_room_longer_than_a_call_lasts_tries_again() -> None:
-    with nodes(2, failure_timeout=1.0) as ((hub, t), _):
+    with nodes(2, failure_timeout=1.0, share_memory=False) as ((hub, t), _):
         threads = [
             threading.Thread(target=lambda i=i: drive(t.send(0, Message("x", (torch.ones(LARGE),), seq=i))))
             for i in range(2)

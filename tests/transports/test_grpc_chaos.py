@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from grpc_nodes import nodes, receive
+from grpc_nodes import WAYS, nodes, receive
 from harness import drive, in_threads
 
 from shoal.core.transport import JOINED, LEFT, LOST, Message
@@ -87,8 +87,8 @@ def break_lines(transports: list[Any], rng: random.Random, until: float) -> None
                 spoke._line.cut("the cable was pulled")
 
 
-def storm(hubs: tuple[int, ...], seed: int, seconds: float) -> None:
-    with nodes(SIZE, hubs) as (transports, _):
+def storm(hubs: tuple[int, ...], seed: int, seconds: float, share: bool | None) -> None:
+    with nodes(SIZE, hubs, share_memory=share) as (transports, _):
         talkers = [Talker(t, seed) for t in transports]
         until = time.monotonic() + seconds
         breaker = threading.Thread(target=break_lines, args=(transports, random.Random(seed), until - 0.5))
@@ -101,12 +101,14 @@ def storm(hubs: tuple[int, ...], seed: int, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_lines_that_break_lose_and_repeat_nothing_out_of_turn() -> None:
-    storm((2, 0), seed=0, seconds=1.5)
+@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
+def test_lines_that_break_lose_and_repeat_nothing_out_of_turn(share: bool | None) -> None:
+    storm((2, 0), seed=0, seconds=1.5, share=share)
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("hubs", [(0,), (3,), (1, 2), (2, 0)], ids=str)
-def test_lines_that_break_for_longer(hubs: tuple[int, ...], seed: int) -> None:
-    storm(hubs, seed, seconds=10)
+def test_lines_that_break_for_longer(hubs: tuple[int, ...], seed: int, share: bool | None) -> None:
+    storm(hubs, seed, seconds=10, share=share)

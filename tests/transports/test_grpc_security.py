@@ -22,24 +22,27 @@ import torch
 import torch.distributed as dist
 from grpc_nodes import (
     LIMIT,
-    MANIFEST,
     PATIENCE,
     RUN,
+    WAYS,
+    Caller,
     Puppet,
     connect,
+    hub_and_caller,
+    is_alive,
+    message,
     nodes,
     notices,
     receive,
     script,
 )
-from harness import drive, in_threads
+from harness import drive, in_threads, is_shared
 
 from shoal.core.errors import PeerLost
 from shoal.core.transport import HEADER_BYTES, JOINED, LOST, Message
-from shoal.transports import frames
-from shoal.transports.grpc import GrpcTransport, Security
-from shoal.transports.grpc.control_pb2 import Ask, Welcome
-from shoal.transports.grpc.terms import Terms
+from shoal.transports import frames, memory
+from shoal.transports.grpc import Security
+from shoal.transports.grpc.control_pb2 import Ask
 from shoal.transports.grpc.wire import (
     CALL_BYTES,
     FETCH,
@@ -49,7 +52,6 @@ from shoal.transports.grpc.wire import (
     PUSH,
     Envelope,
     open_records,
-    slices,
 )
 
 pytestmark = pytest.mark.usefixtures("grpc_core")
@@ -57,96 +59,8 @@ pytestmark = pytest.mark.usefixtures("grpc_core")
 TOKEN, OTHER_TOKEN = "t" * 64, "o" * 64
 
 
-class Caller:
-    """Somebody who speaks gRPC, and says whatever a test wants."""
-
-    def __init__(self, address: str, **metadata: str) -> None:
-        self.channel = grpc.insecure_channel(
-            address,
-            options=[("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
-        )
-        self.metadata = metadata
-
-    def __enter__(self) -> Caller:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.channel.close()
-
-    def call(self, method: str, data: bytes, timeout: float | None = PATIENCE) -> bytes:
-        answer: bytes = self.channel.unary_unary(method)(
-            data, timeout=timeout, metadata=tuple(self.metadata.items())
-        )
-        return answer
-
-    def push(self, *pieces: bytes) -> bytes:
-        answer: bytes = self.channel.stream_unary(PUSH)(
-            iter(pieces), timeout=PATIENCE, metadata=tuple(self.metadata.items())
-        )
-        return answer
-
-    def join(self, **changes: Any) -> None:
-        hello = Terms(1, 2, (0,), RUN, MANIFEST, LIMIT, PATIENCE, 5.0).hello()
-        for name, value in changes.items():
-            setattr(hello, name, value)
-        welcome = Welcome.FromString(self.call(JOIN, hello.SerializeToString()))
-        self.metadata["shoal-session"] = welcome.session
-
-    def outcome(self, method: str, data: bytes) -> str:
-        """The name of the code that the call ends with."""
-        try:
-            self.call(method, data)
-        except grpc.RpcError as refusal:
-            return str(refusal.code().name)
-        return "OK"
-
-    def is_refused(self, code: str, method: str, data: bytes, **options: Any) -> str:
-        """What it hears when it says that."""
-        with pytest.raises(grpc.RpcError) as refusal:
-            self.call(method, data, **options)
-        assert refusal.value.code().name == code, refusal.value
-        return str(refusal.value.details())
-
-
-@contextlib.contextmanager
-def hub_and_caller(**options: Any) -> Iterator[tuple[Any, Caller]]:
-    """Node 0, a hub, and somebody who has joined it as node 1."""
-    store = dist.HashStore()
-
-    def play(rank: int) -> Any:
-        if rank == 0:
-            return connect(0, 2, store, **options)
-        caller = Caller(store.get("shoal/grpc/0").decode())
-        caller.join()
-        return caller
-
-    hub, caller = in_threads(2, play)
-    with caller:
-        try:
-            yield hub, caller
-        finally:
-            hub._hub.lose(hub._hub._guests[1], "it answers no goodbye")
-            drive(hub.close())
-
-
-def message(
-    tag: str = "x", *parts: torch.Tensor, number: int = 1, src: int = 1, dst: int = 0
-) -> tuple[bytes, bytes]:
-    """The envelope and the body of a message as they travel."""
-    envelope = Envelope(number, dst, 0, frames.encode(Message(tag), parts, src))
-    return envelope.pack(), b"".join(map(bytes, slices(parts)))
-
-
 HUGE = frames.encode(Message("x"), (torch.empty(1).expand(1 << 40),), 1)
 """A header that announces four terabytes."""
-
-
-def is_alive(hub: GrpcTransport, caller: Caller) -> bool:
-    """Whether the hub still takes in who joins and what they say."""
-    caller.join(incarnation=1)
-    assert notices(hub, 1) == [(JOINED, 1, 1)]
-    caller.call(POST, b"".join(message("fine")))
-    return receive(hub).tag == "fine"
 
 
 @contextlib.contextmanager
@@ -315,14 +229,21 @@ def shows(papers: Path, name: str | None, trusts: str | None = "ours", mutual: b
     )
 
 
+@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mutual"])
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "0.0.0.0:0"])
-def test_the_right_certificates_let_a_node_in(mutual: bool, listen: str, papers: Path) -> None:
+def test_the_right_certificates_let_a_node_in(
+    mutual: bool, listen: str, share: bool | None, papers: Path
+) -> None:
     hub = shows(papers, "hub", mutual=mutual)
     with waiting_hub(security=hub, listen=listen, advertise="127.0.0.1") as (store, joined):
-        t = connect(1, 2, store, security=shows(papers, "worker" if mutual else None, mutual=mutual))
+        worker = shows(papers, "worker" if mutual else None, mutual=mutual)
+        t = connect(1, 2, store, security=worker, share_memory=share)
         drive(t.send(0, Message("x", (torch.ones(300_000),))))
-        assert receive(joined()).body.sum() == 300_000
+        got = receive(joined()).body
+        assert got.sum() == 300_000
+        assert is_shared(got) is (share is None and memory.is_there())
+        del got
         drive(joined().send(1, Message("x", (torch.ones(300_000),))))
         assert receive(t).body.sum() == 300_000
         drive(t.close())

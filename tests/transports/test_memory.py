@@ -9,13 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from harness import open_files
 
 from shoal.core.errors import Unavailable, WireError
 from shoal.transports import memory
-from shoal.transports.memory import HEAD_BYTES, Memory, fence, layout
+from shoal.transports.memory import HEAD_BYTES, NOWHERE, Memory, Probe, fence, layout
 from shoal.transports.parcels import SMALLEST, capacity
 
 pytestmark = pytest.mark.skipif(not memory.is_there(), reason="this system shares no memory")
@@ -31,10 +33,6 @@ def memory_of(nbytes: int) -> Iterator[Memory]:
         yield made
     finally:
         made.close()
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_both_ends_see_the_same_bytes() -> None:
@@ -162,6 +160,27 @@ def test_memory_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         with pytest.raises(WireError, match="belongs to somebody else"):
             Memory.attach(ME, made.fd, made.serial, LIMIT)
+
+
+class Said(NamedTuple):
+    pid: int
+    fd: int
+    serial: int
+
+
+def test_a_probe_finds_out_whose_memory_can_be_mapped() -> None:
+    files = open_files()
+    mine, theirs, none = Probe(True), Probe(True), Probe(False)
+    where = Said(*theirs.where)
+    assert mine.shares and mine.sharing_pid(where) == ME
+    assert mine.sharing_pid(where._replace(serial=where.serial + 1)) == 0
+    assert mine.sharing_pid(where._replace(pid=-1)) == 0
+    assert mine.sharing_pid(Said(*none.where)) == 0 and none.where == NOWHERE
+    assert not none.shares and none.sharing_pid(where) == 0, "who shares nothing tries nothing"
+    for probe in (mine, theirs, none):
+        probe.retire()
+    assert mine.sharing_pid(where) == 0
+    assert open_files() == files
 
 
 def test_too_little_memory_is_an_error_and_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

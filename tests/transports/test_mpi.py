@@ -54,6 +54,11 @@ def test_a_message_above_the_limit_is_refused_and_keeps_nobody_waiting(messages:
     assert told(messages, "refused") == {1: "a message of 41,943,040 bytes exceeds the limit of 4,000"}
 
 
+def test_a_header_of_any_other_length_is_refused_before_memory_is_taken_for_it(messages: Lines) -> None:
+    assert told(messages, "length") == {1: "an MPI message with tag 0 has 104 bytes, got 33,554,432"}
+    assert told(messages, "allocated")[1] < 1 << 20
+
+
 def test_an_mpiexec_of_another_library_is_noticed(messages: Lines) -> None:
     said = told(messages, "expected")
     assert said[1].startswith(
@@ -84,9 +89,14 @@ def test_different_lengths_and_dtypes_are_named(sums: Lines) -> None:
     assert told(sums, "mismatch") == dict.fromkeys(range(3), lengths)
     for said in told(sums, "departure").values():
         assert said.startswith(
-            "all_reduce 5 needs the same dtype and length from all: worker 0 brings 4 x float32"
+            "all_reduce 10 needs the same dtype and length from all: worker 0 brings 4 x float32"
         )
         assert "worker 1 brings 4 x float64" in said
+
+
+def test_what_was_begun_early_is_summed_early_or_given_up(sums: Lines) -> None:
+    for part in ("a_part_is_summed_before_the_rest_is_computed", "a_sum_that_is_never_finished_keeps_nobody"):
+        assert {line["rank"] for line in sums if line.get("passed") == part} == {0, 1, 2}
 
 
 def test_a_worker_that_does_not_join_a_sum_is_named(sums: Lines) -> None:
@@ -162,6 +172,12 @@ def test_what_does_not_fit_a_window_is_named(windows: Lines) -> None:
 def test_idle_ranks_leave_the_cores_alone(windows: Lines) -> None:
     idle = told(windows, "idle")
     assert len(idle) == 5 and sum(idle.values()) < 0.5, f"of a core: {idle}"
+
+
+def test_a_frozen_owner_keeps_nobody_waiting() -> None:
+    lines = job("frozen", 2, MPIR_CVAR_NOLOCAL="1")
+    assert told(lines, "frozen") == {0: "node 1 did not take what was added to its window within 0.5 s"}
+    assert told(lines, "waited")[0] < 5.0
 
 
 # What is missing

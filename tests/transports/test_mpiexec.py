@@ -223,3 +223,14 @@ def test_stopping_mpiexec_leaves_nothing(stop: signal.Signals, waits: Path) -> N
         job.communicate(timeout=PATIENCE)
         assert job.returncode != 0
         assert all_gone(waits)
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_killing_all_leaves_no_shared_memory(waits: Path) -> None:
+    before = set(Path("/dev/shm").glob("mpich_*"))
+    with started(2, waits) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+        found = set(Path("/dev/shm").glob("mpich_*")) - before
+        assert not found, f"stays in memory whatever becomes of the job: {found}"

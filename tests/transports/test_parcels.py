@@ -6,12 +6,11 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import drive, in_threads, sockets_mesh
+from harness import drive, in_threads, is_shared, open_files, sockets_mesh
 from torch import Tensor
 
 from shoal.core.transport import LOST, Message
@@ -32,23 +31,10 @@ def exchange(a: SocketTransport, b: SocketTransport, *parts: Tensor) -> Message:
     return drive(b.recv(PATIENCE))
 
 
-def is_shared(x: Tensor) -> bool:
-    """Whether the tensor lies in memory that processes share."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, last = (int(end, 16) for end in line.split()[0].split("-"))
-        if first <= x.data_ptr() < last:
-            return "memfd:shoal" in line
-    raise AssertionError("the tensor lies nowhere")
-
-
 def outbox(t: SocketTransport, peer: int) -> Outbox:
     box = t._lines[peer].outbox
     assert box is not None
     return box
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_large_parts_arrive_as_views_on_shared_memory_and_small_ones_do_not() -> None:
@@ -237,6 +223,6 @@ def test_memory_where_none_was_agreed_is_refused() -> None:
 
 def test_a_node_in_another_place_is_served_by_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process whose memory cannot be opened, as in another container, says hello all the same."""
-    monkeypatch.setattr("shoal.transports.lobby.os.getpid", lambda: 2**22 + 1)
+    monkeypatch.setattr("shoal.transports.memory.os.getpid", lambda: 2**22 + 1)
     with sockets_mesh(2) as (a, b):
         assert not is_shared(exchange(a, b, torch.ones(LARGE)).body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -14,12 +15,13 @@ import torch.distributed as dist
 from harness import LIMIT, drive, gloo_world, in_process, in_threads
 
 from shoal.core.errors import PeerLost, Unavailable
-from shoal.core.transport import LOST, AllReduces, Message
+from shoal.core.transport import LOST, AllReduces, Message, Overlaps
 from shoal.testing.conformance import CHECKS, World
-from shoal.transports import torch_dist
+from shoal.transports import gloo_sums, sums, torch_dist
 from shoal.transports.torch_dist import TorchTransport
 
 PATIENCE = 10.0
+STARTING = 60.0  # for a process that may have to share its core
 
 
 @pytest.mark.slow
@@ -105,11 +107,37 @@ def test_a_frozen_peer_delays_closing_only_so_long(tmp_path: Path, monkeypatch: 
         time.sleep(60)
     """
     with in_process(script) as child:
-        t = connect(0, 2, dist.FileStore(path, 2))
+        t = connect(0, 2, dist.FileStore(path, 2), timeout=STARTING)
         child.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         drive(t.close())
         assert time.monotonic() - began < PATIENCE
+
+
+@pytest.mark.slow
+def test_a_frozen_peer_cuts_off_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_dist, "CLOSING_SECONDS", 0.2)
+    path = str(tmp_path / "store")
+    script = f"""
+        t = TorchTransport.connect(1, 3, dist.FileStore({path!r}, 3), workers=3, limit_bytes=1 << 30)
+        time.sleep(60)
+    """
+    with in_process(script) as child:
+        nodes = here, there = in_threads(
+            2, lambda i: connect(2 * i, 3, dist.FileStore(path, 3), timeout=STARTING)
+        )
+        here.timeout = 0.5
+        child.send_signal(signal.SIGSTOP)
+        drive(here.send(1, Message("large", (torch.zeros(16 << 20),))))
+        drive(here.send(2, Message("all well")))
+        drive(there.send(0, Message("here too")))
+        heard = [(m.tag, m.src) for m in (drive(here.recv(PATIENCE)) for _ in range(2))]
+        assert sorted(heard) == [("here too", 2), (LOST, 1)]
+        assert drive(there.recv(PATIENCE)).tag == "all well"
+        assert here.reasons[1].startswith("node 1 does not take what it is sent: ")
+        assert list(here.reasons) == [1]
+        assert list(here.drain()) == list(there.drain()) == []
+        in_threads(2, lambda i: drive(nodes[i].close()))
 
 
 # Sums
@@ -145,7 +173,7 @@ def test_a_sum_fills_tensors_gloo_could_not_take_itself() -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_join_a_sum_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_dist, "REPORT_SECONDS", 0.3)
+    monkeypatch.setattr(gloo_sums, "GRACE_SECONDS", 0.3)
     store = dist.HashStore()
 
     def node(rank: int) -> list[str]:
@@ -184,7 +212,7 @@ def test_a_killed_worker_is_named_and_lost(tmp_path: Path) -> None:
         drive(t.close())
     """
     with in_process(script.format(rank=1)) as survivor, in_process(script.format(rank=2)):
-        t = connect(0, 3, dist.FileStore(path, 3), timeout=60)
+        t = connect(0, 3, dist.FileStore(path, 3), timeout=STARTING)
         drive(t.all_reduce(torch.ones(5)))
         assert "all_reduce 2 of 5 x float32 failed (I am worker 0): worker 2 is gone" in str(
             failure(t, torch.ones(5), 20.0)
@@ -255,3 +283,189 @@ def test_what_cannot_be_summed_is_a_value_error(dtype: torch.dtype) -> None:
         drive(t.all_reduce(torch.ones(1, dtype=dtype)))
     assert drive(t.all_reduce(torch.ones(1))) == 0
     drive(t.close())
+
+
+# Sums that begin early
+
+
+HALVES = [slice(500), slice(500, 1000)]
+
+
+def test_a_part_is_summed_before_the_rest_is_computed() -> None:
+    async def body(t: TorchTransport) -> None:
+        v = torch.ones(1000)
+        reduction = t.begin_all_reduce(v, HALVES)
+        assert isinstance(t, Overlaps)
+        reduction.start(0)
+        deadline = t.now() + PATIENCE
+        while v[499] != 2 and t.now() < deadline:
+            await t.sleep(0.001)
+        assert v.tolist() == [2.0] * 500 + [1.0] * 500
+        await reduction.finish()
+        assert v.tolist() == [2.0] * 1000
+
+    gloo_world(2, body)
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ([slice(0, 4)], "end at element 4 of 10"),
+        ([slice(0, 4), slice(5, 10)], r"what ends at 4 is followed by \[5:10:1\]"),
+        ([slice(0, 4), slice(3, 10)], r"what ends at 4 is followed by \[3:10:1\]"),
+        ([slice(0, 10, 2)], r"what ends at 0 is followed by \[0:10:2\]"),
+    ],
+)
+def test_parts_must_cover_the_vector(parts: list[slice], complaint: str) -> None:
+    t = connect(0, 1, dist.HashStore())
+    with pytest.raises(ValueError, match=complaint):
+        t.begin_all_reduce(torch.ones(10), parts)
+    with pytest.raises(ValueError, match="only a flat vector has parts"):
+        t.begin_all_reduce(torch.ones(5, 2), [slice(0, 5)])
+    drive(t.close())
+
+
+def test_parts_start_in_order_and_sums_one_at_a_time() -> None:
+    t = connect(0, 1, dist.HashStore())
+    reduction = t.begin_all_reduce(torch.ones(1000), HALVES)
+    with pytest.raises(ValueError, match="each once: not part 1 of 2, 0 is next"):
+        reduction.start(1)
+    with pytest.raises(ValueError, match=r"was begun and is not finished: await its finish\(\)"):
+        t.begin_all_reduce(torch.ones(1), [slice(1)])
+    assert drive(reduction.finish()) == 0
+    with pytest.raises(ValueError, match="not part 2 of 2, all have started"):
+        reduction.start(2)
+    with pytest.raises(ValueError, match="was finished before"):
+        drive(reduction.finish())
+    drive(t.close())
+
+
+def test_parts_gloo_could_not_take_itself_are_copied_out_and_back() -> None:
+    async def body(t: TorchTransport) -> list[float]:
+        matrix = torch.ones(1000, 2)
+        reduction = t.begin_all_reduce(matrix[:, 0], HALVES)
+        reduction.start(0)
+        await reduction.finish()
+        return matrix.unique(dim=0).tolist()
+
+    assert gloo_world(2, body) == [[[2.0, 1.0]]] * 2
+
+
+@pytest.fixture(scope="module")
+def gpu() -> None:
+    """Started before a test is asked what it leaves open."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.ones(1, device="cuda").fill_(2.0).unique().tolist()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_parts_in_the_memory_of_a_gpu_are_copied_out_and_back() -> None:
+    async def body(t: TorchTransport) -> list[float]:
+        v = torch.zeros(1000, device="cuda")
+        reduction = t.begin_all_reduce(v, HALVES)
+        v[:500] = t.rank + 1
+        reduction.start(0)
+        v[500:] = t.rank + 2
+        await reduction.finish()
+        return v.unique().tolist()
+
+    assert gloo_world(2, body) == [[3.0, 5.0]] * 2
+
+
+def test_who_is_late_in_a_sum_that_began_early_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo_sums, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(sums, "GRACE_SECONDS", 0.1)
+    store = dist.HashStore()
+
+    def node(rank: int) -> str:
+        t = connect(rank, 2, store)
+        reduction = t.begin_all_reduce(torch.ones(1000), HALVES, timeout=0.3)
+        if rank == 1:
+            drive(t.recv(PATIENCE))  # until the other has given up
+        began = t.now()
+        with pytest.raises(PeerLost) as info:
+            drive(reduction.finish())
+        assert t.now() - began < 1.0
+        drive(t.send(1 - rank, Message("gave up")))
+        drive(t.close())
+        return str(info.value)
+
+    assert re.fullmatch(
+        r"all_reduce 1 of 1000 x float32 in 2 parts \([0-9a-f]{8}\) failed \(I am worker 0\): "
+        "worker 1 did not come in time",
+        in_threads(2, node)[0],
+    )
+
+
+@pytest.mark.slow
+def test_computing_longer_than_the_timeout_is_no_failure() -> None:
+    async def body(t: TorchTransport) -> None:
+        for seconds in (0.0, 1.1):  # the first time they compare what they bring
+            v = torch.ones(1000)
+            reduction = t.begin_all_reduce(v, HALVES, timeout=1.0 if seconds else PATIENCE)
+            await t.sleep(seconds)
+            reduction.start(0)
+            await reduction.finish()
+            assert v.tolist() == [2.0] * 1000
+
+    gloo_world(2, body)
+
+
+@pytest.mark.slow
+def test_a_worker_killed_between_two_parts_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    script = f"""
+        t = TorchTransport.connect(2, 3, dist.FileStore({path!r}, 3), workers=3, limit_bytes=100)
+        reduction = t.begin_all_reduce(torch.ones(1000), [slice(500), slice(500, 1000)])
+        reduction.start(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+
+    def node(rank: int) -> str:
+        t = connect(rank, 3, dist.FileStore(path, 3), timeout=STARTING)
+        reduction = t.begin_all_reduce(torch.ones(1000), HALVES)
+        reduction.start(0)
+        with pytest.raises(PeerLost) as info:
+            drive(reduction.finish())
+        drive(t.close())
+        return str(info.value)
+
+    with in_process(script):
+        for rank, said in enumerate(in_threads(2, node)):
+            assert said.endswith(f"failed (I am worker {rank}): worker 2 is gone")
+
+
+@pytest.mark.parametrize("started", [0, 1, 2])
+def test_closing_gives_up_a_sum_that_was_never_finished(started: int) -> None:
+    """Also if the others never come to it; nothing is written to the vector afterwards."""
+    store = dist.HashStore()
+
+    def node(rank: int) -> None:
+        t = connect(rank, 2, store)
+        v = torch.ones(1000)
+        reduction = t.begin_all_reduce(v, HALVES)
+        for part in range(started * (1 - rank)):
+            reduction.start(part)
+        began = t.now()
+        drive(t.close())
+        assert t.now() - began < 2.0
+        with pytest.raises(ValueError, match="closed"):
+            drive(reduction.finish())
+
+    in_threads(2, node)
+
+
+@pytest.mark.slow
+def test_a_process_that_never_closes_still_ends(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    script = f"""
+        t = TorchTransport.connect({{rank}}, 2, dist.FileStore({path!r}, 2), workers=2, limit_bytes=100)
+        reduction = t.begin_all_reduce(torch.ones(1000), [slice(500), slice(500, 1000)])
+        reduction.start(0)
+        if {{rank}}:
+            reduction.start(1)
+        raise SystemExit(3)
+    """
+    with in_process(script.format(rank=0)) as a, in_process(script.format(rank=1)) as b:
+        assert (a.wait(STARTING), b.wait(STARTING)) == (3, 3)

@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.probe import KINDS
+from shoal.collectives import Link, cheapest
 from shoal.launch.join import local_threads
 from shoal.report.units import bytes_text
 from shoal.tasks.data import Dataset, is_file, places
@@ -32,6 +33,11 @@ from shoal.tasks.images import FASHION_MNIST, MNIST
 OLDEST_PYTHON = (3, 10)
 PROBE_SECONDS = 25.0
 LITTLE_BYTES = 100_000_000
+EXTRAS = {"grpc": ("grpc", "grpcio"), "mpi": ("mpi4py", "mpi4py")}
+"""Module and package that a transport cannot do without."""
+
+CROWDS = (16, 64)  # workers
+SIZES = (100_000, 100_000_000)  # bytes
 MARKS = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("–", "dim")}
 
 
@@ -125,14 +131,14 @@ def transports() -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         figures, end = hear([_start_probe(rank, folder) for rank in range(2)])
     for kind in KINDS:
-        yield _judge(kind, figures.get(kind, {"problem": end}), "between two processes")
+        yield lacking(kind) or _judge(kind, figures.get(kind, {"problem": end}), "between two processes")
     yield mpi()
 
 
 def mpi() -> Finding:
     """Whether mpiexec starts processes that find each other."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return Finding(None, "transport mpi needs mpi4py: pip install 'shoal[mpi]'.")
+    if finding := lacking("mpi"):
+        return finding
     beside = str(Path(sys.executable).parent)  # of the environment that mpi4py is in, activated or not
     mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
     if mpiexec is None:
@@ -143,6 +149,16 @@ def mpi() -> Finding:
         )
     figures, end = hear([_start_mpi_probe(mpiexec)])
     return _judge("mpi", figures.get("mpi", {"problem": end}), f"between two processes of {mpiexec}")
+
+
+def lacking(kind: str) -> Finding | None:
+    """What a transport needs that is not installed; None if it is, or nothing is needed."""
+    if kind not in EXTRAS:
+        return None
+    module, package = EXTRAS[kind]
+    if importlib.util.find_spec(module) is not None:
+        return None
+    return Finding(None, f"transport {kind} needs {package}: pip install 'shoal[{kind}]'.")
 
 
 def hear(processes: Sequence[subprocess.Popen[str]]) -> tuple[dict[str, dict[str, Any]], str]:
@@ -166,7 +182,17 @@ def _judge(kind: str, found: dict[str, Any], where: str) -> Finding:
     if "problem" in found:
         return Finding(False, f"transport {kind} does not work here: {str(found['problem']).rstrip('.')}.")
     trip, rate = 1e6 * found["round_trip"], bytes_text(found["bandwidth"])
-    return Finding(True, f"transport {kind}: round trip {trip:.0f} us, {rate}/s {where}.")
+    link = Link(found["round_trip"] / 2, 1 / found["bandwidth"])
+    return Finding(True, f"transport {kind}: round trip {trip:.0f} us, {rate}/s {where}; {advice(link)}.")
+
+
+def advice(link: Link) -> str:
+    """Which collective costs least over such a link, for few and many workers and bytes."""
+    words = (
+        f"{' / '.join(cheapest(workers, nbytes, link) for workers in CROWDS)} for {bytes_text(nbytes)}"
+        for nbytes in SIZES
+    )
+    return f"cheapest collective for {' / '.join(map(str, CROWDS))} workers: {', '.join(words)}"
 
 
 def _start_probe(rank: int, folder: str) -> subprocess.Popen[str]:

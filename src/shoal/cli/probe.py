@@ -22,7 +22,7 @@ from shoal.launch.environment import Place
 from shoal.launch.join import connect, file_store
 from shoal.launch.seat import Seat
 
-KINDS = ("processes", "gloo")
+KINDS = ("processes", "gloo", "grpc")
 ROUNDS = 100
 BULK_ROUNDS = 5
 BULK_BYTES = 1 << 24

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from shoal.core.errors import WireError
 
 HEADER_BYTES = 104
 """Size of a message's header on every wire, so that virtual and real traffic are counted alike."""
@@ -56,9 +58,11 @@ class Message:
 
     @property
     def body(self) -> Tensor:
-        """The single tensor of a message that carries one."""
-        (only,) = self.parts
-        return only
+        """The single tensor of a message that carries one. Raises WireError where there is none, or more."""
+        if len(self.parts) != 1:
+            parts = f"{len(self.parts)} parts"
+            raise WireError(f"message {self.tag!r} of node {self.src} has {parts} where one is asked for")
+        return self.parts[0]
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +94,9 @@ class Transport(Protocol):
     async def send(self, dst: int, m: Message) -> None:
         """Hand `m` over to the network. The caller may change the tensors once this returns.
 
-        Never waits for `dst` to receive. To a peer that is gone it does nothing: the notice tells.
+        Never waits for `dst` to receive, with one exception: over gRPC, which bounds what a node keeps for
+        others, a large message waits until there is room for it. To a peer that is gone it does nothing: the
+        notice tells.
         """
         ...
 
@@ -123,6 +129,38 @@ class AllReduces(Protocol):
         ...
 
 
+class Reduction(Protocol):
+    """An all-reduce under way."""
+
+    def start(self, part: int) -> None:
+        """Part number `part` of the vector is ready, and stays as it is until the end.
+
+        Parts start in order, each once. Never waits for others.
+        """
+        ...
+
+    async def finish(self) -> int:
+        """Start what was not started and wait until all is summed; the bytes this node sent for it.
+
+        Raises PeerLost as `all_reduce` does.
+        """
+        ...
+
+
+@runtime_checkable
+class Overlaps(Protocol):
+    """A transport that sums one part of a vector while another is still being computed."""
+
+    def begin_all_reduce(self, v: Tensor, parts: Sequence[slice], timeout: float | None = None) -> Reduction:
+        """Sum `v` over all workers, in place, part by part: begins with those that are ready first.
+
+        `parts` cover the flat `v` without gaps or overlaps, in any order, the same for all workers; else a
+        ValueError is raised. Waits for the others only if it differs from what was to be expected. One
+        reduction at a time: the next begins when this is finished. `timeout` counts from here.
+        """
+        ...
+
+
 @runtime_checkable
 class Lends(Protocol):
     """A transport whose peers can read memory of this node in place, so that a pull is one copy."""
@@ -141,6 +179,15 @@ class Lends(Protocol):
 
     async def reclaim(self, timeout: float | None = None) -> None:
         """Wait until nobody reads what was lent. After `timeout` seconds it is taken back all the same."""
+        ...
+
+
+@runtime_checkable
+class Watches(Protocol):
+    """A transport that tells only of those who go that its node has talked with, or watches."""
+
+    def watch(self, peer: int) -> None:
+        """Tell when `peer` goes, though it may never have been heard of; at once if it has gone."""
         ...
 
 

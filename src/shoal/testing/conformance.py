@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from shoal.core.transport import DTYPES, LEFT, AllReduces, Message, Transport
+from shoal.core.errors import PeerLost
+from shoal.core.transport import DTYPES, LEFT, AllReduces, Message, Overlaps, Transport
 
 PATIENCE_SECONDS = 20.0
 """How long a check waits for what must come before it fails."""
@@ -277,6 +278,71 @@ def all_reduce_gives_every_worker_the_sum(world: World) -> None:
     world(3, body)
 
 
+def a_sum_begins_before_all_of_it_is_computed(world: World) -> None:
+    """Parts in any order, some that are never started, and one reduction after the other."""
+    parts = [slice(600, 1000), slice(0, 200), slice(200, 600), slice(200, 200)]
+
+    async def body(t: Transport) -> None:
+        if not isinstance(t, Overlaps):
+            return
+        for started in (0, 2, 4, 4):
+            v = torch.zeros(1000, dtype=torch.float64)
+            reduction = t.begin_all_reduce(v, parts, PATIENCE_SECONDS)
+            for number, part in enumerate(parts):
+                v[part] = torch.arange(part.start, part.stop) * (t.rank + 1)
+                if number < started:
+                    reduction.start(number)
+                await t.sleep(0.002 * t.rank)
+            sent = await reduction.finish()
+            assert torch.equal(v, torch.arange(1000, dtype=torch.float64) * 6), f"1 + 2 + 3 times i gave {v}"
+            assert sent == 2 * 2 * v.nbytes // 3, (
+                f"a ring of three sends 4 / 3 of {v.nbytes} bytes, not {sent}"
+            )
+
+    world(3, body)
+
+
+def different_parts_are_refused_and_harmless(world: World) -> None:
+    """ValueError on all workers, and the next sum is as if nothing had been."""
+
+    async def body(t: Transport) -> None:
+        if not isinstance(t, Overlaps):
+            return
+        for number, middle in enumerate((4, 5 + t.rank, 5, 4)):
+            v = torch.full((10,), t.rank + 1.0)
+            try:
+                reduction = t.begin_all_reduce(v, [slice(middle, 10), slice(middle)], PATIENCE_SECONDS)
+            except ValueError:
+                assert number == 1, f"parts of {middle} and {10 - middle} from all were refused"
+                continue
+            assert number != 1, "each worker brought other parts, and nobody was told"
+            await reduction.finish()
+            assert v.tolist() == [6.0] * 10, f"parts of {middle} and {10 - middle}: 1 + 2 + 3 gave {v}"
+
+    world(3, body)
+
+
+def who_leaves_during_a_sum_is_missed(world: World) -> None:
+    """Its own start is not enough: the others get a PeerLost."""
+
+    async def body(t: Transport) -> None:
+        if not isinstance(t, Overlaps):
+            return
+        reduction = t.begin_all_reduce(torch.ones(1000), [slice(500), slice(500, 1000)], PATIENCE_SECONDS)
+        reduction.start(0)
+        if t.rank == 1:
+            await t.close()
+            return
+        said = ""
+        try:
+            await reduction.finish()
+        except PeerLost as lost:
+            said = str(lost)
+        assert "worker 1 " in said, f"worker 1 left during a sum, and the others heard: {said or 'nothing'}"
+
+    world(3, body)
+
+
 CHECKS: tuple[Callable[[World], None], ...] = (
     messages_of_a_peer_keep_their_order,
     a_sender_may_overwrite_what_it_sent,
@@ -291,6 +357,9 @@ CHECKS: tuple[Callable[[World], None], ...] = (
     the_clock_never_goes_back,
     a_node_can_send_to_itself,
     all_reduce_gives_every_worker_the_sum,
+    a_sum_begins_before_all_of_it_is_computed,
+    different_parts_are_refused_and_harmless,
+    who_leaves_during_a_sum_is_missed,
 )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from shoal.transports import parcels
 from shoal.transports.frames import Place, bytes_of, encode_elsewhere
 from shoal.transports.lobby import Contact
 from shoal.transports.parcels import Mappings, Outbox
@@ -31,22 +30,14 @@ class Line:
         self._lock = threading.Lock()
         self._open = True
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.be_patient(timeout)
-
-    def be_patient(self, seconds: float) -> None:
-        """Let a write fail after this long without any progress; reads wait for ever."""
-        whole, fraction = divmod(seconds, 1.0)
-        timeval = struct.pack("ll", int(whole), int(fraction * 1e6))
-        with contextlib.suppress(OSError):
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        # a write fails after this long without any progress; reads wait for ever
+        timeval = struct.pack("ll", int(timeout), int(timeout % 1.0 * 1e6))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
     def send(self, header: bytes, parts: Sequence[Tensor]) -> None:
         """Send a message, by way of memory where it is large and a buffer is free."""
-        if self.outbox is not None and sum(part.nbytes for part in parts) >= parcels.SMALLEST:
-            place = self.outbox.pack(parts)
-            if place is not None:
-                self.write([memoryview(encode_elsewhere(header, place))])
-                return
+        if self.outbox is not None:
+            header, parts = self.outbox.wrap(header, parts)
         self.write([memoryview(header), *map(bytes_of, parts)])
 
     def send_place(self, header: bytes, place: Place, parts: Sequence[Tensor] = ()) -> None:
@@ -58,14 +49,17 @@ class Line:
         with self._lock:
             if not self._open:
                 return
-            self._open = False  # until the frame is whole: whoever interrupts it has broken the stream
             try:
+                self._open = False  # until the frame is whole: whoever interrupts it has broken the stream
                 self._write_all(deque(buffers))
+                self._open = True
             except OSError as error:
                 self.complaint = f"it does not take what it is sent: {error}"
                 self.cut()  # its reader finds the end and announces it
-            else:
-                self._open = True
+            except BaseException:
+                self.complaint = "a message to it was interrupted"
+                self.cut()
+                raise
 
     def _write_all(self, pending: deque[memoryview]) -> None:
         while pending:

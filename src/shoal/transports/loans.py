@@ -118,11 +118,10 @@ class _Block:
 
     memory: Memory
     free_slots: list[int] = field(default_factory=lambda: list(range(_MOST_SLOTS)))
-    overdue: bool = False
 
     def is_idle(self) -> bool:
         """Whether nobody will open the file any more; a reader that was too slow still may."""
-        return len(self.free_slots) == _MOST_SLOTS and not self.overdue
+        return len(self.free_slots) == _MOST_SLOTS
 
 
 @dataclass(eq=False)
@@ -135,7 +134,7 @@ class _Loan:
     gone: Callable[[], bool]  # whether the reader is
 
     def is_over(self) -> bool:
-        """Whether the reader has done with it, or is gone; then its slot is free again."""
+        """Whether the reader has done with it, which frees its slot, or is gone."""
         if self.block.memory.words[_done(self.slot)] == self.number:
             self.block.free_slots.append(self.slot)
             return True
@@ -145,10 +144,12 @@ class _Loan:
         return False
 
     def take_back(self) -> None:
-        """Have the reader know, when it looks, that what it read is worthless."""
+        """Have the reader know, when it looks, that what it read is worthless.
+
+        Its slot is never used again: a reader that has just looked may yet write its word, and that of
+        another reader there would be lost.
+        """
         self.block.memory.words[_lent(self.slot)] = 0
-        self.block.overdue = True
-        self.block.free_slots.append(self.slot)
 
 
 class Reading:
@@ -166,7 +167,7 @@ class Reading:
         if self._whole is None:
             fence()  # the copy, then the look at the lender's word
             self._whole = self._words[_lent(self._slot)] == self._number
-            if self._whole:  # else the slot may be another's by now
+            if self._whole:
                 self._words[_done(self._slot)] = self._number
         return self._whole
 

@@ -3,59 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
-import ipaddress
-import os
+import secrets
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shoal.core.errors import PeerLost, WireError
-from shoal.transports.memory import SWITCH, Memory
+from shoal.core.errors import PeerLost
+from shoal.transports.cards import (
+    CALLING,
+    CROSSED,
+    HELLO_BYTES,
+    NONCE_BYTES,
+    STALE,
+    WELCOME,
+    Card,
+    Hello,
+)
+from shoal.transports.forks import own
+from shoal.transports.loopback import require_loopback
+from shoal.transports.memory import SWITCH
 
 HELLO_SECONDS = 5.0
 """How long a stranger may take to prove that it belongs to the run."""
 
 MOST_STRANGERS = 64
 """Beyond so many at once the one that has waited longest must go."""
-
-_PROTOCOL = b"shoal/2\n"
-_HELLO = struct.Struct("<8sIHB32siiQ")
-_CALLING, _WELCOME, _STALE, _CROSSED = 0, 1, 2, 3
-
-
-class Hello(NamedTuple):
-    """What both ends of a connection say first."""
-
-    protocol: bytes
-    rank: int
-    incarnation: int
-    verdict: int  # of the one who is called; of the caller always 0
-    token: bytes
-    pid: int  # 0: shares no memory
-    fd: int  # open on memory, to try whether the other end can map it
-    serial: int
-
-
-@dataclass(frozen=True)
-class Card:
-    """Who a node is, and how it shows that."""
-
-    rank: int
-    size: int
-    token: bytes
-    incarnation: int = 0
-    probe: Memory | None = None  # None: shares no memory
-
-    def hello(self, verdict: int = _CALLING, *, shares: bool = True) -> bytes:
-        where = (0, -1, 0)
-        if self.probe is not None and shares:
-            where = (os.getpid(), self.probe.fd, self.probe.serial)
-        return _HELLO.pack(_PROTOCOL, self.rank, self.incarnation, verdict, self.token, *where)
 
 
 class Contact(NamedTuple):
@@ -68,29 +43,27 @@ class Contact(NamedTuple):
 
 @dataclass(eq=False)
 class _Guest:
-    """A connection whose other end has not shown the token yet."""
+    """A connection whose other end has not proved yet that it knows the token."""
 
     sock: socket.socket
     deadline: float
+    port: int  # that was called
     dialled: int | None = None  # the rank we called; None if it called us
     incarnation: int = 0  # which we called
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
+    challenge: bytes = b""  # the nonce of the other end
     heard: bytearray = field(default_factory=bytearray)
 
-
-def require_loopback(host: str) -> None:
-    """Raise ValueError for an address that others could reach."""
-    address = ipaddress.ip_address(host)
-    if address.version != 4 or not address.is_loopback:
-        raise ValueError(
-            f"host {host} is not an IPv4 loopback address; frames travel in the clear, so sockets stay on "
-            "127.0.0.1. Between hosts use the torch_dist transport."
-        )
+    @property
+    def awaited(self) -> int:
+        """Bytes of what it says next: who is called begins with its nonce."""
+        return NONCE_BYTES if self.dialled is not None and not self.challenge else HELLO_BYTES
 
 
 def listen(host: str, size: int) -> socket.socket:
     """A listening socket for the calls of `size` nodes."""
     require_loopback(host)
-    return socket.create_server((host, 0), backlog=size + 2 * MOST_STRANGERS)
+    return own(socket.create_server((host, 0), backlog=size + 2 * MOST_STRANGERS))
 
 
 class Lobby:
@@ -105,29 +78,30 @@ class Lobby:
         self.joined: dict[int, Contact] = {}
         self.unreachable: dict[int, str] = {}  # rank -> why; only a node that comes back goes on without
         self._listener = listener
+        self._port: int = listener.getsockname()[1]
         self._known: dict[int, int] = {}  # rank -> latest incarnation that was let in
-        self._ending, self._end = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
+        self._ending, self._end = map(own, socket.socketpair())
+        self._selector = own(selectors.DefaultSelector())
         self._selector.register(self._ending, selectors.EVENT_READ)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
     def dial(self, peer: int, address: str, incarnation: int = 0) -> None:
-        """Call a peer and say who we are; its answer comes when it gets to it."""
+        """Call a peer, unless it has called us; its answer comes when it gets to it.
+
+        Sees to what has come meanwhile: whoever was called before waits for our hello, but not for long.
+        """
+        if peer in self.joined:
+            return
         try:
             host, port = address.split()
             require_loopback(host)
-            sock = socket.create_connection((host, int(port)), timeout=HELLO_SECONDS)
+            sock = own(socket.create_connection((host, int(port)), timeout=HELLO_SECONDS))
         except OSError as error:
             self._give_up(peer, f"node {peer} published {address} but does not answer there: {error}", error)
             return
-        guest = _Guest(sock, float("inf"), peer, incarnation)
-        self._seat(guest)
-        try:
-            sock.sendall(self.card.hello())
-        except OSError as error:
-            self._remove(guest)
-            self._give_up(peer, f"node {peer} at {address} hangs up: {error}", error)
+        self._seat(_Guest(sock, float("inf"), int(port), peer, incarnation))
+        self._attend(time.monotonic())
 
     def await_all(self, deadline: float) -> None:
         """Let guests in until all ranks have joined or are known to be unreachable, or the time is over."""
@@ -167,8 +141,7 @@ class Lobby:
         """Close whatever was not handed over, and the probe, which who was let in may not have tried yet."""
         self._shut()
         self._end.close()
-        if self.card.probe is not None:
-            self.card.probe.retire()
+        self.card.probe.retire()
 
     def _shut(self) -> None:
         if self._selector.get_map() is None:  # it is shut
@@ -219,11 +192,20 @@ class Lobby:
         strangers = [guest for guest in self._guests() if guest.dialled is None]
         if len(strangers) >= MOST_STRANGERS:
             self._turn_away(min(strangers, key=lambda guest: guest.deadline))
-        self._seat(_Guest(sock, time.monotonic() + HELLO_SECONDS))
+        guest = _Guest(own(sock), time.monotonic() + HELLO_SECONDS, self._port)
+        self._seat(guest)
+        self._say(guest, guest.nonce)
+
+    def _say(self, guest: _Guest, words: bytes) -> None:
+        """So little always fits; if not, it is a stranger that plays for time."""
+        try:
+            guest.sock.sendall(words)
+        except OSError as error:
+            self._turn_away(guest, f"hangs up: {error}")
 
     def _hear(self, guest: _Guest) -> None:
         try:
-            said = guest.sock.recv(_HELLO.size - len(guest.heard))
+            said = guest.sock.recv(guest.awaited - len(guest.heard))
         except BlockingIOError:
             return
         except OSError:
@@ -231,26 +213,35 @@ class Lobby:
         guest.heard += said
         if not said:
             self._turn_away(guest)
-        elif len(guest.heard) == _HELLO.size:
-            hello = Hello._make(_HELLO.unpack(guest.heard))
-            known = hello.protocol == _PROTOCOL and hmac.compare_digest(hello.token, self.card.token)
-            if not known:
-                self._turn_away(guest)
-            elif guest.dialled is None:
-                self._answer(guest, hello)
-            else:
-                self._hear_answer(guest, guest.dialled, hello)
+        elif len(guest.heard) == guest.awaited:
+            self._take(guest, bytes(guest.heard))
+
+    def _take(self, guest: _Guest, said: bytes) -> None:
+        """All that was awaited of a guest has come."""
+        if len(said) == NONCE_BYTES:
+            guest.challenge = said
+            guest.heard.clear()
+            self._say(guest, self.card.hello(guest.port, guest.challenge, guest.nonce))
+            return
+        hello = self.card.read(said, guest.port, guest.nonce)
+        if hello is None:
+            self._turn_away(guest, "is somebody else, who does not know the token")
+        elif guest.dialled is None:
+            self._answer(guest, hello)
+        else:
+            self._hear_answer(guest, guest.dialled, hello)
 
     def _answer(self, guest: _Guest, hello: Hello) -> None:
         verdict = self._verdict(hello)
         if verdict is None:
             self._turn_away(guest)
             return
-        pid = self._sharing_pid(hello) if verdict == _WELCOME else 0
+        pid = self.card.probe.sharing_pid(hello) if verdict == WELCOME else 0
         guest.sock.setblocking(True)
         with contextlib.suppress(OSError):  # died just now: the transport will say so
-            guest.sock.sendall(self.card.hello(verdict, shares=pid != 0))
-        if verdict == _WELCOME:
+            answer = self.card.hello(guest.port, hello.nonce, guest.nonce, verdict, shares=pid != 0)
+            guest.sock.sendall(answer)
+        if verdict == WELCOME:
             self._hang_up_on(hello.rank)
             self._let_in(guest, hello, pid)
         else:
@@ -259,29 +250,29 @@ class Lobby:
     def _verdict(self, hello: Hello) -> int | None:
         """What to tell a caller who knows the token; None if it has no business here."""
         rank, incarnation = hello.rank, hello.incarnation
-        if rank >= self.card.size or rank == self.card.rank or hello.verdict != _CALLING:
+        if rank >= self.card.size or rank == self.card.rank or hello.verdict != CALLING:
             return None
         if incarnation == 0 and rank < self.card.rank:  # in the beginning higher ranks call lower ones
             return None
         if incarnation <= self._known.get(rank, -1):
-            return _STALE
+            return STALE
         ours = [guest for guest in self._guests() if guest.dialled == rank]
         if rank < self.card.rank and any(guest.incarnation >= incarnation for guest in ours):
-            return _CROSSED
-        return _WELCOME
+            return CROSSED
+        return WELCOME
 
     def _hear_answer(self, guest: _Guest, peer: int, hello: Hello) -> None:
-        if hello.rank != peer:
+        if hello.rank != peer or hello.verdict == CALLING:
             self._turn_away(guest)
-        elif hello.verdict == _CROSSED:
+        elif hello.verdict == CROSSED:
             self._remove(guest)  # its own call is on the way
-        elif hello.verdict == _STALE:
+        elif hello.verdict == STALE:
             raise PeerLost(
                 f"node {peer} knows a later start of node {self.card.rank} than this one, which is number "
                 f"{self.card.incarnation}; whoever starts a node again counts up its incarnation"
             )
         else:
-            pid = self._sharing_pid(hello)
+            pid = self.card.probe.sharing_pid(hello)
             if hello.pid and not pid:
                 raise PeerLost(
                     f"node {peer} can map memory of node {self.card.rank}, but not the other way round. "
@@ -298,27 +289,17 @@ class Lobby:
         self.unreachable.pop(hello.rank, None)
         self.joined[hello.rank] = Contact(guest.sock, hello.incarnation, pid)
 
-    def _sharing_pid(self, hello: Hello) -> int:
-        """The process at the other end if its memory can be mapped here, else 0."""
-        if self.card.probe is None or hello.pid <= 0:
-            return 0
-        try:
-            Memory.attach(hello.pid, hello.fd, hello.serial, self.card.probe.nbytes).close()
-        except (WireError, OSError):
-            return 0
-        return hello.pid
-
     def _hang_up_on(self, peer: int) -> None:
         """Drop a call to that peer that it has not answered yet."""
         for guest in self._guests():
             if guest.dialled == peer:
                 self._remove(guest)
 
-    def _turn_away(self, guest: _Guest) -> None:
+    def _turn_away(self, guest: _Guest, why: str = "") -> None:
         self._remove(guest)
         if guest.dialled is not None:
-            why = f"node {guest.dialled} hung up on node {self.card.rank} before the run began"
-            self._give_up(guest.dialled, why)
+            how = why or f"hung up on node {self.card.rank} before the run began"
+            self._give_up(guest.dialled, f"node {guest.dialled} at port {guest.port} {how}")
 
     def _give_up(self, peer: int, why: str, error: OSError | None = None) -> None:
         if self.card.incarnation == 0:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import Unavailable, WireError
+from shoal.transports.forks import own
 from shoal.transports.frames import Shape
 
 SWITCH = "SHOAL_SHARED_MEMORY"
-"""Environment variable: 0 sends everything through the sockets, 1 insists on shared memory."""
+"""Environment variable: 0 sends everything over the connections, 1 insists on shared memory."""
 
 HEAD_BYTES = 4096
 """What comes before the contents: words through which the processes tell each other how far they are."""
@@ -34,6 +36,9 @@ SLOTS = 8  # of lent memory: from here on two words for each loan
 
 ALIGNMENT = 64
 """Every part begins at a multiple of this."""
+
+NOWHERE = (0, -1, 0)
+"""What a process shows of its probe if it shares no memory."""
 
 _NAME = "shoal"
 _MARK = int.from_bytes(b"shoal/2\n", "little")
@@ -87,6 +92,7 @@ class Memory:
         self.nbytes = nbytes  # of the contents
         self._bytes = _map(fd, HEAD_BYTES + nbytes)
         self.words = self._bytes[:HEAD_BYTES].numpy().data.cast("Q")
+        own(self)
 
     @classmethod
     def create(cls, nbytes: int) -> Memory:
@@ -176,6 +182,57 @@ class Memory:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+class Shown(Protocol):
+    """What a process says of its probe. `pid` 0: it shares no memory."""
+
+    @property
+    def pid(self) -> int:
+        """The number of that process."""
+        ...
+
+    @property
+    def fd(self) -> int:
+        """The number of its open file."""
+        ...
+
+    @property
+    def serial(self) -> int:
+        """The number of the memory in that file."""
+        ...
+
+
+class Probe:
+    """Memory for others to try: whether they can map it tells whether they can map all that we make."""
+
+    def __init__(self, share: bool) -> None:
+        self._memory = Memory.create(0) if share else None
+
+    @property
+    def shares(self) -> bool:
+        """Whether this process shares memory at all."""
+        return self._memory is not None
+
+    @property
+    def where(self) -> tuple[int, int, int]:
+        """What to show others: the numbers of this process, of the file and of the memory."""
+        return NOWHERE if self._memory is None else (os.getpid(), self._memory.fd, self._memory.serial)
+
+    def sharing_pid(self, theirs: Shown) -> int:
+        """The process at the other end if its memory can be mapped here, else 0."""
+        if self._memory is None or theirs.pid <= 0:
+            return 0
+        try:
+            Memory.attach(theirs.pid, theirs.fd, theirs.serial, self._memory.nbytes).close()
+        except (WireError, OSError):
+            return 0
+        return theirs.pid
+
+    def retire(self) -> None:
+        """Take it away; nobody can try it any more."""
+        if self._memory is not None:
+            self._memory.retire()
 
 
 def _map(fd: int, nbytes: int) -> Tensor:

@@ -20,7 +20,7 @@ from pathlib import Path
 from torch import Tensor
 
 from shoal.core.errors import PeerLost, Unavailable, WireError
-from shoal.core.transport import LEFT, Message
+from shoal.core.transport import HEADER_BYTES, LEFT, Message, Reduction
 from shoal.transports.buffers import BufferPool
 from shoal.transports.endpoint import CLOSING_SECONDS, Endpoint
 from shoal.transports.frames import bytes_of
@@ -35,7 +35,8 @@ except RuntimeError as missing:  # it is there, but the library that it calls is
         f"transport 'mpi' finds no MPI library ({missing}). Install one with: pip install 'shoal[mpi]'"
     ) from missing
 
-from shoal.transports.mpi_sums import Position, Sums
+from shoal.transports.agreement import Position
+from shoal.transports.mpi_sums import POSITION_BYTES, MpiSums, pack, unpack
 from shoal.transports.mpi_windows import Window
 
 CHUNK_BYTES = 1 << 30
@@ -45,6 +46,7 @@ LAST_WORDS_SECONDS = 0.2
 """How long a process that fails gives mpiexec to read what it printed: the rest is lost."""
 
 _HEADER, _PART, _QUESTION, _ANSWER = range(4)  # tags of MPI messages
+_BYTES = {_HEADER: HEADER_BYTES, _QUESTION: 0, _ANSWER: POSITION_BYTES}  # what they have; parts say it before
 
 _job: list[MpiTransport] = []  # every transport of this process
 _rank_process = os.getpid()  # what it forks is no rank
@@ -82,6 +84,8 @@ class MpiTransport(Endpoint):
         mesh, request = world.Idup()
         if not poll(request.Test, timeout):
             raise PeerLost(f"not all {size} nodes came within {timeout:g} s (I am node {rank})")
+        if size == MPI.COMM_WORLD.Get_size():
+            _remove_shared_memory()  # everyone is past MPI's start, and has it open: names are of no more use
         return cls(mesh, workers=workers, limit_bytes=limit_bytes, timeout=timeout)
 
     def __init__(self, mesh: MPI.Intracomm, *, workers: int, limit_bytes: int, timeout: float) -> None:
@@ -100,7 +104,7 @@ class MpiTransport(Endpoint):
         self._windows: dict[int, Window] = {}
         self._sums = None
         if self.rank < workers:
-            self._sums = Sums(mesh, self.rank, workers, self._gone, self._ask)
+            self._sums = MpiSums(mesh, self.rank, workers, self._gone, self._ask)
         self._stopping = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"shoal {self.rank} from all", daemon=True)
         self._reader.start()
@@ -113,10 +117,15 @@ class MpiTransport(Endpoint):
         is undefined then, and every later call fails at once. Raises ValueError if the workers bring
         different dtypes or lengths.
         """
-        if self._sums is None or self._closing:
-            why = "has closed its transport" if self._closing else "is not a worker"
-            raise ValueError(f"node {self.rank} {why} and cannot take part in all_reduce")
-        return self._sums.sum(v, self.timeout if timeout is None else timeout)
+        return self._workers_sums().sum(v, self.timeout if timeout is None else timeout)
+
+    def begin_all_reduce(self, v: Tensor, parts: Sequence[slice], timeout: float | None = None) -> Reduction:
+        """The same, part by part: what has started is summed while the rest is computed.
+
+        MPI moves on only inside its own calls, here those of the receiving thread. Fails as `all_reduce`
+        does, here if the workers bring different parts, else when it is finished.
+        """
+        return self._workers_sums().begin(v, parts, self.timeout if timeout is None else timeout)
 
     async def open_window(self, owner: int, x: Tensor) -> Tensor:
         """Expose a copy of the owner's `x`; all nodes call this together. One window for each owner.
@@ -147,6 +156,8 @@ class MpiTransport(Endpoint):
         if self._closing:
             return
         self._closing = True
+        if self._sums is not None:
+            self._sums.close()
         for peer in self._locks:
             self._say_goodbye(peer)
         self._reader.join(self.timeout if self.rank in self._windows else CLOSING_SECONDS)
@@ -171,6 +182,12 @@ class MpiTransport(Endpoint):
     @property
     def _all_gone(self) -> bool:
         return len(self._gone) == len(self._locks)
+
+    def _workers_sums(self) -> MpiSums:
+        if self._sums is None or self._closing:
+            why = "has closed its transport" if self._closing else "is not a worker"
+            raise ValueError(f"node {self.rank} {why} and cannot take part in all_reduce")
+        return self._sums
 
     def _window(self, owner: int) -> Window:
         if owner not in self._windows or self._closing:
@@ -231,17 +248,20 @@ class MpiTransport(Endpoint):
                 break
         else:
             return False
-        peer, tag = status.Get_source(), status.Get_tag()
-        if tag == _PART:  # of a message that was refused
+        peer, tag, nbytes = status.Get_source(), status.Get_tag(), status.Get_count(MPI.BYTE)
+        if nbytes != _BYTES.get(tag):
             with contextlib.suppress(MPI.Exception):  # it does not fit into nothing, but its sender is free
                 found.Recv([bytearray(), MPI.BYTE])
+            if tag != _PART:  # that is of a message which was refused
+                what = f"an MPI message with tag {tag} has {_BYTES.get(tag, 'no')} bytes, got {nbytes:,}"
+                self._refuse(peer, WireError(what))
             return True
-        memory = bytearray(status.Get_count(MPI.BYTE))
+        memory = bytearray(nbytes)
         found.Recv([memory, MPI.BYTE])
         if tag == _QUESTION:
             self._posted.append(self._mesh.Isend([self._position(), MPI.BYTE], peer, _ANSWER))
         elif tag == _ANSWER:
-            self._answers[peer] = Position.from_bytes(memory)
+            self._answers[peer] = unpack(memory)
         else:
             self._begin(peer, memory)
         return True
@@ -297,7 +317,7 @@ class MpiTransport(Endpoint):
     # Who has come to a sum
 
     def _position(self) -> bytes:
-        return bytes(Position() if self._sums is None else self._sums.position)
+        return pack(Position() if self._sums is None else self._sums.agreement.here)
 
     def _ask(self, peers: Iterable[int], seconds: float) -> dict[int, Position]:
         """How far each of the peers is with its sums; those that do not answer in time are left out."""

@@ -11,13 +11,16 @@ from mpi4py import MPI
 from torch import Tensor
 
 from shoal.core.errors import PeerLost
+from shoal.transports.mpi_types import MPI_TYPES
 from shoal.transports.polling import poll
 
 CHUNK_BYTES = 4 << 20
 """What is moved at once: within it nobody else gets at the vector."""
 
-MPI_TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
+UNDER_WAY = 2
+"""Chunks that are added at once, so that one is moved while another is added up."""
 
+_DTYPES = (torch.float32, torch.float64)
 _HEAD_BYTES = 64  # the version, and nothing else in its cache line
 _NOTHING = np.empty(0, np.uint8)
 
@@ -30,12 +33,15 @@ class Window:
     """
 
     def __init__(self, mesh: MPI.Intracomm, owner: int, x: Tensor, timeout: float) -> None:
-        if x.dtype not in MPI_TYPES:
+        if x.dtype not in _DTYPES:
             raise ValueError(f"a window holds float32 or float64, not {x.dtype}")
         self._mesh, self._owner, self._timeout = mesh, owner, timeout
         self._dtype, self._elements = x.dtype, x.numel()
         self._held: list[MPI.Request] = []  # that took too long: MPI may still write to their memory
         self._agree()
+        # an addition is known to be done only when it has told what was there before
+        most = min(self._elements, CHUNK_BYTES // x.element_size())
+        self._before = torch.empty(UNDER_WAY, most, dtype=x.dtype).numpy()
         own = mesh.Get_rank() == owner
         nbytes = _HEAD_BYTES + x.numel() * x.element_size() if own else 0
         self._window = MPI.Win.Allocate(nbytes, 1, MPI.INFO_NULL, mesh)
@@ -60,13 +66,21 @@ class Window:
 
     def accumulate(self, v: Tensor) -> int:
         self._check(v)
-        for chunk, target in self._chunks(v.detach().to("cpu").contiguous().view(-1)):
-            self._window.Accumulate(chunk, self._owner, target, MPI.SUM)
-        self._window.Flush(self._owner)  # whoever reads the new version reads what it counts
+        under_way: list[MPI.Request] = []
+        for number, (chunk, target) in enumerate(self._chunks(v.detach().to("cpu").contiguous().view(-1))):
+            self._take_turn(under_way, UNDER_WAY - 1)
+            _, elements, name = target
+            before = [self._before[number % UNDER_WAY][:elements], name]
+            under_way.append(self._window.Rget_accumulate(chunk, before, self._owner, target, MPI.SUM))
+        self._take_turn(under_way, 0)  # whoever reads the new version reads what it counts
         return self._count(1)
 
     def free(self) -> None:
-        """Give the memory back; all ranks do so together, once nobody looks at it."""
+        """Give the memory back; all ranks do so together, once nobody looks at it.
+
+        Without a deadline: somebody may have long to do before it ends, and to go on alone would not help,
+        since MPI's own end waits for everyone too.
+        """
         poll(self._mesh.Ibarrier().Test, float("inf"))
         self._window.Unlock_all()
         self._window.Free()
@@ -107,6 +121,16 @@ class Window:
         )
         self._finish([request], "did not tell the version of")
         return int(before[0])
+
+    def _take_turn(self, under_way: list[MPI.Request], most: int) -> None:
+        """Wait for the oldest additions until no more than so many are under way."""
+        while len(under_way) > most:
+            try:
+                self._finish(under_way[:1], "did not take what was added to")
+            except PeerLost:
+                self._held += under_way
+                raise
+            del under_way[0]
 
     def _finish(self, requests: list[MPI.Request], what: str) -> None:
         if not poll(lambda: MPI.Request.Testall(requests), self._timeout):

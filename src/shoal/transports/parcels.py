@@ -9,11 +9,11 @@ from functools import partial
 from torch import Tensor
 
 from shoal.core.transport import MOST_PARTS
-from shoal.transports.frames import PARCEL, Place, Shape
+from shoal.transports.frames import PARCEL, Place, Shape, encode_elsewhere
 from shoal.transports.memory import ALIGNMENT, FREED, Memory, fence, layout
 
 SMALLEST = 64 * 1024
-"""Below this many bytes a message goes through the socket faster."""
+"""Below this many bytes a message goes over the connection faster."""
 
 MOST_BUFFERS = 16
 """Buffers for one peer, however small they are."""
@@ -48,6 +48,13 @@ class Outbox:
         self._buffers: list[_Buffer] = []
         self._sends = 0
         self._closed = False
+
+    def wrap(self, header: bytes, parts: Sequence[Tensor]) -> tuple[bytes, Sequence[Tensor]]:
+        """The same message for the connection: of one that could be packed, a header that says where."""
+        if sum(part.nbytes for part in parts) < SMALLEST:
+            return header, parts
+        place = self.pack(parts)
+        return (header, parts) if place is None else (encode_elsewhere(header, place), ())
 
     def pack(self, parts: Sequence[Tensor]) -> Place | None:
         """Copy the parts into a free buffer and say where; None when there is none to be had now."""
@@ -95,7 +102,7 @@ class Outbox:
     def _add(self, nbytes: int) -> _Buffer | None:
         try:
             buffer = _Buffer(Memory.create(nbytes), self._sends)
-        except OSError:  # no memory, or too many open files: the socket still works
+        except OSError:  # no memory, or too many open files: the connection still works
             return None
         self._buffers.append(buffer)
         return buffer

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Set
 from typing import Protocol
 
 from shoal.core.errors import PeerLost
-from shoal.transports.lobby import HELLO_SECONDS as HELLO_SECONDS
-from shoal.transports.lobby import Card, Lobby, listen
-from shoal.transports.memory import Memory
+from shoal.transports.cards import Card
+from shoal.transports.lobby import Lobby, listen
+from shoal.transports.memory import Probe
 
 _TOKEN_KEY = "shoal/token"
 
@@ -68,7 +68,7 @@ def meet(
     incarnation: int = 0,
     share: bool = False,
 ) -> Lobby:
-    """A lobby with one connection to each other rank, both ends having shown that they know the run's token.
+    """A lobby with one connection to each other rank, both ends having proved that they know the run's token.
 
     In the beginning higher ranks call lower ones, and all must come: raises PeerLost naming who did not.
     A node that was started again, as incarnation 1 or later, calls everybody, and goes on without those
@@ -78,9 +78,8 @@ def meet(
     deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as held:
         listener = held.enter_context(listen(host, size))
-        probe = Memory.create(0) if share else None
-        if probe is not None:
-            held.callback(probe.retire)
+        probe = Probe(share)
+        held.callback(probe.retire)
         _publish(store, rank, incarnation, f"{host} {listener.getsockname()[1]}")
         callees = [r for r in range(size) if r < rank or (incarnation and r != rank)]
         if await_keys(store, {r: _address_key(r) for r in callees}, timeout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import threading
 import time
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ class SocketTransport(Endpoint):
         *,
         limit_bytes: int,
         timeout: float = 60.0,
+        meeting_seconds: float | None = None,
         host: str = "127.0.0.1",
         incarnation: int = 0,
         share_memory: bool | None = None,
@@ -48,7 +50,7 @@ class SocketTransport(Endpoint):
         """Join the `size` nodes that meet at `store`; returns when all are connected.
 
         The store is only the meeting point; use a fresh one, or a PrefixStore, for each run.
-        Raises PeerLost naming the ranks that did not come within `timeout` seconds.
+        Raises PeerLost naming the ranks that did not come within `meeting_seconds`, by default `timeout`.
 
         A node that is started again gives an `incarnation` higher than any before. It returns when every
         other has answered or is known to be gone, which it is then told by a LOST notice. Raises PeerLost
@@ -58,14 +60,15 @@ class SocketTransport(Endpoint):
         if not 0 <= incarnation < 1 << 16:
             raise ValueError(f"incarnation={incarnation} must be 0 to 65535")
         share = memory.choose(share_memory)
-        lobby = meet(rank, size, store, timeout=timeout, host=host, incarnation=incarnation, share=share)
+        patience = timeout if meeting_seconds is None else meeting_seconds
+        lobby = meet(rank, size, store, timeout=patience, host=host, incarnation=incarnation, share=share)
         return cls(lobby, store, limit_bytes=limit_bytes, timeout=timeout)
 
     def __init__(self, lobby: Lobby, store: Store, *, limit_bytes: int, timeout: float) -> None:
         card = lobby.card
         super().__init__(card.rank, card.size, limit_bytes)
         self.incarnation = card.incarnation
-        self.shares_memory = card.probe is not None
+        self.shares_memory = card.probe.shares
         self.timeout = timeout
         # Who comes back needs it, and a FileStore removes its file when the last node lets go of it.
         self._store: Store | None = store
@@ -90,20 +93,17 @@ class SocketTransport(Endpoint):
     async def close(self) -> None:
         """Say goodbye, read until every peer has hung up, release sockets, memory and threads.
 
-        Reading on matters: closing a socket with unread bytes resets it, which would destroy what
-        this node sent last. Peers answer at once, whatever they compute; a frozen one costs 5 s.
+        Reading on matters: closing a socket with unread bytes resets it, which would destroy what this node
+        sent last. Peers answer at once, whatever they compute; those that are frozen cost 5 s together.
         """
         if self._closing:
             return
-        self._lender.reclaim(CLOSING_SECONDS)
+        deadline = time.monotonic() + CLOSING_SECONDS
+        self._lender.reclaim(CLOSING_SECONDS / 2)
         self._closing = True
         self._lobby.end()
         self._porter.join()
-        for line in self._lines.values():
-            line.be_patient(CLOSING_SECONDS)
-            line.send(self._goodbye(), ())
-            line.finish()
-        deadline = time.monotonic() + CLOSING_SECONDS
+        self._say_goodbye(deadline)
         for line in self._lines.values():
             line.reader.join(max(0.0, deadline - time.monotonic()))
         for line in self._lines.values():
@@ -114,6 +114,17 @@ class SocketTransport(Endpoint):
         self._lender.close()
         self._board.close()
         self._store = None
+
+    def _say_goodbye(self, deadline: float) -> None:
+        """Tell every peer, as soon as it has room to hear it: one that is frozen holds up nobody."""
+        with selectors.DefaultSelector() as selector:
+            for line in self._lines.values():
+                selector.register(line.sock, selectors.EVENT_WRITE, line)
+            while selector.get_map() and (able := selector.select(max(0.0, deadline - time.monotonic()))):
+                for key, _ in able:
+                    selector.unregister(key.fileobj)
+                    key.data.send(self._goodbye(), ())
+                    key.data.finish()
 
     # -- lending -------------------------------------------------------------------------------
 
@@ -168,15 +179,17 @@ class SocketTransport(Endpoint):
         """Expose a copy of the owner's `x` to all nodes; all call this together. One window for each owner.
 
         Raises Unavailable where memory is not shared, PeerLost if the owner opens none within the timeout
-        and ValueError if it has another dtype or length. The owner may read its vector at any time, and
-        changes it by `accumulate` alone.
+        and ValueError if it has another dtype or length; who is never going to use it may bring an empty
+        vector. The owner may read its vector at any time, and changes it by `accumulate` alone.
         """
         if owner == self.rank:
             return self._open_own_window(x)
         line = self._lines.get(owner)
         if not self.shares_memory or (line is not None and line.mappings is None):
             raise Unavailable(_NO_WINDOWS)
-        self._board.await_window(owner, lambda: self._is_gone(owner)).check(x)
+        window = self._board.await_window(owner, lambda: self._is_gone(owner))
+        if x.numel():
+            window.check(x)
         return x
 
     async def fetch(self, owner: int, out: Tensor) -> int:

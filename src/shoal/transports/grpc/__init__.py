@@ -5,6 +5,7 @@ wire       calls, records, slices and deadlines    control    the control messag
 hub        who is here, and what waits for them    guest      one of those, its outbox, the gates
 door       the server in front of a hub            crew       the threads that answer its calls
 spoke      a node's way to a hub, kept up          line       the calls of one stay there
+sharing    memory of the two ends, on one host
 transport  GrpcTransport: all of it, as one node's end of the network
 """
 

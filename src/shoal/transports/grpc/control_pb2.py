@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#shoal/transports/grpc/control.proto\x12\rshoal.control\"\xb7\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\x0c\n\x04hubs\x18\x05 \x03(\r\x12\x13\n\x0blimit_bytes\x18\x06 \x01(\x04\x12\x17\n\x0f\x66\x61ilure_timeout\x18\x07 \x01(\x01\x12\x0c\n\x04rank\x18\x08 \x01(\r\x12\x13\n\x0bincarnation\x18\t \x01(\r\x12\r\n\x05nonce\x18\n \x01(\x0c\"/\n\x07Welcome\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\"\x17\n\x03\x41sk\x12\x10\n\x08received\x18\x01 \x01(\x04\"\x16\n\x04Want\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x17\n\x07Receipt\x12\x0c\n\x04\x62usy\x18\x01 \x01(\x08\"\x98\x01\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.shoal.control.Peer.State\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\x0c\n\x04stay\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\"%\n\x05State\x12\x08\n\x04HERE\x10\x00\x12\x08\n\x04LOST\x10\x01\x12\x08\n\x04LEFT\x10\x02\",\n\x06Roster\x12\"\n\x05peers\x18\x01 \x03(\x0b\x32\x13.shoal.control.Peerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#shoal/transports/grpc/control.proto\x12\rshoal.control\"\xe0\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\x0c\n\x04hubs\x18\x05 \x03(\r\x12\x13\n\x0blimit_bytes\x18\x06 \x01(\x04\x12\x17\n\x0f\x66\x61ilure_timeout\x18\x07 \x01(\x01\x12\x0c\n\x04rank\x18\x08 \x01(\r\x12\x13\n\x0bincarnation\x18\t \x01(\r\x12\r\n\x05nonce\x18\n \x01(\x0c\x12\x0b\n\x03pid\x18\x0b \x01(\x05\x12\n\n\x02\x66\x64\x18\x0c \x01(\x05\x12\x0e\n\x06serial\x18\r \x01(\x04\"X\n\x07Welcome\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\n\n\x02\x66\x64\x18\x04 \x01(\x05\x12\x0e\n\x06serial\x18\x05 \x01(\x04\"%\n\x03\x41sk\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x0c\n\x04maps\x18\x02 \x01(\x08\"\x16\n\x04Want\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x17\n\x07Receipt\x12\x0c\n\x04\x62usy\x18\x01 \x01(\x08\"\x98\x01\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.shoal.control.Peer.State\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\x0c\n\x04stay\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\"%\n\x05State\x12\x08\n\x04HERE\x10\x00\x12\x08\n\x04LOST\x10\x01\x12\x08\n\x04LEFT\x10\x02\",\n\x06Roster\x12\"\n\x05peers\x18\x01 \x03(\x0b\x32\x13.shoal.control.Peerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.transports.grpc.contr
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=55
-  _globals['_HELLO']._serialized_end=238
-  _globals['_WELCOME']._serialized_start=240
-  _globals['_WELCOME']._serialized_end=287
-  _globals['_ASK']._serialized_start=289
-  _globals['_ASK']._serialized_end=312
-  _globals['_WANT']._serialized_start=314
-  _globals['_WANT']._serialized_end=336
-  _globals['_RECEIPT']._serialized_start=338
-  _globals['_RECEIPT']._serialized_end=361
-  _globals['_PEER']._serialized_start=364
-  _globals['_PEER']._serialized_end=516
-  _globals['_PEER_STATE']._serialized_start=479
-  _globals['_PEER_STATE']._serialized_end=516
-  _globals['_ROSTER']._serialized_start=518
-  _globals['_ROSTER']._serialized_end=562
+  _globals['_HELLO']._serialized_end=279
+  _globals['_WELCOME']._serialized_start=281
+  _globals['_WELCOME']._serialized_end=369
+  _globals['_ASK']._serialized_start=371
+  _globals['_ASK']._serialized_end=408
+  _globals['_WANT']._serialized_start=410
+  _globals['_WANT']._serialized_end=432
+  _globals['_RECEIPT']._serialized_start=434
+  _globals['_RECEIPT']._serialized_end=457
+  _globals['_PEER']._serialized_start=460
+  _globals['_PEER']._serialized_end=612
+  _globals['_PEER_STATE']._serialized_start=575
+  _globals['_PEER_STATE']._serialized_end=612
+  _globals['_ROSTER']._serialized_start=614
+  _globals['_ROSTER']._serialized_end=658
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "run_id", "manifest", "size", "hubs", "limit_bytes", "failure_timeout", "rank", "incarnation", "nonce")
+    __slots__ = ("protocol", "run_id", "manifest", "size", "hubs", "limit_bytes", "failure_timeout", "rank", "incarnation", "nonce", "pid", "fd", "serial")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,9 @@ class Hello(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: str
     manifest: str
@@ -29,21 +32,32 @@ class Hello(_message.Message):
     rank: int
     incarnation: int
     nonce: bytes
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., manifest: _Optional[str] = ..., size: _Optional[int] = ..., hubs: _Optional[_Iterable[int]] = ..., limit_bytes: _Optional[int] = ..., failure_timeout: _Optional[float] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    pid: int
+    fd: int
+    serial: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., manifest: _Optional[str] = ..., size: _Optional[int] = ..., hubs: _Optional[_Iterable[int]] = ..., limit_bytes: _Optional[int] = ..., failure_timeout: _Optional[float] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., nonce: _Optional[bytes] = ..., pid: _Optional[int] = ..., fd: _Optional[int] = ..., serial: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("session", "incarnation")
+    __slots__ = ("session", "incarnation", "pid", "fd", "serial")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     session: str
     incarnation: int
-    def __init__(self, session: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    pid: int
+    fd: int
+    serial: int
+    def __init__(self, session: _Optional[str] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., fd: _Optional[int] = ..., serial: _Optional[int] = ...) -> None: ...
 
 class Ask(_message.Message):
-    __slots__ = ("received",)
+    __slots__ = ("received", "maps")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    MAPS_FIELD_NUMBER: _ClassVar[int]
     received: int
-    def __init__(self, received: _Optional[int] = ...) -> None: ...
+    maps: bool
+    def __init__(self, received: _Optional[int] = ..., maps: _Optional[bool] = ...) -> None: ...
 
 class Want(_message.Message):
     __slots__ = ("number",)

@@ -18,7 +18,7 @@ from shoal.transports.grpc.control_pb2 import Ask, Hello, Want
 from shoal.transports.grpc.crew import Crew
 from shoal.transports.grpc.guest import Guest
 from shoal.transports.grpc.hub import Ended, Hub, Refused
-from shoal.transports.grpc.security import Security, is_admitted, split_address
+from shoal.transports.grpc.security import Security, is_admitted, join_address, split_address
 from shoal.transports.grpc.terms import Terms
 from shoal.transports.grpc.wire import FETCH, JOIN, POLL, POST, PUSH, patience, server_options
 
@@ -70,7 +70,7 @@ class Door:
             maximum_concurrent_rpcs=most,
         )
         port = self._bind(listen, security)
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = join_address(host, port)
         self._server.start()
 
     def close(self) -> None:
@@ -106,7 +106,8 @@ class Door:
 
     def _poll(self, request: bytes, context: Any) -> bytes:
         with self._visit(context) as guest:
-            return self._hub.poll(guest, _parse(Ask, request).received)
+            ask = _parse(Ask, request)
+            return self._hub.poll(guest, ask.received, ask.maps)
 
     def _fetch(self, request: bytes, context: Any) -> Iterator[memoryview]:
         with self._visit(context) as guest:

@@ -6,12 +6,15 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from shoal.transports.endpoint import CLOSING_SECONDS
+from shoal.transports.grpc.control_pb2 import Peer
+from shoal.transports.grpc.sharing import Sharing
 from shoal.transports.grpc.wire import BATCH_BYTES, BULK, record
 
 
@@ -139,6 +142,7 @@ class Guest:
     incarnation: int
     nonce: bytes
     address: str
+    sharing: Sharing
     session: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     stay: int = field(default_factory=lambda: secrets.randbits(32))
     here: bool = True
@@ -151,3 +155,17 @@ class Guest:
     def touch(self) -> None:
         """Take note of a sign of life."""
         self.touched = time.monotonic()
+
+    def touching(self, pieces: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """The same pieces; each that comes is a sign of life."""
+        for piece in pieces:
+            self.touch()
+            yield piece
+
+    def seconds_left(self, began: float) -> float:
+        """How long to wait for its answer to a goodbye that was said then."""
+        return max(began, self.touched) + CLOSING_SECONDS - time.monotonic()
+
+    def describe(self, state: Peer.State, reason: str = "") -> Peer:
+        """How others are told of it."""
+        return Peer(rank=self.rank, state=state, incarnation=self.incarnation, stay=self.stay, reason=reason)

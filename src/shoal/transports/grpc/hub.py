@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from shoal.core.errors import WireError
-from shoal.core.transport import HEADER_BYTES, LEFT, NOTICES, Message
+from shoal.core.transport import HEADER_BYTES, LEFT, Message
 from shoal.transports.arrivals import Arrivals
 from shoal.transports.buffers import BufferPool
-from shoal.transports.endpoint import CLOSING_SECONDS
-from shoal.transports.frames import Shape, bytes_of
+from shoal.transports.frames import Place, Shape, bytes_of
 from shoal.transports.grpc.control_pb2 import Hello, Peer, Receipt, Roster, Welcome
 from shoal.transports.grpc.guest import Gate, Guest
+from shoal.transports.grpc.sharing import Sharing
 from shoal.transports.grpc.terms import Terms
 from shoal.transports.grpc.wire import (
     BULK,
@@ -32,6 +32,7 @@ from shoal.transports.grpc.wire import (
     size_of,
     slices,
 )
+from shoal.transports.memory import Probe
 
 ROOM_BYTES = 16 << 20
 """Small messages that may wait at a hub, together, whatever the size of the model."""
@@ -51,11 +52,15 @@ class Hub:
     """Who is here, what waits for them, and how much is let in.
 
     Of large messages to this node, and of those it passes on, it holds only as much as one message may
-    have; whoever sends more waits. One lock guards the membership, so that all hear of it in one order.
+    have; whoever sends more waits. What lies in memory of its sender does not count. One lock guards the
+    membership, so that all hear of it in one order.
     """
 
-    def __init__(self, terms: Terms, arrivals: Arrivals, decode: Decode, stirred: threading.Event) -> None:
+    def __init__(
+        self, terms: Terms, probe: Probe, arrivals: Arrivals, decode: Decode, stirred: threading.Event
+    ) -> None:
         self._terms = terms
+        self._probe = probe
         self._arrivals = arrivals
         self._decode = decode
         self._stirred = stirred  # set whenever somebody joins
@@ -68,6 +73,7 @@ class Hub:
         large = max(terms.limit_bytes + HEADER_BYTES, ROOM_BYTES)
         self._inbox = Gate(ROOM_BYTES), Gate(large)  # small, large messages to this node
         self._transit = Gate(ROOM_BYTES), Gate(large)  # to others
+        self._untaken: dict[int, Callable[[], None]] = {}  # id of a message in the inbox -> makes room again
         self._sending = Gate(ROOM_BYTES)  # small messages of this node to its guests
         self._over = threading.Event()
         self._watch = threading.Thread(
@@ -99,11 +105,12 @@ class Hub:
         """Let a node in, or in again. Raises Refused."""
         if objection := self._terms.objection(hello):
             raise Refused(objection)
+        sharing = Sharing(self._probe.sharing_pid(hello), self._terms.limit_bytes)
         with self._members:
             if self._closing:
                 raise Refused(f"node {self._terms.rank} is leaving")
             self._make_way(hello)
-            guest = Guest(hello.rank, hello.incarnation, hello.nonce, address)
+            guest = Guest(hello.rank, hello.incarnation, hello.nonce, address, sharing)
             if self._admitted:
                 guest.outbox.put(READY, self._roster(guest.rank))
                 self._tell(guest, Peer.HERE)
@@ -114,7 +121,10 @@ class Hub:
                 for other in self._present():
                     other.outbox.put(WAITING, absent)
             self._stirred.set()
-        return Welcome(session=guest.session, incarnation=self._terms.incarnation)
+        welcome = Welcome(session=guest.session, incarnation=self._terms.incarnation)
+        if sharing.pid:
+            welcome.pid, welcome.fd, welcome.serial = self._probe.where
+        return welcome
 
     def find(self, session: str) -> Guest | None:
         """The guest with that session, if it is still here."""
@@ -171,6 +181,7 @@ class Hub:
         guest.here = False
         self._sessions.pop(guest.session, None)
         guest.outbox.close()
+        guest.sharing.close()
         for call in tuple(guest.calls):
             call.cancel()
         self._members.notify_all()
@@ -186,7 +197,7 @@ class Hub:
         leaves = self._terms.leaves
         if not self._admitted or self._terms.rank != self._terms.relay or guest.rank not in leaves:
             return
-        peer = _describe(guest, state, reason)
+        peer = guest.describe(state, reason)
         for other in self._present(leaves - {guest.rank}):
             other.outbox.put(NEWS, Roster(peers=[peer]).SerializeToString())
 
@@ -200,7 +211,7 @@ class Hub:
                     peers.append(Peer(rank=other, state=Peer.LOST, reason="it has not come"))
                 else:
                     state = Peer.HERE if guest.here else Peer.LEFT if guest.has_left else Peer.LOST
-                    peers.append(_describe(guest, state))
+                    peers.append(guest.describe(state))
         return Roster(peers=peers).SerializeToString()
 
     def _send_off(self, kind: int, body: bytes) -> None:
@@ -211,7 +222,7 @@ class Hub:
                 guest.outbox.put(kind, body)
         began = time.monotonic()
         for guest in guests:
-            while not guest.outbox.await_settled(seconds := _time_left(began, guest)):
+            while not guest.outbox.await_settled(seconds := guest.seconds_left(began)):
                 if seconds <= 0:
                     self.lose(guest, "it did not answer a goodbye")
 
@@ -231,11 +242,15 @@ class Hub:
     # -- messages down -------------------------------------------------------------------------
 
     def transmit(self, dst: int, header: bytes, parts: Sequence[Tensor]) -> None:
-        """Put a message of this node into a guest's outbox. Waits until a large one has been fetched."""
+        """Put a message of this node into a guest's outbox. Waits until a large one has been fetched.
+
+        One that lies in shared memory is a small one.
+        """
         guest = self._guests.get(dst)  # before asking who is reachable: a later one is of a later stay
         if guest is None or not self._arrivals.is_reachable(dst):
             return
-        nbytes = HEADER_BYTES + sum(part.nbytes for part in parts)
+        header, parts = guest.sharing.wrap(header, parts)
+        nbytes = len(header) + sum(part.nbytes for part in parts)
         if nbytes <= HEADER_BYTES + WHOLE_BYTES:
             while not self._sending.enter(nbytes, self._terms.failure_timeout):
                 if not guest.here:
@@ -251,8 +266,11 @@ class Hub:
             self.lose(guest, "sending to it was interrupted")  # for the tensors may change now
             raise
 
-    def poll(self, guest: Guest, received: int) -> bytes:
+    def poll(self, guest: Guest, received: int, maps: bool) -> bytes:
         """The records that are next for a guest which has received so many; none if none comes within T."""
+        if maps and not guest.sharing.pid:
+            raise WireError(f"node {guest.rank} claims to map memory, but none was agreed on")
+        guest.sharing.is_mapped = maps
         guest.outbox.settle(received)
         records = guest.outbox.take(self._terms.failure_timeout)
         if not guest.here:
@@ -282,17 +300,21 @@ class Hub:
             raise WireError(
                 f"node {guest.rank} sent message {envelope.number} after message {guest.received}"
             )
-        message, shapes = self._decode(guest.rank, envelope.header)
+        header, place, rest = guest.sharing.open(envelope.header, rest)
+        message, shapes = self._decode(guest.rank, header)
         if message.tag == LEFT:
             self._let_go(guest)
             return Receipt()
-        gate, cost = self._gate(guest, envelope.dst, shapes)
+        follows = shapes if place is None else []
+        gate, cost = self._gate(guest, envelope.dst, follows, place)
         if not gate.enter(cost, self._terms.failure_timeout):
             if self._over.is_set() or not guest.here:
                 raise Ended
             return Receipt(busy=True)
         try:
-            message.parts = fill(shapes, _touching(guest, itertools.chain((rest,), pieces)), self._buffers)
+            message.parts = fill(follows, guest.touching(itertools.chain((rest,), pieces)), self._buffers)
+            if place is not None:
+                message.parts = self._unpack(guest, place, shapes)
             self._hand_over(guest, envelope, message, lambda: gate.leave(cost))
         except BaseException:
             gate.leave(cost)
@@ -301,8 +323,8 @@ class Hub:
 
     def taken(self, m: Message) -> None:
         """This node has taken a message out of its inbox: there is room for another one."""
-        if m.src in self._terms.expects and m.tag not in NOTICES:
-            self._inbox[m.nbytes > HEADER_BYTES + WHOLE_BYTES].leave(m.nbytes)
+        if leave := self._untaken.pop(id(m), None):
+            leave()
 
     def _let_go(self, guest: Guest) -> None:
         with self._members:
@@ -313,13 +335,22 @@ class Hub:
                 self._arrivals.left(guest.rank)
                 self._tell(guest, Peer.LEFT)
 
-    def _gate(self, guest: Guest, dst: int, shapes: Sequence[Shape]) -> tuple[Gate, int]:
+    def _unpack(self, guest: Guest, place: Place, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
+        with self._members:  # for when the guest goes, its memory is let go
+            if not guest.here:
+                raise Ended
+            return guest.sharing.unpack(place, shapes)
+
+    def _gate(
+        self, guest: Guest, dst: int, follows: Sequence[Shape], place: Place | None
+    ) -> tuple[Gate, int]:
         """Where a message waits for room, and how much it needs. Raises WireError if it leads nowhere."""
-        nbytes = size_of(shapes)
+        nbytes = size_of(follows)
         if dst != self._terms.rank:
             leaves = self._terms.leaves - {guest.rank}
             if (
-                self._terms.rank != self._terms.relay
+                place is not None
+                or self._terms.rank != self._terms.relay
                 or guest.rank not in self._terms.leaves
                 or dst not in leaves
             ):
@@ -334,14 +365,15 @@ class Hub:
     ) -> None:
         """Put a whole message where it belongs, unless its sender is not here any more."""
         is_large = message.nbytes > HEADER_BYTES + WHOLE_BYTES
-        header = bytes(envelope.header)
-        body = header if is_large else b"".join((header, *map(bytes_of, message.parts)))
+        parts = () if is_large or envelope.dst == self._terms.rank else message.parts
+        body = b"".join((envelope.header, *map(bytes_of, parts)))
         with self._members:
             if not guest.here:
                 raise Ended
             guest.received += 1
             target = self._guests.get(envelope.dst)
             if envelope.dst == self._terms.rank and not self._closing:
+                self._untaken[id(message)] = leave
                 self._arrivals.deliver(message)
             elif target is None or not target.here or target.stay != envelope.stay:
                 leave()
@@ -349,17 +381,3 @@ class Hub:
                 target.outbox.put(BULK, body, message.parts, leave)
             else:
                 target.outbox.put(WHOLE, body, settle=leave)
-
-
-def _describe(guest: Guest, state: Peer.State, reason: str = "") -> Peer:
-    return Peer(rank=guest.rank, state=state, incarnation=guest.incarnation, stay=guest.stay, reason=reason)
-
-
-def _time_left(began: float, guest: Guest) -> float:
-    return max(began, guest.touched) + CLOSING_SECONDS - time.monotonic()
-
-
-def _touching(guest: Guest, pieces: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    for piece in pieces:
-        guest.touch()
-        yield piece

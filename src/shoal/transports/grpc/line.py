@@ -15,6 +15,7 @@ from shoal.transports.frames import bytes_of
 from shoal.transports.grpc.control_pb2 import Ask, Receipt, Want, Welcome
 from shoal.transports.grpc.door import SESSION
 from shoal.transports.grpc.security import Security, bearer
+from shoal.transports.grpc.sharing import Sharing
 from shoal.transports.grpc.terms import Terms
 from shoal.transports.grpc.wire import (
     FETCH,
@@ -30,6 +31,7 @@ from shoal.transports.grpc.wire import (
     silence,
     slices,
 )
+from shoal.transports.memory import Probe
 
 CROWDED_PAUSE = 0.02
 """Seconds before a call is made again to a hub that has too many under way."""
@@ -50,11 +52,15 @@ class Line:
     Large bodies have a connection of their own, so that they hold up neither a poll nor a sign of life.
     """
 
-    def __init__(self, address: str, terms: Terms, security: Security, tokens: tuple[str, ...]) -> None:
+    def __init__(
+        self, address: str, terms: Terms, probe: Probe, security: Security, tokens: tuple[str, ...]
+    ) -> None:
         self.address = address
         self.reason = ""  # why it was cut, if this end did
         self._timeout = terms.failure_timeout
-        self._hello = terms.hello().SerializeToString()
+        self.sharing = Sharing(0, terms.limit_bytes)  # nothing, before the hub has answered
+        self._terms = terms
+        self._probe = probe
         self._metadata = bearer(tokens)
         self._sent = 0
         options = channel_options(terms.failure_timeout)
@@ -67,15 +73,22 @@ class Line:
     def join(self) -> int:
         """Introduce this node; the hub's incarnation."""
         seconds = min(HANDSHAKE_SECONDS, patience(self._timeout))
+        hello = self._terms.hello()
+        hello.pid, hello.fd, hello.serial = self._probe.where
         with _told():
-            answer = self._join(self._hello, timeout=seconds, metadata=self._metadata)
+            answer = self._join(hello.SerializeToString(), timeout=seconds, metadata=self._metadata)
         welcome = Welcome.FromString(answer)
         self._metadata = (*self._metadata, (SESSION, welcome.session))
+        self.sharing = Sharing(
+            self._probe.sharing_pid(welcome),
+            self._terms.limit_bytes,
+            is_mapped=self._probe.shares and welcome.pid > 0,
+        )
         return welcome.incarnation
 
     def poll(self, received: int) -> bytes:
         """The next records. The hub answers within T, if only to say that there are none."""
-        ask = Ask(received=received).SerializeToString()
+        ask = Ask(received=received, maps=self.sharing.pid > 0).SerializeToString()
         return self._insist(
             silence(self._timeout), lambda seconds: self._poll(ask, timeout=seconds, metadata=self._metadata)
         )

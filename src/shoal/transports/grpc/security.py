@@ -114,9 +114,26 @@ def is_admitted(shown: str, tokens: tuple[str, ...]) -> bool:
 def split_address(address: str) -> tuple[str, int]:
     """Host and port. Raises ValueError if there is no port."""
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+    bare = host.removeprefix("[").removesuffix("]")
+    is_host = bool(host) and (":" not in host or host == f"[{bare}]")
+    if not (colon and is_host and port.isdecimal() and int(port) < 1 << 16):
         raise ValueError(f"address {address!r} is not host:port, as in 127.0.0.1:0 or [::1]:50051")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return bare, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The address that `split_address` splits."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def with_port(address: str) -> str:
+    """The address, with port 0, which means any, where it has none: `::1` has none."""
+    bare = address.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        return address if ":" in address else join_address(address, 0)
+    return join_address(bare, 0)
 
 
 def is_loopback(host: str) -> bool:

@@ -22,6 +22,7 @@ from shoal.transports.grpc.line import Broken, Line
 from shoal.transports.grpc.security import Security, split_address
 from shoal.transports.grpc.terms import Terms
 from shoal.transports.grpc.wire import BULK, END, NEWS, READY, WAITING, WHOLE, fill, open_records, size_of
+from shoal.transports.memory import Probe
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to reach a hub."""
@@ -44,6 +45,7 @@ class Spoke:
         self,
         hub: int,
         terms: Terms,
+        probe: Probe,
         security: Security,
         locate: Callable[[int], str | None],
         arrivals: Arrivals,
@@ -54,6 +56,7 @@ class Spoke:
         self.failure: str | None = None
         self.absent = {hub}  # whom this line has to wait for, as far as is known
         self._terms = terms
+        self._probe = probe
         self._security = security
         self._tokens = security.secrets()
         self._locate = locate
@@ -80,6 +83,8 @@ class Spoke:
             if line is None or not self._arrivals.is_reachable(dst):
                 return
             try:
+                if dst == self.hub:  # what it passes on may go to another host
+                    header, parts = line.sharing.wrap(header, parts)
                 line.send(dst, self._arrivals.stay_of(dst), header, parts)
             except Broken as error:
                 line.cut(str(error))  # the thread that listens finds out and tells
@@ -128,7 +133,7 @@ class Spoke:
         if address is None:
             return False
         self._security.check_dialling(split_address(address)[0])
-        line = self._attempt = Line(address, self._terms, self._security, self._tokens)
+        line = self._attempt = Line(address, self._terms, self._probe, self._security, self._tokens)
         if self._closing.is_set():  # since we last looked
             line.cut()
         try:
@@ -145,6 +150,8 @@ class Spoke:
             self._lose(line.reason or str(error))
             if not isinstance(error, Broken | WireError):
                 raise
+        finally:
+            line.sharing.close()
         return True
 
     def _judge(self, address: str, error: Broken) -> None:
@@ -221,17 +228,25 @@ class Spoke:
             raise WireError(f"node {self.hub} sent a record of unknown kind {kind}")
 
     def _take_message(self, line: Line, number: int, kind: int, body: memoryview) -> None:
-        message, shapes = frames.decode(body[:HEADER_BYTES], self._terms.limit_bytes)
+        header, place, rest = line.sharing.open(body[:HEADER_BYTES], body[HEADER_BYTES:])
+        message, shapes = frames.decode(header, self._terms.limit_bytes)
         if message.src != self.hub:
-            if self.hub != self._terms.relay or message.src not in self._terms.leaves - {self._terms.rank}:
+            if (
+                place is not None
+                or self.hub != self._terms.relay
+                or message.src not in self._terms.leaves - {self._terms.rank}
+            ):
                 raise WireError(f"node {self.hub} passed on a message of node {message.src}")
             self._arrivals.acquaint(message.src)
         if message.tag in NOTICES:
             raise WireError(f"node {self.hub} sent a message '{message.tag}'")
-        pieces: Iterable[bytes | memoryview] = (body[HEADER_BYTES:],)
-        if kind == BULK:
-            pieces = line.fetch(number, size_of(shapes))
-        message.parts = fill(shapes, pieces, self._buffers)
+        if place is not None:
+            message.parts = line.sharing.unpack(place, shapes)
+        else:
+            pieces: Iterable[bytes | memoryview] = (rest,)
+            if kind == BULK:
+                pieces = line.fetch(number, size_of(shapes))
+            message.parts = fill(shapes, pieces, self._buffers)
         self._arrivals.deliver(message)
 
     def _note(self, peers: Sequence[Peer]) -> None:

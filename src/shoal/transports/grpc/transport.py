@@ -13,14 +13,16 @@ from torch import Tensor
 
 from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
+from shoal.transports import memory
 from shoal.transports.arrivals import Arrivals
 from shoal.transports.endpoint import CLOSING_SECONDS, Endpoint
 from shoal.transports.grpc.door import Door
 from shoal.transports.grpc.hub import Hub
-from shoal.transports.grpc.security import Security, split_address
+from shoal.transports.grpc.security import Security, join_address, split_address
 from shoal.transports.grpc.spoke import Spoke
 from shoal.transports.grpc.terms import Terms
 from shoal.transports.grpc.wire import keep_freed_slices
+from shoal.transports.memory import Probe
 from shoal.transports.rendezvous import Store, missing
 
 
@@ -30,7 +32,8 @@ class GrpcTransport(Endpoint):
     `hubs` listen; every other node calls each of them, a hub those below it. What two nodes that are no
     hubs say to each other passes through the first hub. A node that is silent for twice the
     `failure_timeout` is lost. A hub takes in one large message at a time: until there is room, `send`
-    waits.
+    waits. Large messages between a hub and a process of its own host lie in shared memory, and arrive as
+    views on it.
     """
 
     @classmethod
@@ -51,20 +54,24 @@ class GrpcTransport(Endpoint):
         timeout: float = 60.0,
         failure_timeout: float = 5.0,
         incarnation: int = 0,
+        share_memory: bool | None = None,
     ) -> GrpcTransport:
         """Join the `size` nodes of the run; returns when all are connected.
 
         Hubs are found at `addresses`, or at what they publish in `store`: their `listen` address, under the
         host name `advertise` if given. Raises PeerLost naming who did not come within `timeout` seconds, or
         why a hub refused this node. A hub that was started again, as `incarnation` 1 or later, goes on
-        without those who do not come, and they are announced as lost.
+        without those who do not come, and they are announced as lost. `share_memory` defaults to what
+        SHOAL_SHARED_MEMORY says, else to whether the system can; who is on another host is served all the
+        same.
         """
         if (addresses is None) == (store is None):
             raise ValueError("give addresses, or a store in which the hubs publish theirs")
         terms = Terms(
             rank, size, tuple(hubs), run_id, manifest, limit_bytes, timeout, failure_timeout, incarnation
         )
-        transport = cls(terms, security, listen, _Directory(addresses, store, advertise))
+        share = memory.choose(share_memory)
+        transport = cls(terms, security, listen, _Directory(addresses, store, advertise), share)
         try:
             transport._meet(time.monotonic() + timeout)
         except BaseException:
@@ -72,7 +79,9 @@ class GrpcTransport(Endpoint):
             raise
         return transport
 
-    def __init__(self, terms: Terms, security: Security, listen: str, directory: _Directory) -> None:
+    def __init__(
+        self, terms: Terms, security: Security, listen: str, directory: _Directory, share: bool
+    ) -> None:
         super().__init__(terms.rank, terms.size, terms.limit_bytes)
         keep_freed_slices()
         self._terms = terms
@@ -81,13 +90,16 @@ class GrpcTransport(Endpoint):
         self._spokes: dict[int, Spoke] = {}
         self._hub: Hub | None = None
         self._door: Door | None = None
+        self._probe = Probe(share)
         try:
             if terms.rank in terms.hubs:
-                self._hub = Hub(terms, self._arrivals, self._decode, self._stirred)
+                self._hub = Hub(terms, self._probe, self._arrivals, self._decode, self._stirred)
                 self._door = Door(self._hub, terms, security, listen)
                 directory.publish(terms.rank, self._door.address)
             for hub in terms.dials:
-                self._spokes[hub] = Spoke(hub, terms, security, directory.find, self._arrivals, self._stirred)
+                self._spokes[hub] = Spoke(
+                    hub, terms, self._probe, security, directory.find, self._arrivals, self._stirred
+                )
         except BaseException:
             self._abandon()
             raise
@@ -138,6 +150,7 @@ class GrpcTransport(Endpoint):
             self._hub.abandon()
         if self._door is not None:
             self._door.close()
+        self._probe.retire()
 
     def _say_goodbye(self) -> None:
         deadline = time.monotonic() + CLOSING_SECONDS
@@ -177,7 +190,7 @@ class _Directory:
             return
         host, port = split_address(address)
         if self._advertise is not None or host in ("0.0.0.0", "::"):
-            address = f"{self._advertise or socket.gethostname()}:{port}"
+            address = join_address(self._advertise or socket.gethostname(), port)
         self._store.set(_key(rank), address)
 
     def find(self, rank: int) -> str | None:

@@ -3,7 +3,8 @@
 Up, from a node to its hub: an envelope, which is a number, a destination with the number of its stay, and a
 frame's header; then the body. Down: records, each of them a number, a kind and a length, then that many
 bytes. A large body is only announced in a record and fetched by a call of its own. Numbers count from 1 in
-each direction, without a gap.
+each direction, without a gap. Where both ends share memory a large body may lie there: the header says so,
+and a place follows instead.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shoal.core.transport import HEADER_BYTES
 from shoal.transports.buffers import BufferPool
 from shoal.transports.frames import Shape, bytes_of
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the calls. Nodes of different versions do not meet."""
 
 JOIN, POLL, FETCH, POST, PUSH = (f"/shoal.Hub/{call}" for call in ("Join", "Poll", "Fetch", "Post", "Push"))
