@@ -129,7 +129,7 @@ class Checkpoints:
 
 
 def _role(node: Node) -> str:
-    return f"worker-{node.rank}" if node.rank < node.size else f"server-{node.rank - node.size}"
+    return f"server-{node.rank - node.size}" if node.is_server else f"worker-{node.rank}"
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -4,15 +4,16 @@
         snapshot-00000003.json          everything else, and the SHA-256 of the tensors; written last
         journal-00000003.log            the messages after that snapshot, one record each
 
-A record is magic, CRC-32, length, then the message as it travels. Reading stops at the first record that is
-not whole: it was never synced, so nobody was told of it. The two newest snapshots are kept with what follows
-them, so a damaged one costs nothing. Nothing is ever unpickled.
+A record is magic, CRC-32, length, then the message as it travels. What is not whole at the very end is cut
+off: it was never synced, so nobody was told of it. Anywhere else it is damage, and an error. The two newest
+snapshots are kept with what follows them, so a damaged one costs nothing. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import struct
 import time
@@ -50,6 +51,11 @@ LEAST_JOURNAL = 64 * 2**20
 
 _RECORD = struct.Struct("<4sIQ")  # magic, CRC-32 of what follows, its length
 _MAGIC = b"SHJ1"
+
+_LOSES = (
+    ": updates that were acknowledged would be lost. Have a look at the disk under TMPDIR, and start the run "
+    "again from its last checkpoint."
+)
 
 
 class Journal:
@@ -98,6 +104,7 @@ class Journal:
     def snapshot(self, state: dict[str, Any]) -> None:
         """Keep this state, and begin a new journal after it."""
         began = time.monotonic()
+        self.sync()  # the old journal is needed where this snapshot turns out to be damaged
         tensors: dict[str, Tensor] = {}
         tree = plant(state, tensors, "state")
         content = save_tensors(tensors)
@@ -118,7 +125,7 @@ class Journal:
             if state is not None:
                 newest = max([number, *self._numbers("journal", "log")])
                 self._begin(newest)
-                return state, (m for n in range(number, newest + 1) for m in self._read(n))
+                return state, (m for n in range(number, newest + 1) for m in self._read(n, n == newest))
         if self._numbers("snapshot", "json"):
             raise CheckpointError(
                 f"no snapshot in {self._folder} is whole; the server cannot go on from them"
@@ -167,18 +174,30 @@ class Journal:
             return None
         return state
 
-    def _read(self, number: int) -> Iterator[Message]:
-        """The whole messages of a journal. What follows them is cut off: it was never acknowledged."""
+    def _read(self, number: int, is_newest: bool) -> Iterator[Message]:
+        """The messages of a journal. A torn end is cut off: it was never acknowledged."""
         path = self._path("journal", number, "log")
         if not path.exists():
-            return
+            raise CheckpointError(f"{path} is missing{_LOSES}")
         with path.open("rb") as file:
-            place = 0
+            place = count = 0
             while (message := self._record(file)) is not None:
                 yield message
-                place = file.tell()
-        if place < path.stat().st_size:
-            os.truncate(path, place)
+                place, count = file.tell(), count + 1
+            if place == path.stat().st_size:
+                return
+            if not is_newest or self._has_record_after(file, place):
+                raise CheckpointError(f"record {count + 1} of {path} is damaged{_LOSES}")
+        os.truncate(path, place)
+
+    def _has_record_after(self, file: BinaryIO, place: int) -> bool:
+        """Whether a whole record begins anywhere after that place."""
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            while (place := content.find(_MAGIC, place + 1)) >= 0:
+                file.seek(place)
+                if self._record(file) is not None:
+                    return True
+        return False
 
     def _record(self, file: BinaryIO) -> Message | None:
         """The next message; None if there is no whole one."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoal.checkpoint import Checkpoints
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
-from shoal.core.node import Node
+from shoal.core.node import Node, name_of
 from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_weights
@@ -19,8 +19,8 @@ from shoal.curve import holds_solution
 from shoal.journal import DURABILITY
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Control
-from shoal.launch.join import COLLECTIVES, TRANSPORTS, check_word, local_threads, refuse_mpi
-from shoal.launch.seat import REJOINING
+from shoal.launch.join import TRANSPORTS, check_collective, check_word, local_threads, refuse_mpi
+from shoal.launch.seat import REJOINING, check_durability
 from shoal.modules import module_of, steps_per_epoch
 from shoal.strategies import STRATEGIES
 
@@ -52,9 +52,13 @@ class Plan:
             raise ValueError(f"threads={self.threads}: a process computes with at least 1 thread")
         if self.every is not None and self.checkpoint is None:
             raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every={self.every}: checkpoints are at least 1 step apart")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout}: a node waits for more than 0 seconds")
         check_word("transport", self.transport, TRANSPORTS)
         refuse_mpi(self.transport)
-        check_word("collective", self.collective, COLLECTIVES)
+        check_collective(self.collective, self.codec)
         check_word("durability", self.durability, DURABILITY)
         if self.collective == "native" and not (self.transport == "gloo" and self.codec.exact):
             raise ValueError(
@@ -66,11 +70,16 @@ class Plan:
         self.strategy.check(self.workers)
         self.strategy.check_codec(self.codec)
         self.strategy.check_durability(self.durability)
+        check_durability(self.durability, self.transport)
 
     @property
     def nodes(self) -> int:
         """Processes in all, servers included."""
         return self.workers + self.strategy.servers * self.servers
+
+    def name_of(self, rank: int) -> str:
+        """How messages to people call the node of that rank."""
+        return name_of(rank, self.workers, self.nodes - self.workers)
 
     @property
     def restarts(self) -> bool:
@@ -99,7 +108,7 @@ class Plan:
             **self.task.config(),
             "strategy": STRATEGIES.name_of(self.strategy),
             **{f"strategy.{name}": value for name, value in asdict(self.strategy).items()},
-            "codec": CODECS.name_of(self.codec),
+            "codec": repr(self.codec),
             "workers": self.workers,
             "servers": self.servers * self.strategy.servers,
             "seed": self.seed,
@@ -109,6 +118,7 @@ class Plan:
         """All settings as plain values, for the record of the run."""
         return {
             **self.same_run(),
+            "codec": CODECS.name_of(self.codec),
             "epochs": self.epochs,
             "transport": self.transport,
             "collective": self.collective,

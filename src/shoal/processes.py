@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -18,22 +18,21 @@ from torch import Tensor, nn
 from shoal.checkpoint import load_model, save_model
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.instrument import Instrument
-from shoal.core.node import Node, name_of
+from shoal.core.node import Node
 from shoal.core.replica import Replica
 from shoal.core.task import Data
 from shoal.core.vector import Flat, trainable
 from shoal.curve import Curve, Snapshot, holders, holds_solution, join_slices, score
+from shoal.launch.background import Background
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Control, Reporter, leave_with_parent
-from shoal.launch.crew import Crew, Member, ctrl_c_ignored
+from shoal.launch.crew import Crew, Listener, Member, ctrl_c_ignored
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.seat import Seat
 from shoal.modules import build_model, build_replica, module_of
 from shoal.plan import Plan
 from shoal.result import Result, report, summarise
-
-Listener = Callable[[dict[str, Any]], None]
 
 SLOW_IMPORTS = ("torch._dynamo",)
 """What torch imports on first use of an optimizer: seconds that are spent once, not once in every process."""
@@ -53,12 +52,14 @@ def run_processes(plan: Plan, listener: Listener) -> Result:
             process = context.Process(
                 target=_node_process, args=(plan, rank, incarnation, theirs, folder), daemon=True
             )
-            process.start()
-            theirs.close()
-            return Member(rank, name_of(rank, plan.workers), process, ours, incarnation)
+            with theirs:
+                process.start()
+            return Member(rank, plan.name_of(rank), process, ours, incarnation)
 
-        crew = Crew(plan.workers, listener, plan.timeout, start if plan.restarts else None)
-        crew.members = [start(rank, 0) for rank in range(plan.nodes)]
+        servers = plan.nodes - plan.workers
+        crew = Crew(
+            plan.workers, servers, start, listener, plan.timeout, plan.restarts, plan.strategy.survives
+        )
         reports = crew.see_through()
         model = build_model(plan.task, plan.seed)
         _put_together(plan, folder, reports, model)
@@ -74,11 +75,12 @@ def keep_model(plan: Plan, model: nn.Module) -> None:
 
 def _put_together(plan: Plan, folder: str, reports: list[dict[str, Any]], model: nn.Module) -> None:
     """Test the copies that the nodes which hold the solution have left; the last one stays in `model`."""
-    ranks = holders(plan.strategy, plan.workers, plan.servers)
+    there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
+    ranks = holders(plan.strategy, plan.workers, plan.servers, there)
     slices = []
     for rank in ranks:
         if not reports[rank]:
-            raise WorkerFailed(f"{name_of(rank, plan.workers)} ended without a report of its work")
+            raise WorkerFailed(f"{plan.name_of(rank)} ended without a report of its work")
         left = load_model(Path(folder) / f"solution-{rank}.safetensors")
         times = reports[rank].pop("snapshots")
         slices.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
@@ -122,8 +124,9 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
     if not incarnation:
         boundary.resume(node)
     control.tell("ready")
-    elapsed = control.await_go()
+    elapsed, finished = control.await_go()
     began = node.transport.now() - elapsed
+    node.service.excuse(finished)
     curve.begin(node, elapsed)
     try:
         drive(plan.strategy.live(node))
@@ -131,9 +134,11 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
         drive(node.transport.close())
         raise
     outcome = report(node, node.transport.now() - began)
-    curve.end(node)
+    holds = holds_solution(plan.strategy, node)
+    if holds:
+        curve.end(node)
     drive(node.transport.close())  # not after a failure: to vanish is what tells the others
-    if holds_solution(plan.strategy, node):
+    if holds:
         outcome["snapshots"] = _leave(curve.snapshots[rank], module_of(node, model), folder, rank)
     return outcome
 
@@ -166,24 +171,26 @@ def _join(
     else:
         replica = build_replica(plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed)
     _, layout = trainable(model)
+    vector_bytes = layout.numel * replica.x.element_size()
     store = file_store(folder, plan.nodes) if plan.nodes > 1 else None
     transport = connect(
         plan.transport,
         seat,
         store,
-        vector_bytes=layout.numel * replica.x.element_size(),
+        vector_bytes=vector_bytes,
         timeout=plan.timeout,
         manifest=layout.manifest(replica.x.dtype),
     )
     return Node(
         transport,
         replica,
-        mean=choose_mean(plan.collective, transport, plan.codec),
+        mean=choose_mean(plan.collective, transport, plan.codec, plan.workers),
         codec=plan.codec,
         seed=plan.seed,
         steps=plan.steps(data),
         timeout=plan.timeout,
+        background=Background(),
         boundary=boundary,
         observers=observers,
-        **seat.settings(plan.transport, layout),
+        **seat.settings(plan.transport, layout, vector_bytes),
     )

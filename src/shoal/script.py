@@ -24,13 +24,12 @@ from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.node import name_of
 from shoal.core.strategy import Strategy
 from shoal.launch.control import leave_with_parent, users_traceback
-from shoal.launch.crew import Crew, Member
+from shoal.launch.crew import Crew, Listener, Member
 from shoal.launch.environment import Place
 from shoal.launch.join import local_threads, start_mpi
 from shoal.launch.seat import REJOINING
 from shoal.result import Result, summarise
 
-Listener = Callable[[dict[str, Any]], None]
 Printer = Callable[[str, str], None]
 
 
@@ -62,11 +61,11 @@ def run_script(
 
         def start(rank: int, incarnation: int) -> Member:
             own = replace(shared, rank=rank, incarnation=incarnation)
-            return _start(name_of(rank, workers), own, script, arguments, on_output)
+            return _start(name_of(rank, workers, nodes - workers), own, script, arguments, on_output)
 
         restarts = place.transport in REJOINING and (strategy is None or strategy.recovers != "none")
-        crew = Crew(workers, on_progress, place.timeout, start if restarts else None)
-        crew.members = [start(rank, 0) for rank in range(nodes)]
+        goes_on = strategy is not None and strategy.survives
+        crew = Crew(workers, nodes - workers, start, on_progress, place.timeout, restarts, goes_on)
         reports = [report for report in crew.see_through() if report]
     if not reports:
         raise ShoalError(
@@ -77,6 +76,7 @@ def run_script(
         "strategy": place.strategy or "as in the script",
         "codec": place.codec or "none",
         "transport": place.transport,
+        "collective": place.collective,
         "servers": place.servers,
         "durability": place.durability,
         "workers": workers,

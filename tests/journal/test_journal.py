@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import signal
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ from shoal import journal as module
 from shoal.core.errors import CheckpointError
 from shoal.core.transport import DTYPES, Message
 from shoal.journal import Journal
+from shoal.sim import Simulation
+from shoal.strategies import ASGD
+from shoal.testing import Slope
 
 LIMIT = 1 << 20
 
@@ -49,16 +54,15 @@ def written(folder: Path, messages: int = 6) -> Path:
 
 def read(folder: Path) -> tuple[float | None, list[int]]:
     """The value in the snapshot and the numbers of the messages after it, each checked to be whole."""
-    log = opened(folder)
-    found, messages = log.recover()
-    seqs = []
-    for m in messages:
-        same = push(m.seq)
-        assert all(torch.equal(a, b) for a, b in zip(m.parts, same.parts, strict=True))
-        fields = ("tag", "src", "count", "version", "rate", "clock", "incarnation")
-        assert all(getattr(m, name) == getattr(same, name) for name in fields)
-        seqs.append(m.seq)
-    log.close()
+    with closing(opened(folder)) as log:
+        found, messages = log.recover()
+        seqs = []
+        for m in messages:
+            same = push(m.seq)
+            assert all(torch.equal(a, b) for a, b in zip(m.parts, same.parts, strict=True))
+            fields = ("tag", "src", "count", "version", "rate", "clock", "incarnation")
+            assert all(getattr(m, name) == getattr(same, name) for name in fields)
+            seqs.append(m.seq)
     return None if found is None else float(found["x"][0]), seqs
 
 
@@ -110,7 +114,7 @@ def test_what_was_cut_short_is_dropped_whole_and_later_records_are_read_again(tm
         assert file.stat().st_size == kept * record, "the torn end is cut off, so that records may follow"
 
 
-def test_no_damaged_byte_is_ever_believed(tmp_path):
+def test_no_damaged_byte_is_ever_believed_and_nothing_acknowledged_is_dropped_in_silence(tmp_path):
     file = written(tmp_path)
     whole = file.read_bytes()
     record = len(whole) // 6
@@ -120,7 +124,42 @@ def test_no_damaged_byte_is_ever_believed(tmp_path):
         place = dice.randrange(len(whole))
         damaged[place] ^= 1 << dice.randrange(8)
         file.write_bytes(damaged)
-        assert read(tmp_path) == (1.0, list(range(place // record))), f"byte {place}"
+        number = place // record
+        if number == 5:  # as if it had never been written to its end
+            assert read(tmp_path) == (1.0, list(range(number))), f"byte {place}"
+            continue
+        with pytest.raises(CheckpointError) as problem:
+            read(tmp_path)
+        assert f"record {number + 1} of {file} is damaged" in str(problem.value), f"byte {place}"
+        assert file.read_bytes() == damaged, "nothing is cut off"
+
+
+def test_damage_at_the_end_of_an_older_journal_is_no_torn_end(tmp_path):
+    log = opened(tmp_path)
+    for value in range(2):
+        log.snapshot(state(float(value)))
+        log.append(push(value))
+    log.close()
+    max(tmp_path.glob("snapshot-*.json")).unlink()  # so that both journals are needed
+    older = min(tmp_path.glob("journal-*.log"))
+    older.write_bytes(older.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=rf"record 1 of {older} is damaged"):
+        read(tmp_path)
+    older.unlink()
+    with pytest.raises(CheckpointError, match=rf"{older} is missing"):
+        read(tmp_path)
+
+
+def test_what_a_snapshot_replaces_is_synced_first_for_the_snapshot_may_be_damaged(tmp_path, monkeypatch):
+    log = opened(tmp_path)
+    log.snapshot(state(1.0))
+    log.append(push(0))
+    before = log._file
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    log.snapshot(state(2.0))
+    log.close()
+    assert synced == [before]
 
 
 def test_zeros_where_a_record_should_be_end_the_journal(tmp_path):
@@ -232,3 +271,17 @@ def test_a_link_is_not_followed(tmp_path):
     with pytest.raises(OSError, match="symbolic link"):
         opened(folder).snapshot(state(1.0))
     assert elsewhere.read_text() == "precious"
+
+
+def test_a_server_that_is_done_lets_go_of_its_journal(tmp_path):
+    log = opened(tmp_path)
+    Simulation(
+        ASGD(),
+        lambda rank: Slope().replica(rank, torch.zeros(1)),
+        workers=1,
+        steps=2,
+        disk=lambda rank: log,
+    ).run()
+    assert log._file is None
+    with closing(opened(tmp_path)) as again:
+        assert [m.tag for m in again.recover()[1]].count("push") == 2

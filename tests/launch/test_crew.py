@@ -1,14 +1,19 @@
-"""Whatever happens to the launcher, no process of a run outlives it."""
+"""Whatever happens to the launcher or to a member, no process of a run is left, and nobody waits in vain."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 import pytest
 
+from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.launch import crew as module
+from shoal.launch.crew import Crew, Member
 from shoal.launch.drive import drive
 from shoal.launch.environment import VARIABLE, Place
 
@@ -98,3 +103,102 @@ def test_a_coroutine_that_suspends_on_a_real_transport_is_a_bug_and_says_so():
 
     with pytest.raises(RuntimeError, match="a verb suspended"):
         drive(waits())
+
+
+class Started:
+    """A process that is one by its looks alone: it runs until somebody ends it."""
+
+    def __init__(self) -> None:
+        self.exitcode: int | None = None
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def terminate(self) -> None:
+        self.exitcode = -15
+
+    kill = terminate
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def member(rank: int) -> tuple[Member, Connection]:
+    """A member, and its own end of the line."""
+    ours, theirs = Pipe()
+    return Member(rank, f"worker {rank}", Started(), ours), theirs
+
+
+def say(line: Connection, event: str, **fields: object) -> None:
+    line.send_bytes(json.dumps({"event": event, **fields}).encode())
+
+
+def test_those_already_started_are_ended_when_another_cannot_be():
+    first, line = member(0)
+
+    def start(rank: int, incarnation: int) -> Member:
+        if rank == 1:
+            raise OSError("no more processes")
+        return first
+
+    with line, pytest.raises(OSError, match="no more processes"):
+        Crew(2, 0, start).see_through()
+    assert not first.process.is_alive()
+
+
+def test_ctrl_c_while_processes_are_started_ends_those_that_were():
+    first, line = member(0)
+
+    def start(rank: int, incarnation: int) -> Member:
+        assert rank == 0, "no more are started"
+        os.kill(os.getpid(), signal.SIGINT)
+        return first
+
+    with line, pytest.raises(Interrupted, match="before training began"):
+        Crew(2, 0, start).see_through()
+    assert not first.process.is_alive()
+
+
+def test_a_failure_that_nobody_is_left_to_explain_is_told_at_once():
+    pairs = [member(rank) for rank in range(2)]
+    for _, line in pairs:
+        say(line, "ready")
+        say(line, "failed", message="the other was lost", details="", follows=True)
+        line.close()
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match="worker 0 failed: the other was lost"):
+        Crew(2, 0, lambda rank, _: pairs[rank][0]).see_through()
+    assert time.monotonic() - began < module.CAUSE_SECONDS / 2
+
+
+def test_while_the_cause_of_a_failure_is_waited_for_the_launcher_sleeps():
+    pairs = [member(rank) for rank in range(2)]
+    for _, line in pairs:
+        say(line, "ready")
+    say(pairs[0][1], "failed", message="the other was lost", details="", follows=True)
+    busy = time.process_time()
+    with pytest.raises(WorkerFailed, match="worker 0 failed: the other was lost"):
+        Crew(2, 0, lambda rank, _: pairs[rank][0]).see_through()
+    assert time.process_time() - busy < module.CAUSE_SECONDS / 4
+    for _, line in pairs:
+        line.close()
+
+
+def test_who_dies_and_is_done_without_is_told_to_the_listener():
+    pairs = [member(rank) for rank in range(3)]
+    heard: list[dict[str, object]] = []
+    for _, line in pairs:
+        say(line, "ready")
+    say(pairs[1][1], "progress", rank=1, role="worker", step=7)
+    for rank in (0, 2):
+        say(pairs[rank][1], "done", rank=rank)
+        pairs[rank][1].close()
+    pairs[1][0].process.terminate()  # and nothing more comes from it
+    pairs[1][1].close()
+    crew = Crew(2, 1, lambda rank, _: pairs[rank][0], heard.append)
+    crew._went_at = 1.0
+    crew.see_through()
+    assert heard[-1] == {"rank": 1, "role": "worker", "step": 7, "lost": True}

@@ -158,3 +158,29 @@ def test_sparse_events_and_losses_that_are_not_finite_are_shown(clock):
     clock.now = 10.0
     progress.update({"rank": 0, "role": "worker", "step": 3, "steps": None, "loss": float("nan")})
     assert out.file.getvalue() == "[b]sync: step 3, loss \N{EN DASH}, 0 samples/s\n"
+
+
+def test_a_worker_that_was_lost_holds_up_the_line_no_more(clock):
+    out = console()
+    progress = Progress(console=out, clock=clock)
+    progress.start("asgd", workers=2, servers=1)
+    progress.update(event(1, step=3))
+    progress.update(event(1, step=3, lost=True))
+    clock.now = 10.0
+    progress.update(event(0, step=40))
+    assert out.file.getvalue() == "asgd: step 40/468, loss 0.31, 5,100 samples/s\n"
+
+
+def test_a_terminal_says_who_was_lost_and_numbers_servers_as_messages_do(clock):
+    out = console(terminal=True)
+    with Progress(console=out, clock=clock) as progress:
+        progress.start("asgd", workers=2, servers=2)
+        progress.update({"rank": 3, "role": "server", "step": 77, "steps": None})
+        progress.update({"rank": 1, "role": "worker", "lost": True})
+        clock.now = 1.0
+        progress.update(event(0, step=40))
+        frame = out.file.getvalue().split("asgd")[-1].splitlines()
+    rows = {name: next(row for row in frame if name in row) for name in ("worker 1", "server 0", "server 1")}
+    assert "lost" in rows["worker 1"]
+    assert "starting" in rows["server 0"]
+    assert "77" in rows["server 1"]

@@ -208,3 +208,9 @@ def test_runs_of_one_name_are_told_apart_by_their_settings(make_run):
 )
 def test_numbers_as_people_write_them(text, expected):
     assert text == expected
+
+
+def test_servers_keep_their_numbers_when_a_worker_was_killed(make_run, make_node):
+    nodes = [make_node(0, waited_for={"4": 9.0}), make_node(3, "server"), make_node(4, "server")]
+    run = make_run("easgd", 2, nodes=nodes, config={"workers": 3})
+    assert verdict(run).endswith("mostly for server 1.")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from shoal import Data, DataMissing, Strategy, Task
-from shoal.core.node import Node
+from shoal import SERVER, Data, DataMissing, Node, Strategy, Task
+from shoal.strategies import ASGD
 from shoal.testing import blobs
 
 
@@ -112,3 +112,23 @@ def untested_data() -> Data:
 
 def without_test_data() -> Task:
     return replace(blobs(), data=untested_data)
+
+
+@dataclass(frozen=True)
+class OneIsSlow(ASGD):
+    """Worker 1 takes twenty milliseconds longer for every step than the others."""
+
+    async def worker(self, w: Node) -> None:
+        async for _ in w.steps():
+            time.sleep(0.02 if w.rank == 1 else 0.0)
+            await w.pull(SERVER, out=w.x)
+            await w.push(SERVER, await w.grad())
+
+
+@dataclass(frozen=True)
+class Lingers(ASGD):
+    """The server is in no hurry to end, unless it has died once."""
+
+    async def server(self, s: Node) -> None:
+        await super().server(s)
+        time.sleep(0.0 if s.incarnation else 30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +13,9 @@ from shoal.core.node import Node
 from shoal.core.service import CHECKPOINT
 from shoal.core.transport import Message
 from shoal.launch.control import Control
+
+LOOK_SECONDS = 0.02
+"""How often a node that pauses, and answers others meanwhile, looks for an order."""
 
 
 class Boundary:
@@ -24,8 +28,6 @@ class Boundary:
         every: int | None = None,
         model: Callable[[Node], Mapping[str, Tensor] | None] = lambda node: None,
     ) -> None:
-        if every is not None and every < 1:
-            raise ValueError(f"every={every}: checkpoints are at least 1 step apart")
         self._control = control
         self._checkpoints = checkpoints
         self._every = every
@@ -47,10 +49,10 @@ class Boundary:
 
     async def __call__(self, node: Node) -> None:
         """Raises Interrupted at the step where all were told to stop, after saving."""
-        if node.rank >= node.size:
+        if node.is_server:
             self._save(node)
             return
-        stopping = self._stops_here(node)
+        stopping = await self._stops_here(node)
         due = node.t == node.last_step or (self._every is not None and node.t % self._every == 0)
         due = due and node.t not in (0, self._resumed_at)
         if self._checkpoints is not None and (due or stopping):
@@ -60,16 +62,29 @@ class Boundary:
         if stopping:
             raise Interrupted(f"stopped before step {node.t}")
 
-    def _stops_here(self, node: Node) -> bool:
+    async def _stops_here(self, node: Node) -> bool:
         """Pause when the launcher asks to stop, until it knows where all can; whether that is here."""
         order = self._control.heard()
         if order is not None and order["order"] == "stop":
+            if self._checkpoints is None and node.servers:
+                return True  # there is nothing to save, and servers do without those who leave
             self._run_to, self._final = node.t, False
+        if node.last_step is not None and node.t >= node.last_step:
+            self._control.tell("idle")  # it may wait long for others now, and could not pause
+            return False
         while node.t == self._run_to and not self._final:
             self._control.tell("paused", step=node.t)
-            order = self._control.await_order()
+            order = await self._next_order(node)
             self._run_to, self._final = order["step"], order["final"]
         return node.t == self._run_to
+
+    async def _next_order(self, node: Node) -> dict[str, Any]:
+        """What the launcher says next; questions of others are answered while it is silent."""
+        while node.peers.answers:
+            if (order := self._control.heard()) is not None:
+                return order
+            await node.mailbox.attend(node.peers.answers, LOOK_SECONDS)
+        return self._control.await_order()
 
     def _save(self, node: Node) -> None:
         if self._checkpoints is not None:

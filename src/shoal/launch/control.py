@@ -1,7 +1,7 @@
 """Control: what a node's process and whoever started it say to each other, as JSON lines on a pipe.
 
-node -> launcher   ready | progress | paused (step) | done (report) | interrupted | failed (text)
-launcher -> node   go (elapsed) | stop | run to (step; final: stop there, else pause again)
+node -> launcher   ready | progress | paused (step) | idle | done (report) | interrupted | failed (text)
+launcher -> node   go (elapsed, finished) | stop | run to (step; final: stop there, else pause again)
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from shoal.core.errors import Interrupted, PeerLost, ShoalError
+from shoal.core.errors import PeerLost, ShoalError
 from shoal.core.instrument import Instrument
 from shoal.core.node import Node
 
 PROGRESS_SECONDS = 0.2
 PACKAGE = Path(__file__).parent.parent
+
+
+class Go(NamedTuple):
+    """The word to go, and what a node that was started again has missed."""
+
+    elapsed: float  # seconds since the others got it
+    finished: tuple[int, ...]  # workers that have done all they had to, and left
 
 
 class Control:
@@ -56,12 +63,10 @@ class Control:
             os._exit(1)
         return order
 
-    def await_go(self) -> float:
-        """Wait for the word to go; how long ago the others got it. Raises Interrupted if the word is stop."""
+    def await_go(self) -> Go:
+        """Wait for the word to go."""
         order = self.await_order()
-        if order["order"] == "stop":
-            raise Interrupted("stopped before training began")
-        return float(order.get("elapsed", 0.0))
+        return Go(float(order.get("elapsed", 0.0)), tuple(order.get("finished", ())))
 
     def tell_failure(self, error: BaseException) -> None:
         """Report an exception; with its traceback unless it is one of ours, whose message says it all."""
@@ -114,8 +119,8 @@ def progress(
     meter = node.meter
     return {
         "rank": node.rank,
-        "role": "worker" if node.rank < node.size else "server",
-        "step": node.t if node.rank < node.size else node.version,
+        "role": "server" if node.is_server else "worker",
+        "step": node.version if node.is_server else node.t,
         "steps": node.last_step,
         "loss": meter.loss,
         "samples": meter.samples,

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from shoal.core.errors import Interrupted, WorkerFailed
 
 LOG = logging.getLogger("shoal")
+
+Listener: TypeAlias = Callable[[dict[str, Any]], None]
+"""Hears how the nodes of a run get on."""
 
 START_SECONDS = 120.0
 """How long all processes together may take at least until they are ready to train."""
@@ -30,6 +33,12 @@ LOOK_SECONDS = 0.1
 
 NUDGE_SECONDS = 0.3
 """How long workers that paused wait for the others before they go on together."""
+
+PATIENCE = 1.5
+"""How much longer each time, unless all go in step: who has not paused may just take long for its step."""
+
+WORD_SECONDS = 5.0
+"""How long a stop may take before a word is said about it."""
 
 
 class Process(Protocol):
@@ -72,6 +81,8 @@ class Member:
     incarnation: int = 0
     ready: bool = False
     paused_at: int | None = None
+    is_idle: bool = False  # its own share is done; it does what others leave, or waits for their end
+    progress: dict[str, Any] = field(default_factory=dict)  # the last it told
     report: dict[str, Any] | None = None  # what it said when it was done
     failure: dict[str, Any] | None = None
     ended: bool = False
@@ -79,35 +90,44 @@ class Member:
 
 @dataclass
 class Crew:
-    """The members of a run. `on_progress` hears how they get on.
+    """The members of a run, each brought to life by `start`, which is told its rank and incarnation.
 
-    Where there is a server, workers that are killed are done without as long as one is left. With `restart`,
-    which starts the process of a rank again as a later incarnation, a server that is killed comes back.
+    Where there are servers, workers that are killed are done without as long as one is left. With `restarts`
+    a server that is killed comes back, as the next incarnation. With `goes_on` workers that are killed are
+    done without though there are no servers. `on_progress` hears how all get on.
     """
 
     workers: int
-    on_progress: Callable[[dict[str, Any]], None] = lambda event: None
+    servers: int
+    start: Callable[[int, int], Member]
+    on_progress: Listener = lambda event: None
     start_seconds: float = START_SECONDS
-    restart: Callable[[int, int], Member] | None = None
+    restarts: bool = False
+    goes_on: bool = False
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
     _stop_asked: bool = False
+    _stop_told_at: float | None = None
+    _said_a_word: bool = False
     _next_nudge: float = 0.0
+    _nudge_seconds: float = NUDGE_SECONDS
     _meeting_step: int = 0
     _stride: int = 1
     _interrupted: bool = False
 
     def see_through(self) -> list[dict[str, Any]]:
-        """Give the word to go when all are ready, and wait for all reports.
+        """Start all, give the word to go when all are ready, and wait for all reports.
 
         Raises WorkerFailed for the first failure that no other caused, and Interrupted after Ctrl-C.
         Whatever happens, no process is left when this returns.
         """
         try:
             with self._signals():
+                self._start_all()
                 self._await_ready()
                 self._went_at = time.monotonic()
-                self._order_all({"order": "go"})
+                for m in self.members:
+                    self._order(m, {"order": "go"})
                 while any(not m.ended for m in self.members):
                     self._listen()
                     self._steer()
@@ -120,19 +140,24 @@ class Crew:
         return [m.report or {} for m in self.members]
 
     def ask_to_stop(self) -> None:
-        """Have everyone stop at the same step, with a checkpoint where one was asked for."""
-        if not self._stop_asked:
-            self._stop_asked = True
-            self._next_nudge = time.monotonic() + NUDGE_SECONDS
-            self._order_all({"order": "stop"})
+        """Have everyone stop, at the same step where checkpoints were asked for."""
+        self._stop_asked = True
+
+    def _start_all(self) -> None:
+        for rank in range(self.workers + self.servers):
+            self._check_start()
+            self.members.append(self.start(rank, 0))
+
+    def _check_start(self) -> None:
+        if self._stop_asked:
+            raise Interrupted("stopped by Ctrl-C before training began")
 
     def _await_ready(self) -> None:
         patience = max(START_SECONDS, self.start_seconds)
         deadline = time.monotonic() + patience
         while any(not (m.ready or m.ended) for m in self.members):
             self._listen()
-            if self._stop_asked:
-                raise Interrupted("stopped by Ctrl-C before training began")
+            self._check_start()
             if time.monotonic() > deadline:
                 late = ", ".join(m.name for m in self.members if not m.ready)
                 raise WorkerFailed(f"{late} did not become ready within {patience:g} s")
@@ -143,24 +168,50 @@ class Crew:
         One that was told to stop pauses; another may have begun the next step before it was told, and now
         wait for the first. So while not all have paused, those that have go on together, further each time.
         """
-        active = [m for m in self.members if not (m.ended or m.report) and m.rank < self.workers]
-        paused = {m.rank: m.paused_at for m in active if m.paused_at is not None}
-        if not self._stop_asked or not paused:
+        if not self._stop_asked:
             return
-        wait_for_each_other = len(self.members) == self.workers  # with a server they only wait for that
-        if wait_for_each_other and len(paused) < len(active) and time.monotonic() > self._next_nudge:
-            self._meeting_step = max(self._meeting_step, *paused.values()) + self._stride
-            self._stride *= 2
-            self._next_nudge = time.monotonic() + NUDGE_SECONDS
+        if self._stop_told_at is None:
+            self._tell_to_stop()
+        workers = [m for m in self.members if m.rank < self.workers]
+        active = [m for m in workers if not (m.ended or m.report or m.is_idle)]
+        paused = {m.rank: m.paused_at for m in active if m.paused_at is not None}
+        self._say_who_is_late()
+        if not paused:
+            return
+        if len(paused) < len(active) and time.monotonic() > self._next_nudge:
+            self._nudge(max(paused.values()))
         for m in active:
             if m.paused_at is not None and m.paused_at < self._meeting_step:
                 self._send_on(m, self._meeting_step, final=False)
         if all(m.paused_at is not None for m in active):
-            # too late for a whole checkpoint: let the others finish too
-            finished = any(m.report for m in self.members if m.rank < self.workers)
+            # who has done its share is past every step of the others: too late for a whole checkpoint
+            finished = any(m.report or m.is_idle for m in workers)
             step = None if finished else max(paused.values())
             for m in active:
                 self._send_on(m, step, final=True)
+
+    def _tell_to_stop(self) -> None:
+        """Servers need no telling: they end when every worker has left."""
+        self._stop_told_at = time.monotonic()
+        self._next_nudge = self._stop_told_at + self._nudge_seconds
+        for m in self.members:
+            if m.rank < self.workers and not m.ended:
+                self._order(m, {"order": "stop"})
+
+    def _nudge(self, furthest: int) -> None:
+        self._meeting_step = max(self._meeting_step, furthest) + self._stride
+        self._stride *= 2
+        self._next_nudge = time.monotonic() + self._nudge_seconds
+        if self.servers or self.goes_on:
+            self._nudge_seconds *= PATIENCE
+
+    def _say_who_is_late(self) -> None:
+        if self._said_a_word or time.monotonic() < (self._stop_told_at or 0.0) + WORD_SECONDS:
+            return
+        self._said_a_word = True
+        late = ", ".join(m.name for m in self.members if not (m.ended or m.report))
+        if late:
+            LOG.warning("stopping: %s still under way; Ctrl-C again ends everything at once", late)
 
     def _send_on(self, member: Member, step: int | None, *, final: bool) -> None:
         member.paused_at = None
@@ -168,29 +219,39 @@ class Crew:
 
     def _listen(self) -> None:
         """Take in what members say, and notice those that died."""
-        lines = {m.connection: m for m in self.members if not m.ended}
-        for line in wait(list(lines), LOOK_SECONDS):
+        running = [m for m in self.members if not m.ended]
+        self._hear(running, LOOK_SECONDS)
+        for m in running:
+            if not m.ended and not m.process.is_alive() and not m.connection.poll():
+                self._gone(m)
+        if any(m.failure for m in self.members):
+            self._fail()
+
+    def _hear(self, members: list[Member], seconds: float) -> None:
+        """Wait until one of these says something, or hangs up, and take that in."""
+        lines = {m.connection: m for m in members}
+        for line in wait(list(lines), seconds):
             member = lines[line]  # type: ignore[index]
             try:
                 self._take(member, json.loads(member.connection.recv_bytes()))
             except (EOFError, OSError):
                 self._gone(member)
-        for m in lines.values():
-            if not m.ended and not m.process.is_alive() and not m.connection.poll():
-                self._gone(m)
-        if any(m.failure for m in self.members):
-            self._fail()
 
     def _take(self, member: Member, said: dict[str, Any]) -> None:
         event = said.pop("event")
         if event == "ready":
             member.ready = True
             if member.incarnation:
-                self._order(member, {"order": "go", "elapsed": time.monotonic() - self._went_at})
+                finished = [m.rank for m in self.members if m.rank < self.workers and m.report]
+                elapsed = time.monotonic() - self._went_at
+                self._order(member, {"order": "go", "elapsed": elapsed, "finished": finished})
         elif event == "progress":
+            member.progress = said
             self.on_progress(said)
         elif event == "paused":
             member.paused_at = said["step"]
+        elif event == "idle":
+            member.is_idle = True
         elif event == "done":
             member.report = said
         elif event == "interrupted":
@@ -210,18 +271,21 @@ class Crew:
 
     def _survives(self, member: Member, how: str) -> bool:
         """Whether the run goes on without a member that was killed, or with its successor."""
-        if self._stop_asked or not self._went_at or len(self.members) == self.workers:
+        if self._stop_asked or not self._went_at or any(m.failure for m in self.members):
+            return False
+        if not (self.servers or self.goes_on):
             return False
         if member.rank < self.workers:
-            workers = [m for m in self.members if m.rank < self.workers and not m.failure]
-            left = sum(not m.ended or bool(m.report) for m in workers)
+            left = sum(not m.ended or bool(m.report) for m in self.members if m.rank < self.workers)
             if left:
                 LOG.warning("%s %s; the other %d go on", member.name, how, left)
+                last = {"rank": member.rank, "role": "worker", "step": 0, **member.progress}
+                self.on_progress({**last, "lost": True})
             return left > 0
-        if self.restart is None or not member.ready:  # it never came so far: it would not the next time
+        if not self.restarts or not member.ready:  # it never came so far: it would not the next time
             return False
         LOG.warning("%s %s; it is started again", member.name, how)
-        successor = self.restart(member.rank, member.incarnation + 1)
+        successor = self.start(member.rank, member.incarnation + 1)
         self.members[self.members.index(member)] = successor
         member.connection.close()
         member.process.close()
@@ -230,22 +294,16 @@ class Crew:
     def _fail(self) -> None:
         """Raise the failure that no other caused. A lost peer is a consequence of the peer's own failure."""
         deadline = time.monotonic() + CAUSE_SECONDS
-        while time.monotonic() < deadline and all(m.failure["follows"] for m in self.members if m.failure):
-            for m in self.members:
-                if not m.ended and m.failure is None and m.connection.poll(0.01):
-                    try:
-                        self._take(m, json.loads(m.connection.recv_bytes()))
-                    except (EOFError, OSError):
-                        self._gone(m)
+        while all(m.failure["follows"] for m in self.members if m.failure):
+            silent = [m for m in self.members if not (m.ended or m.failure)]
+            left = deadline - time.monotonic()
+            if not silent or left <= 0:
+                break
+            self._hear(silent, left)
         failed = [m for m in self.members if m.failure]
         first = next((m for m in failed if m.failure and not m.failure["follows"]), failed[0])
         failure = first.failure or {}
         raise WorkerFailed(f"{first.name} failed: {failure['message']}", failure["details"])
-
-    def _order_all(self, order: dict[str, Any]) -> None:
-        for m in self.members:
-            if not m.ended:
-                self._order(m, order)
 
     def _order(self, member: Member, order: dict[str, Any]) -> None:
         try:
@@ -276,7 +334,7 @@ class Crew:
         def handle(signum: int, frame: object) -> None:
             if self._stop_asked:
                 raise KeyboardInterrupt
-            self.ask_to_stop()
+            self.ask_to_stop()  # orders are not sent from here: this may interrupt the sending of one
 
         before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
         try:

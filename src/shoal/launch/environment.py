@@ -44,6 +44,7 @@ class Place:
     strategy: str | None = None
     strategy_options: dict[str, str] = field(default_factory=dict)
     codec: str | None = None
+    collective: str = "auto"
     checkpoint: str | None = None
     every: int | None = None
     timeout: float = 300.0

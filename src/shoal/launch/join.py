@@ -10,15 +10,15 @@ from pathlib import Path
 
 from torch import distributed as dist
 
-from shoal.collectives import native, stripes
+from shoal.collectives import ALGORITHMS, Link, Native, automatic, averaging, stripes
 from shoal.core.catalogue import nearest
 from shoal.core.codec import Codec
 from shoal.core.errors import Unavailable
 from shoal.core.node import Mean
 from shoal.core.transport import AllReduces, Transport
-from shoal.launch.seat import Seat
+from shoal.launch.seat import Seat, message_limit
 from shoal.transports.alone import Alone
-from shoal.transports.rendezvous import Store
+from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.sockets import SocketTransport
 from shoal.transports.torch_dist import TorchTransport
 
@@ -37,9 +37,13 @@ REJOIN_SECONDS = 10.0
 """How long a server that was started again waits for the others, of whom some may have gone meanwhile."""
 
 COLLECTIVES = {
-    "auto": "the transport's own all-reduce where it has one and the codec is exact, else stripes",
+    "auto": "the transport's own all-reduce if it fits, else stripes, or for many workers what costs least",
     "native": "the transport's own all-reduce",
-    "stripes": "point to point: every worker averages one part of the vector",
+    "stripes": "point to point: every worker averages one part of the vector; fits every codec",
+    "tree": "point to point: summed up a binomial tree, and sent down again",
+    "butterfly": "point to point: neighbours swap whole vectors; fewest rounds",
+    "ring": "point to point: parts of the vector go round; fewest bytes, most rounds",
+    "rabenseifner": "point to point: neighbours swap halves, then sums; fewest bytes, few rounds",
 }
 
 
@@ -87,7 +91,8 @@ def connect(
     `manifest` says which model it is, so that nodes with another one are refused.
     """
     rank, nodes, workers, incarnation = seat.rank, seat.nodes, seat.workers, seat.incarnation
-    limit = 2 * vector_bytes + 2**20  # a codec may need more than the vector itself, but not much more
+    limit = message_limit(vector_bytes)
+    meeting = min(timeout, REJOIN_SECONDS) if incarnation else timeout
     if kind == "mpi" and nodes > 1:
         start_mpi(timeout)
         from shoal.transports.mpi import MpiTransport
@@ -99,10 +104,16 @@ def connect(
         return Alone()
     if kind == "processes":
         return SocketTransport.connect(
-            rank, nodes, store, limit_bytes=limit, timeout=timeout, incarnation=incarnation
+            rank,
+            nodes,
+            store,
+            limit_bytes=limit,
+            timeout=timeout,
+            meeting_seconds=meeting,
+            incarnation=incarnation,
         )
     if kind == "grpc":
-        return connect_grpc(seat, store, access or Access(), limit, timeout, manifest)
+        return connect_grpc(seat, store, access or Access(), limit, meeting, manifest)
     return TorchTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
 
 
@@ -111,9 +122,12 @@ def connect_grpc(
 ) -> Transport:
     """Servers are the hubs that everybody calls; where there is none, worker 0 is."""
     from shoal.transports.grpc import GrpcTransport, Security
+    from shoal.transports.grpc.security import with_port
 
     if seat.rank == 0 and not store.check([RUN_KEY]):
         store.set(RUN_KEY, secrets.token_hex(16))
+    if await_keys(store, {0: RUN_KEY}, timeout):
+        raise missing(seat.rank, (0,), timeout, "come to the meeting point")
     settings = asdict(access)
     listen, advertise = settings.pop("listen"), settings.pop("advertise")
     return GrpcTransport.connect(
@@ -125,9 +139,9 @@ def connect_grpc(
         limit_bytes=limit_bytes,
         security=Security(**settings),
         store=store,
-        listen=listen if ":" in listen else f"{listen}:0",
+        listen=with_port(listen),
         advertise=advertise,
-        timeout=min(timeout, REJOIN_SECONDS) if seat.incarnation else timeout,
+        timeout=timeout,
         incarnation=seat.incarnation,
     )
 
@@ -154,13 +168,33 @@ def start_mpi(timeout: float) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def choose_mean(collective: str, transport: Transport, codec: Codec) -> Mean:
-    """How averages are formed in this run."""
-    fits = isinstance(transport, AllReduces) and codec.exact
+def check_collective(collective: str, codec: Codec) -> None:
+    """Raise ValueError unless there is that way to form averages, and it fits the codec."""
+    check_word("collective", collective, COLLECTIVES)
+    if collective in ALGORITHMS and not codec.exact:
+        raise ValueError(
+            f"collective {collective!r} adds up what travels, and {codec} is not exact; take 'stripes'"
+        )
+
+
+def choose_mean(
+    collective: str, transport: Transport | None, codec: Codec, workers: int, link: Link | None = None
+) -> Mean:
+    """How averages are formed in this run.
+
+    In virtual time there is no transport yet, and `link` says what a message costs; otherwise the workers
+    measure it, if they have to choose by it.
+    """
+    check_collective(collective, codec)
+    fits = transport is not None and isinstance(transport, AllReduces) and codec.exact
     if collective == "native" and not fits:
         why = "this transport has none" if codec.exact else f"{codec} is not exact"
         raise Unavailable(f"collective 'native' needs an all-reduce that fits, but {why}; take 'stripes'")
-    return native if fits and collective != "stripes" else stripes
+    if collective in ALGORITHMS:
+        return averaging(ALGORITHMS[collective].sum)
+    if fits and collective != "stripes":
+        return Native()
+    return automatic(workers, link) if codec.exact and collective == "auto" else stripes
 
 
 def local_threads(nodes: int) -> int:

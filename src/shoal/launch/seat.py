@@ -21,6 +21,19 @@ RECOVERY_SECONDS = 60.0
 """How long workers wait for a server that died to come back."""
 
 
+def check_durability(durability: str, transport: str) -> None:
+    """Raise ValueError where a journal is asked for and no server could come back to read it."""
+    if durability == "journal" and transport not in REJOINING:
+        raise ValueError(
+            f"transport {transport!r} keeps no journal; take 'processes' or 'grpc', or durability 'memory'"
+        )
+
+
+def message_limit(vector_bytes: int) -> int:
+    """Bytes of the largest message: a codec may need more than the vector itself, but not much more."""
+    return 2 * vector_bytes + 2**20
+
+
 @dataclass(frozen=True)
 class Seat:
     """Workers come first, then `servers` times `shards` nodes that serve. A server's log lies in `folder`."""
@@ -47,15 +60,13 @@ class Seat:
         """What a server holds of the vector `x`."""
         return Parameters(x[self._slice(x.numel())].clone())
 
-    def settings(self, transport: str, layout: Layout) -> dict[str, Any]:
+    def settings(self, transport: str, layout: Layout, vector_bytes: int) -> dict[str, Any]:
         """What a Node is told of its place."""
         rejoins = transport in REJOINING and bool(self.folder)
         log = None
         if self.serves and rejoins:
-            limit_bytes = 16 * layout.numel + 2**20
-            log = Journal(
-                Path(self.folder) / f"server-{self.rank - self.workers}", self.durability, limit_bytes
-            )
+            folder = Path(self.folder) / f"server-{self.rank - self.workers}"
+            log = Journal(folder, self.durability, message_limit(vector_bytes))
         return {
             "workers": self.workers,
             "servers": self.servers,

@@ -16,7 +16,10 @@ from rich.text import Text
 from shoal.report.units import MISSING, bytes_text, count_text, finite, percent_text
 
 Event = Mapping[str, Any]
-"""What a node reports: rank, role, step, steps, loss, samples_per_second, wait_fraction, bytes_sent."""
+"""What a node reports: rank, role, step, steps, loss, samples_per_second, wait_fraction, bytes_sent.
+
+`lost` is true of one that was killed: it is done without.
+"""
 
 REDRAW_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
@@ -101,7 +104,9 @@ class Progress:
 
     def _line(self) -> str:
         """The whole run in a line: the slowest worker's step, the mean loss, the sum of the speeds."""
-        workers = [event for (role, _), event in self._nodes.items() if role == "worker"]
+        workers = [
+            event for (role, _), event in self._nodes.items() if role == "worker" and not event.get("lost")
+        ]
         if not workers:
             return f"{self._title}: starting"
         slowest = min(workers, key=lambda event: int(event.get("step") or 0))
@@ -127,19 +132,15 @@ class Progress:
 
     def _keys(self) -> list[tuple[str, int]]:
         """Workers by rank, those not heard of yet included, then the servers."""
-        workers = {("worker", rank) for rank in range(self._counts["worker"])}
-        workers |= {key for key in self._nodes if key[0] == "worker"}
-        servers = sorted(key for key in self._nodes if key[0] != "worker")
-        silent = range(len(servers), self._counts["server"])
-        return [*sorted(workers), *servers, *(("server", -1 - index) for index in silent)]
+        workers, servers = self._counts["worker"], self._counts["server"]
+        expected = {("worker" if rank < workers else "server", rank) for rank in range(workers + servers)}
+        return sorted(expected | self._nodes.keys(), key=lambda key: (key[0] != "worker", key[1]))
 
     def _cells(self, role: str, rank: int) -> list[RenderableType]:
         event = self._nodes.get((role, rank))
-        name = Text(
-            "server" if role == "server" and self._counts["server"] <= 1 else f"{role} {max(rank, 0)}"
-        )
-        if event is None:
-            return [name, Text("starting", "dim"), "", "", "", "", ""]
+        name = Text(self._name(role, rank))
+        if event is None or event.get("lost"):
+            return [name, Text("lost" if event else "starting", "dim"), "", "", "", "", ""]
         steps = event.get("steps")
         done = float(event.get("step") or 0)
         bar = ProgressBar(total=float(steps), completed=done, width=BAR_WIDTH) if steps else ""
@@ -152,6 +153,12 @@ class Progress:
             percent_text(event.get("wait_fraction")),
             bytes_text(event.get("bytes_sent")),
         ]
+
+    def _name(self, role: str, rank: int) -> str:
+        """What messages call it, without the article."""
+        if role == "worker":
+            return f"worker {rank}"
+        return f"server {rank - self._counts['worker']}" if self._counts["server"] > 1 else "server"
 
 
 def _step_text(event: Event) -> str:

@@ -119,18 +119,24 @@ def workers_of(record: Record) -> list[Mapping[str, Any]]:
 
 def rank_name(record: Record, rank: int) -> str:
     """What a rank is called in messages: ranks from the number of workers on are servers."""
-    role = "worker" if 0 <= rank < int(record.get("workers") or 0) else "server"
+    role = "worker" if 0 <= rank < _workers_at_first(record) else "server"
     return node_name(record, {"role": role, "rank": rank})
 
 
 def node_name(record: Record, node: Mapping[str, Any]) -> str:
     """What a node is called: "worker 3", "server" if it is the only one, else "server 1"."""
-    rank, workers = int(node.get("rank") or 0), int(record.get("workers") or 0)
+    rank, workers = int(node.get("rank") or 0), _workers_at_first(record)
     if node.get("role") != "server":
         return f"worker {rank}"
     servers = sum(other.get("role") == "server" for other in record.get("nodes") or ())
     # servers are counted from 0 whether or not their ranks go on from the workers'
     return f"server {rank - workers if rank >= workers else rank}" if servers > 1 else "server"
+
+
+def _workers_at_first(record: Record) -> int:
+    """Workers that the run began with: `workers` itself leaves out those that were killed."""
+    config = record.get("config") or {}
+    return int(config.get("workers") or record.get("workers") or 0)
 
 
 def _settings(record: Record) -> dict[str, Any]:

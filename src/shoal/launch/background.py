@@ -1,0 +1,32 @@
+"""Background: a thread that computes gradients while its node answers messages."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from shoal.launch.drive import drive
+
+T = TypeVar("T")
+
+
+class Background:
+    """One thread, started when it is first needed, which ends with the process.
+
+    Always the same one: torch gives every thread that computes a team of its own.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> Future[T]:
+        """Begin it, and return at once."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal computes")
+        return self._thread.submit(drive, work)
+
+    def close(self) -> None:
+        """End the thread, once it is through with what it does."""
+        if self._thread is not None:
+            self._thread.shutdown()
