@@ -15,7 +15,8 @@ from shoal.checkpoint import Checkpoints
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.instrument import Meter
-from shoal.core.node import Node, NoMoreSteps
+from shoal.core.node import Node
+from shoal.core.replica import NoMoreSteps
 from shoal.core.strategy import Strategy
 from shoal.core.transport import Message
 from shoal.core.vector import named_weights
@@ -61,8 +62,9 @@ def attach(
     chosen = _choose_strategy(place, strategy)
     named = codec if place.codec is None else place.codec
     coder = named if isinstance(named, Codec) else CODECS.make(named or "none")
+    chosen.check_codec(coder)
     attachment = Attachment(model, optimizer, chosen, coder, place)
-    if place.rank >= attachment.node.size:
+    if attachment.node.is_server:
         attachment.serve()
         sys.exit(0)
     _current = attachment
@@ -129,7 +131,7 @@ class Attachment:
         self._batches_to_skip = self._replica.batches
         self._first_shard: object = None
         self._control.tell("ready")
-        self._control.await_go()
+        self.node.service.excuse(self._control.await_go().finished)
         self._began = self.node.transport.now()
         self._life = strategy.live(self.node)
         self._finished = False
@@ -152,12 +154,12 @@ class Attachment:
         return Node(
             transport,
             seat.parameters(x) if seat.serves else self._replica,
-            mean=choose_mean("auto", transport, codec),
+            mean=choose_mean(place.collective, transport, codec, seat.workers),
             codec=codec,
             timeout=place.timeout,
             boundary=self._boundary,
             observers=(Reporter(self._control),),
-            **seat.settings(place.transport, self._replica.layout),
+            **seat.settings(place.transport, self._replica.layout, x.nbytes),
         )
 
     def _start_together(self, seat: Seat) -> None:
@@ -204,7 +206,8 @@ class Attachment:
         if self._finished:
             return
         self._finished = True
-        self._go_on(lambda: self._life.throw(NoMoreSteps()))
+        while self._go_on(lambda: self._life.throw(NoMoreSteps())):
+            pass  # it goes on without data, as long as others have some
         self._close()
         _current = None
 
@@ -258,20 +261,23 @@ class Attachment:
         setattr(optimizer, AMP, True)  # GradScaler then calls step() always, and leaves skipping to us
 
     def _give_back(self) -> None:
-        """The optimizer is the user's own again."""
+        """Optimizer and model are the user's own again."""
+        self._replica.release()
         self._optimizer.step = self._original_step  # type: ignore[method-assign]
         if self._scales_itself is None:
             delattr(self._optimizer, AMP)
         else:
             setattr(self._optimizer, AMP, self._scales_itself)
 
-    def _go_on(self, resume: Callable[[], object]) -> None:
-        """Let the algorithm run until it next wants a gradient or is done."""
+    def _go_on(self, resume: Callable[[], object]) -> bool:
+        """Let the algorithm run until it next wants a gradient or is done; whether it wants one."""
         try:
             with torch.no_grad():
                 resume()
         except StopIteration:
             self._finished = True
+            return False
+        return True
 
     def _others(self) -> list[Tensor]:
         """What the model holds besides its trainable parameters: frozen ones and buffers."""
@@ -318,6 +324,6 @@ class Attachment:
         node = self.node
         seconds = node.transport.now() - self._began
         drive(node.transport.close())
-        if node.rank < node.size:
+        if not node.is_server:
             self._give_back()
         self._control.tell("done", **report(node, seconds))

@@ -46,10 +46,10 @@ class Curve(Instrument):
 
     def begin(self, node: Node, elapsed: float = 0.0) -> None:
         """Take the first copy, so many seconds after the run began, if this node holds the solution."""
+        self._began[node.rank] = node.transport.now() - elapsed
+        room = max(1, MOST_BYTES // (node.x.numel() * node.x.element_size()))
+        self._spacing = self._samples / min(POINTS, room)
         if holds_solution(self._strategy, node):
-            self._began[node.rank] = node.transport.now() - elapsed
-            room = max(1, MOST_BYTES // (node.x.numel() * node.x.element_size()))
-            self._spacing = self._samples / min(POINTS, room)
             self._take(node)
 
     def step(self, node: Node) -> None:
@@ -59,12 +59,11 @@ class Curve(Instrument):
         self._look(node)
 
     def end(self, node: Node) -> None:
-        """Take the last copy, if this node holds the solution."""
-        if holds_solution(self._strategy, node):
-            taken = self.snapshots[node.rank]
-            if taken and taken[-1].samples >= node.merged:
-                taken.pop()  # the end is what counts
-            self._take(node)
+        """Take the last copy, at a node that holds the solution."""
+        taken = self.snapshots.setdefault(node.rank, [])
+        if taken and taken[-1].samples >= node.merged:
+            taken.pop()  # the end is what counts
+        self._take(node)
 
     def _look(self, node: Node) -> None:
         if node.merged >= self._next[node.rank] and holds_solution(self._strategy, node):
@@ -106,11 +105,18 @@ def score(snapshots: Sequence[Snapshot], model: nn.Module, task: Task, data: Dat
     return points
 
 
-def holders(strategy: Strategy, workers: int, shards: int) -> list[int]:
-    """The ranks that hold the result together: the shards of the first server, else worker 0."""
+def holders(strategy: Strategy, workers: int, shards: int, there: Sequence[int] = ()) -> list[int]:
+    """The ranks that hold the result together: the shards of the first server, else worker 0.
+
+    Where workers that die are done without, it is the first of those who are `there` at the end.
+    """
+    if strategy.survives and there:
+        return [min(there)]
     return list(range(workers, workers + shards)) if strategy.servers else [0]
 
 
 def holds_solution(strategy: Strategy, node: Node) -> bool:
-    """Whether this node's solution is the result of the run, or a slice of it."""
+    """Whether this node's solution is the result of the run, or a slice of it, as far as it knows."""
+    if strategy.survives:
+        return all(node.mailbox.has_lost(rank) for rank in range(node.rank))
     return node.rank in holders(strategy, node.size, node.shards)

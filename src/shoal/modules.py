@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from shoal.core.node import Node
 from shoal.core.replica import Gradient
 from shoal.core.seeds import derive, stream
 from shoal.core.strategy import Strategy
+from shoal.core.streaming import Intake, Streamed, Watch
 from shoal.core.task import Data, Task
 from shoal.core.vector import Flat
 
@@ -95,7 +96,8 @@ class ModuleReplica:
         self.x = self._flat.x
         self._loss = task.loss
         self._optimizer = task.optimizer(self._flat.parameters, lr=task.lr)
-        self._g = torch.empty_like(self.x)
+        self._watch = Watch(self._flat)
+        self._g: Tensor | None = None
         self._noise = torch.Generator().manual_seed(noise_seed).get_state()
 
     @property
@@ -103,15 +105,36 @@ class ModuleReplica:
         """The learning rate of the first parameter group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
+    @property
+    def parts(self) -> Sequence[slice]:
+        """The parts in which a gradient can be taken in."""
+        return self._watch.parts
+
     async def gradient(self) -> Gradient:
         """The gradient of the mean loss on the next batch."""
+        if self._g is None:
+            self._g = torch.empty_like(self.x)
         x, y = self.batches.next()
+        loss = self._propagate(x, y)
+        return Gradient(self._flat.gradient(self._g), len(y), loss)
+
+    async def stream(self, intake: Intake) -> Streamed:
+        """The same, taken in while back-propagation runs."""
+        x, y = self.batches.next()
+        self._watch.begin(intake, lambda: len(y))
+        loss = self._propagate(x, y)
+        changed = self._watch.end(len(y))
+        fill = partial(self._watch.fill, intake.out, len(y))
+        return Streamed(intake.out, len(y), loss, changed, fill)
+
+    def _propagate(self, x: Tensor, y: Tensor) -> float:
+        """Leave the gradients of one batch at the parameters; its loss."""
         for p in self._flat.parameters:
             p.grad = None
         with self._own_noise():
             loss = self._loss(self.model(x), y)
             torch.autograd.backward(loss)
-        return Gradient(self._flat.gradient(self._g), len(y), loss.item())
+        return loss.item()
 
     def seek(self, owner: int, place: int) -> None:
         """Take the next batch from another worker's share."""

@@ -44,7 +44,7 @@ class Result:
 def report(node: Node, seconds: float) -> dict[str, Any]:
     """What one node has to say of itself when it is done."""
     return {
-        "role": "worker" if node.rank < node.size else "server",
+        "role": "server" if node.is_server else "worker",
         "rank": node.rank,
         "seconds": seconds,
         "parameters": node.x.numel(),
@@ -66,8 +66,6 @@ def summarise(
     seconds = max(r["seconds"] for r in reports)
     samples = sum(r["samples"] for r in workers)
     before = sum(r["samples_before"] for r in workers)  # of a resumed run: not done in these seconds
-    if curve:
-        last["samples"] = samples  # what a worker did after its last exchange belongs to the run, too
     busy = sum(r["seconds"] for r in workers)
     staleness: Counter[int] = Counter()
     for r in reports:

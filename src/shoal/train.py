@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 
 from shoal.codecs import CODECS
+from shoal.collectives import Link
 from shoal.core.codec import Codec
 from shoal.core.instrument import Instrument
 from shoal.core.node import Node
@@ -20,9 +22,11 @@ from shoal.core.task import Task
 from shoal.core.vector import trainable
 from shoal.curve import Curve, holders, join_slices, score
 from shoal.launch.control import PROGRESS_SECONDS, Control, progress
+from shoal.launch.crew import Listener
+from shoal.launch.join import choose_mean
 from shoal.modules import build_model, build_replica, module_of
 from shoal.plan import Plan
-from shoal.processes import Listener, keep_model, run_processes
+from shoal.processes import keep_model, run_processes
 from shoal.result import Result, report, summarise
 from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.strategies import STRATEGIES
@@ -104,6 +108,7 @@ def _simulate(
     def replica(rank: int) -> Replica:
         return build_replica(plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed)
 
+    link = Link.of_network(network.latency, network.bandwidth)
     simulation = Simulation(
         plan.strategy,
         replica,
@@ -115,17 +120,17 @@ def _simulate(
         faults=faults,
         locate=trainable(model)[1].locate,
         codec=plan.codec,
+        mean=choose_mean(plan.collective, None, plan.codec, plan.workers, link),
         seed=plan.seed,
         boundary=boundary,
         observers=(curve, _Ticker(listener)),
     )
     for node in simulation.nodes:
         boundary.resume(node)
-    ranks = holders(plan.strategy, plan.workers, plan.servers)
-    for rank in ranks:
-        curve.begin(simulation.nodes[rank])
+        curve.begin(node)
     with _threads(plan.threads_each):
         simulation.run()
+        ranks = holders(plan.strategy, plan.workers, plan.servers, simulation.finished)
         for rank in ranks:
             curve.end(simulation.nodes[rank])
         model = module_of(simulation.nodes[ranks[0]], model)
@@ -133,9 +138,17 @@ def _simulate(
     keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[ranks[0]]["curve"] = points
-    config = {**plan.config(), "network": asdict(network), "compute": asdict(compute)}
-    config["network"]["links"] = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
-    return summarise(config, reports, model, digest=simulation.digest())
+    return summarise(_config(plan, network, compute), reports, model, digest=simulation.digest())
+
+
+def _config(plan: Plan, network: Network, compute: Compute) -> dict[str, Any]:
+    """All settings as plain values, for the record of the run."""
+    links = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
+    return {
+        **plan.config(),
+        "network": {**asdict(network), "links": links},
+        "compute": asdict(compute),
+    }
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import Diverged
 from shoal.core.replica import Gradient
+from shoal.core.streaming import Intake, Streamed, Watch
 from shoal.core.vector import Flat, Layout
 from shoal.modules import reset_momentum
 
@@ -30,7 +32,8 @@ class AttachedReplica:
         self.batches = 0  # handed out by shard() so far
         self.loss: float | None = None
         self.original_step: Callable[[], Any] = optimizer.step
-        self._g = torch.empty_like(self.x)
+        self._watch = Watch(self._flat)
+        self._g: Tensor | None = None
         self._overflowed = False
         self._next_look = 0.0
         held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
@@ -55,38 +58,60 @@ class AttachedReplica:
         """The learning rate of the first parameter group, as schedulers have left it."""
         return float(self._optimizer.param_groups[0]["lr"])
 
+    @property
+    def parts(self) -> Sequence[slice]:
+        """The parts in which a gradient can be taken in."""
+        return self._watch.parts
+
     async def gradient(self) -> Gradient:
         """What back-propagation left when the user calls `optimizer.step()`."""
         await _until_step_is_called()
         self._flat.check_still_bound()
+        if self._g is None:
+            self._g = torch.empty_like(self.x)
         g = self._flat.gradient(self._g)
-        self._undo_scaling(g)
-        if self._overflowed:  # this worker's gradient counts for nothing; the others' still do
-            self.samples = 0
-            return Gradient(g.zero_(), 0, self.loss)
-        self._check_finite(g)
+        scale, count = self._undo_scaling(), self._count()
+        if scale is not None:
+            g.div_(scale)
+        return Gradient(g if count else g.zero_(), count, self.loss)
+
+    async def stream(self, intake: Intake) -> Streamed:
+        """The same, taken in while the user's own back-propagation runs."""
+        self._watch.begin(intake, lambda: self.samples or 1)
+        await _until_step_is_called()
+        self._flat.check_still_bound()
+        scale, count = self._undo_scaling(), self._count()
+        weight = count if scale is None else count / float(scale)  # each worker has a scale of its own
+        changed = self._watch.end(weight)
+        return Streamed(intake.out, count, self.loss, changed, partial(self._watch.fill, intake.out, weight))
+
+    def _count(self) -> int:
+        """The samples behind the gradient; none where mixed precision overflowed: the others' still count."""
         samples, self.samples = self.samples or 1, 0
-        return Gradient(g, samples, self.loss)
+        if self._overflowed:
+            return 0
+        self._check_finite()
+        return samples
 
     def seek(self, owner: int, place: int) -> None:
         """The loop owns the data, so nobody else can do its batches."""
         raise TypeError("batches of a loop of your own cannot be handed to another worker")
 
-    def _undo_scaling(self, g: Tensor) -> None:
-        """Divide by what GradScaler multiplied with, and see whether it found an overflow."""
+    def _undo_scaling(self) -> Tensor | None:
+        """What GradScaler has multiplied with, if it did; and see whether it found an overflow."""
         optimizer: Any = self._optimizer
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        if scale is not None:
-            g.div_(scale)
         self._overflowed = overflow is not None and bool(overflow)
         if overflow is not None:
             optimizer.grad_scale = optimizer.found_inf = None  # dealt with: its own step must not do it again
+        return scale
 
-    def _check_finite(self, g: Tensor) -> None:
+    def _check_finite(self) -> None:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        if not bool(torch.isfinite(g.sum(dtype=torch.promote_types(g.dtype, torch.float32)))):
+        grads = [p.grad for p in self._flat.parameters if p.grad is not None]
+        if not all(bool(torch.isfinite(g.sum(dtype=_wide(g)))) for g in grads):
             raise Diverged(
                 f"the gradient is not finite any more. Try a smaller learning rate (it is {self.lr:g}), "
                 "gradient clipping, or look for inputs that are not finite."
@@ -98,6 +123,10 @@ class AttachedReplica:
             return
         self._flat.set_gradient(g)
         self.original_step()
+
+    def release(self) -> None:
+        """Leave the model's back-propagation alone."""
+        self._watch.close()
 
     def reset_momentum(self) -> None:
         """Zero the velocity of SGD with momentum."""
@@ -114,6 +143,11 @@ class AttachedReplica:
         self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         torch.set_rng_state(state["noise"])
         self.batches = state["batches"]
+
+
+def _wide(g: Tensor) -> torch.dtype:
+    """What the sum of a gradient is to be taken in."""
+    return torch.promote_types(g.dtype, torch.float32)
 
 
 @types.coroutine

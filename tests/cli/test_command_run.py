@@ -43,6 +43,16 @@ def script(tmp_path):
     return write
 
 
+@pytest.mark.parametrize(("word", "messages"), [("auto", 2 * 3), ("tree", 3)])
+def test_averages_are_formed_as_the_command_line_says(shoal, script, tmp_path, word, messages):
+    path = script("shoal.attach(model, optimizer)\nfor _ in range(3): step()")
+    result = shoal(f"run -n 2 --collective {word} --json {tmp_path}/out.json {path}")
+    assert result.exit_code == 0, result.stderr
+    (record,) = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert record["config"]["collective"] == word
+    assert [node["messages_sent"] for node in record["nodes"]] == [messages] * 2
+
+
 def test_two_workers_print_with_their_names(shoal, script, tmp_path, running):
     path = script("""
 attachment = shoal.attach(model, optimizer)
@@ -148,6 +158,17 @@ def test_under_torchrun_an_exception_shows_where_it_came_from(script, torchrun):
     assert result.returncode == 1
     assert result.stderr.startswith(f'Traceback (most recent call last):\n  File "{path}", line')
     assert result.stderr.endswith("shoal: worker 0 failed: ValueError: boom\n")
+
+
+def test_a_journal_where_nobody_would_read_it_is_refused(shoal, script, monkeypatch):
+    refused = shoal("run --transport gloo --strategy asgd --durability journal", script(""))
+    assert refused.exit_code == 2
+    assert "transport 'gloo' keeps no journal" in refused.stderr
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    refused = shoal("run --transport grpc --strategy asgd --durability journal", script(""))
+    assert refused.exit_code == 2
+    assert "torchrun started the processes, and does not start a server again" in refused.stderr
 
 
 def test_under_torchrun_n_must_fit(shoal, script, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
@@ -14,9 +13,11 @@ from shoal.codecs import CODECS
 from shoal.launch.join import COLLECTIVES, TRANSPORTS
 from shoal.strategies import STRATEGIES
 from shoal.tasks import TASKS
+from shoal.topologies import TOPOLOGIES
 
 WORDS = {
     "strategies": STRATEGIES,
+    "topologies": TOPOLOGIES,
     "codecs": CODECS,
     "transports": TRANSPORTS,
     "collectives": COLLECTIVES,
@@ -58,7 +59,8 @@ def test_doctor_finds_that_this_machine_works(shoal):
     assert result.exit_code == 0, result.stdout
     rows = result.stdout.splitlines()
     assert all(row[0] in "✓–" and row.endswith(".") for row in rows)
-    for transport in ("processes", "gloo", *(("mpi",) if find_spec("mpi4py") else ())):
+    installed = (kind for kind in doctor.EXTRAS if doctor.lacking(kind) is None)
+    for transport in ("processes", "gloo", *installed):
         (row,) = (row for row in rows if f"transport {transport}" in row)
         assert row.startswith("✓") and " us" in row and "B/s" in row
 
@@ -72,7 +74,11 @@ def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
     monkeypatch.setattr(doctor, "_start_probe", abort)
     result = shoal("doctor")
     assert result.exit_code == 1
-    assert "✓ transport processes: round trip 100 us, 1.00 GB/s between two processes." in result.stdout
+    assert (
+        "✓ transport processes: round trip 100 us, 1.00 GB/s between two processes; cheapest collective for "
+        "16 / 64 workers: rabenseifner / rabenseifner for 100 kB, rabenseifner / rabenseifner for 100 MB."
+        in result.stdout
+    )
     assert (
         "✗ transport gloo does not work here: the process that tried it ended with exit code -6."
         in result.stdout
@@ -87,6 +93,16 @@ def test_doctor_says_what_mpi_lacks(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     finding = doctor.mpi()
     assert finding.works is None and "there is no mpiexec: pip install 'shoal[mpi]'" in finding.sentence
+
+
+def test_doctor_says_what_grpc_lacks_and_counts_it_as_no_fault(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "grpc" else name)
+    monkeypatch.setattr(doctor, "mpi", lambda: doctor.Finding(True, "transport mpi."))
+    monkeypatch.setattr(doctor, "_start_probe", lambda rank, folder: None)
+    monkeypatch.setattr(doctor, "hear", lambda _: ({}, "it was not tried"))
+    *_, gloo, grpc, _ = doctor.transports()
+    assert gloo.works is False
+    assert grpc == doctor.Finding(None, "transport grpc needs grpcio: pip install 'shoal[grpc]'.")
 
 
 def test_doctor_finds_mpiexec_beside_python_and_survives_one_that_fails(monkeypatch, tmp_path):

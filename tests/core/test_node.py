@@ -11,6 +11,7 @@ import torch
 from shoal.codecs import FP16
 from shoal.core.codec import Codec, Identity, expect
 from shoal.core.errors import Diverged, PeerLost
+from shoal.core.ledger import WINDOW
 from shoal.core.node import SERVER
 from shoal.core.replica import Gradient
 from shoal.core.strategy import Strategy
@@ -188,8 +189,8 @@ def test_mean_of_weights_that_are_all_zero_is_zero_and_not_nan():
     assert got[0][0] == got[1][0] == [0.0, 0.0]
 
 
-def test_mean_without_samples_is_zero_too():
-    assert averaging((5.0,), (4.0,)) == {0: ([0.0], 0.0), 1: ([0.0], 0.0)}
+def test_without_samples_all_weigh_alike():
+    assert averaging((5.0,), (4.0,)) == {0: ([4.5], 0.0), 1: ([4.5], 0.0)}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
@@ -522,3 +523,86 @@ def test_half_precision_is_averaged_in_single_precision(dtype):
     ).run()
     expected = torch.tensor(-(1001 * 40 + 20) / 1002).to(dtype)
     assert all((run.worker(rank).x == expected).all() for rank in range(2))
+
+
+# -- what a careless caller must not lose -----------------------------------------------------------
+
+
+def test_what_a_poll_did_not_come_to_is_still_there():
+    async def sender(w):
+        for number in range(3):
+            await w.send(1, Message("word", seq=number))
+
+    async def picky(w):
+        await w.transport.sleep(1.0)  # by then all have arrived
+        first = next(w.poll("word"))
+        return [first.seq, *(m.seq for m in w.poll("word"))]
+
+    assert play(sender, picky)[1] == [0, 1, 2]
+
+
+def test_more_pushes_than_a_server_remembers_are_not_under_way_at_once():
+    most = 0
+
+    async def eager(w):
+        nonlocal most
+        for _ in range(3 * WINDOW):
+            await w.post(SERVER, torch.ones(1, dtype=torch.float64), count=1, rate=1)
+            most = max(most, len(w.mailbox._open))
+        await w.settle()
+
+    async def host(s):
+        async for m in s.inbox():
+            if m.tag == "push":
+                s.x += m.body
+        return s.x.item()
+
+    assert play(eager, host=host)[1] == 3 * WINDOW
+    assert most == WINDOW
+
+
+def test_what_was_answered_is_not_asked_again():
+    heard = []
+
+    async def worker(w):
+        await w.post(SERVER, torch.ones(1, dtype=torch.float64), count=1, rate=1)
+        await w.transport.sleep(1.0)  # its answer lies there
+        w.mailbox.has_arrived()
+        await w.mailbox._ask_again(w.size)
+        await w.settle()
+        return w.meter.messages_sent
+
+    async def host(s):
+        async for m in s.inbox():
+            heard.append(m.tag)
+
+    said = play(worker, host=host)
+    assert said[0] == 1 and heard.count("push") == 1
+
+
+# -- averages under way -----------------------------------------------------------------------------
+
+
+def test_an_average_that_was_started_travels_while_the_worker_computes():
+    async def part(w):
+        await w.transport.sleep(1.0 - w.rank)  # worker 0 comes a second late
+        coming = await w.start_mean(torch.tensor([4.0 * w.rank], dtype=torch.float64), weight=1 + w.rank)
+        async for _ in w.steps():
+            await w.grad()
+        began = w.transport.now()
+        return (await coming).item(), w.transport.now() - began
+
+    network = Network(latency=0.25)
+    said = play(part, part, steps=4, network=network, compute=Compute(1.0))
+    assert {average for average, _ in said.values()} == {(0 * 1 + 4 * 2) / 3}
+    assert max(seconds for _, seconds in said.values()) == 0.0
+
+
+def test_averages_under_way_are_told_apart_in_whatever_order_they_are_taken():
+    async def part(w):
+        first = await w.start_mean(torch.tensor([1.0 + w.rank], dtype=torch.float64), weight=1)
+        second = await w.start_mean(torch.tensor([10.0 + w.rank], dtype=torch.float64), weight=1)
+        between = await w.mean(torch.tensor([100.0 + w.rank], dtype=torch.float64), weight=1)
+        return [(await second).item(), between.item(), (await first).item()]
+
+    assert play(part, part)[0] == play(part, part)[1] == [10.5, 100.5, 1.5]

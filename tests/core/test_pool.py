@@ -147,6 +147,15 @@ def test_a_pool_that_was_saved_goes_on_as_it_was(through_json):
     assert copy.state() == pool.state()
 
 
+def test_what_a_worker_leaves_of_a_long_run_takes_no_room():
+    pool = Pool(2, 1_000_000)
+    pool.commit(1, 10)
+    pool.give_up(1)
+    assert len(str(pool.state())) < 500
+    assert pool.take(0) == ((1, 10), 1_000_000)
+    assert pool.take(0) == ((1, 11), 1_000_001)
+
+
 EVENTS = ["work", "work", "work", "die", "come_back"]
 
 

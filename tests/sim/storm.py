@@ -360,6 +360,9 @@ class Told:
     def recover(self) -> tuple[None, list[Message]]:
         return None, [replace(m) for m in self.story]
 
+    def close(self) -> None:
+        return
+
 
 @dataclass(frozen=True)
 class Nowhere:

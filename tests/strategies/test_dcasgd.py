@@ -6,7 +6,8 @@ import pytest
 import torch
 from central import Census, Drawn, Trail
 
-from shoal.sim import Compute, Faults, Network
+from shoal.core.instrument import Instrument
+from shoal.sim import Compute, Faults, Network, Weather
 from shoal.strategies import ASGD, DCASGD, Single
 from shoal.testing.problems import Quadratic, simulate
 
@@ -127,3 +128,29 @@ def test_every_batch_is_in_the_model_though_a_worker_dies():
 def test_options_that_cannot_work_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         DCASGD(**options)
+
+
+class Corrections(Instrument):
+    """Compares the point that a gradient will be corrected against with the one it was taken at."""
+
+    def __init__(self):
+        self.taken_at, self.pushed = {}, set()
+        self.right = self.wrong = 0
+
+    def receive(self, node, m):
+        if not node.is_server and m.tag == "reply":
+            self.taken_at.setdefault((node.rank, m.seq), m.body.clone())
+        elif node.is_server and m.tag == "push" and (m.src, m.seq) not in self.pushed:
+            self.pushed.add((m.src, m.seq))
+            seq = max(seq for rank, seq in self.taken_at if rank == m.src)
+            same = torch.equal(node.kept[f"pulled by {m.src}"], self.taken_at[m.src, seq])
+            self.right, self.wrong = self.right + same, self.wrong + (not same)
+
+
+@pytest.mark.parametrize(
+    ("weather", "retry"), [(Weather(double=0.3, delay=2.0), None), (Weather(loss=0.2, delay=1.0), 0.75)]
+)
+def test_a_pull_that_comes_twice_does_not_move_what_a_gradient_is_corrected_against(weather, retry):
+    seen = Corrections()
+    simulate(DCASGD(), Drawn(), observers=[seen], weather=weather, retry=retry, **{**LOOSE, "steps": 20})
+    assert seen.wrong == 0 and seen.right == 80

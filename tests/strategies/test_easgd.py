@@ -29,10 +29,28 @@ def watch(strategy, problem, **options):
     return simulate(strategy, problem, observers=[paths], **options), paths
 
 
+def exchanged(alpha, x, centre):
+    """Worker and centre after one exchange. At the end there is one more, so that nothing is left behind."""
+    force = alpha * (x - centre)
+    return x - force, centre + force
+
+
+def pulled(alpha, xs, centre):
+    """The centre after all workers have pulled at once."""
+    return centre + alpha * sum(x - centre for x in xs)
+
+
 def test_centre_moves_by_the_force_it_receives():
-    run, paths = watch(EASGD(rate=0.5, period=1), Slope(gradients=(0.0,)), start=[4.0], centre=[0.0])
-    assert paths.x[0] == [4 - 0.5 * (4 - 0)]
-    assert run.server.x == 0 + 0.5 * (4 - 0)
+    run, paths = watch(EASGD(rate=0.25, period=1), Slope(gradients=(0.0,)), start=[4.0], centre=[0.0])
+    assert paths.x[0] == [4 - 0.25 * (4 - 0)]
+    assert run.server.x == 0 + 0.25 * (4 - 0) + 0.25 * (3 - 1)
+
+
+def test_what_is_done_in_less_than_a_period_is_in_the_centre():
+    run = simulate(EASGD(rate=0.25, period=10), Slope(), steps=4)
+    assert run.server.x == 0.25 * -4 and run.server.merged == 4
+    both = simulate(EASGD(rate=0.25, period=10, synchronous=True), Slope(), workers=2, steps=4)
+    assert both.worker(0).x == 2 * 0.25 * -4
 
 
 def test_one_worker_and_its_centre_by_hand():
@@ -44,6 +62,7 @@ def test_one_worker_and_its_centre_by_hand():
         x, centre = x - force, centre + force
         x = x - 0.5 * x
         expected.append(x)
+    _, centre = exchanged(0.25, x, centre)
     run, paths = watch(EASGD(rate=0.25, period=1), Quadratic(lr=0.5), steps=4, start=[8.0], centre=[0.0])
     assert paths.x[0] == expected
     assert expected[:2] == [3.0, 3.0 - 0.25 * (3 - 2) - 0.5 * (3 - 0.25 * (3 - 2))]
@@ -57,22 +76,23 @@ def test_exchanges_are_a_period_apart_and_the_first_comes_before_any_step():
             force = 0.5 * (x - centre)
             x, centre = x - force, centre + force
         x = x - 0.5 * (x - 2)
+    _, centre = exchanged(0.5, x, centre)
     problem = Quadratic(lr=0.5, targets=(2.0,))
     run, paths = watch(EASGD(rate=0.5, period=3), problem, steps=7, start=[8.0], centre=[0.0])
     assert paths.x[0][-1] == x
     assert run.server.x.item() == centre
-    assert run.server.version == 3
+    assert run.server.version == 3 + 1
 
 
 def test_two_workers_at_their_own_pace_by_hand():
     # A message takes 1/8 s, worker 0's gradient 1 s, worker 1's 2 s; each step goes down by 1.
     # Both fetch 0, so both send 0.5 * (4 - 0) = 2: the centre stands at 4, both workers at 2.
-    # Worker 0 is at 1 at 1.25 s and fetches 4; worker 1 is at 1 at 2.25 s and fetches what worker 0 left.
-    force0 = 0.5 * (1 - 4)
-    centre = 4 + force0
-    x0 = 1 - force0 - 1
-    force1 = 0.5 * (1 - centre)
-    x1 = 1 - force1 - 1
+    # Worker 0 is at 1 at 1.5 s and fetches 4; worker 1 is at 1 at 2.5 s and fetches what worker 0 left.
+    # Worker 0 has done its last step at 3 s, worker 1 at 5 s; then both exchange once more, at once.
+    x0, centre = exchanged(0.5, 1, 4)
+    x1, centre = exchanged(0.5, 1, centre)
+    x0, x1 = x0 - 1, x1 - 1
+    centre += 0.5 * (x0 - centre) + 0.5 * (x1 - centre)
     run, paths = watch(
         EASGD(rate=0.5, period=1),
         Slope(),
@@ -84,7 +104,7 @@ def test_two_workers_at_their_own_pace_by_hand():
         compute=Compute(mean=1.0, slow={1: 2.0}),
     )
     assert paths.x == {0: [1.0, x0], 1: [1.0, x1]}
-    assert run.server.x.item() == centre + force1 == 1.75
+    assert run.server.x.item() == centre
 
 
 def test_synchronous_two_workers_by_hand():
@@ -103,7 +123,7 @@ def test_synchronous_two_workers_by_hand():
     )
     assert paths.x == {0: x0[1:], 1: x1[1:]}
     assert paths.centre == {0: centre[1:], 1: centre[1:]}
-    assert [run.worker(k).x.item() for k in (0, 1)] == [centre[5]] * 2
+    assert [run.worker(k).x.item() for k in (0, 1)] == [pulled(0.25, (x0[5], x1[5]), centre[5])] * 2
     assert (x0[2], x1[2], centre[2]) == (5.0, 6.5, 7.25)
 
 
@@ -116,6 +136,7 @@ def test_synchronous_exchanges_are_a_period_apart():
             x1 - 0.25 * (x1 - 4) - pull * (x1 - centre),
             centre + pull * ((x0 - centre) + (x1 - centre)),
         )
+    centre = pulled(0.25, (x0, x1), centre)
     problem = Quadratic(lr=0.25, targets=(0.0, 4.0))
     easgd = EASGD(rate=0.25, period=2, synchronous=True)
     run, paths = watch(easgd, problem, workers=2, steps=5, start=[8.0])
@@ -150,6 +171,7 @@ def test_nesterov_momentum_with_the_spring_by_hand():
         v = 0.5 * v - 0.5 * (x + 0.5 * v)
         x += v
         expected.append(x)
+    _, centre = exchanged(0.5, x, centre)
     eamsgd = EAMSGD(rate=0.5, period=1, momentum=0.5)
     run, paths = watch(eamsgd, Quadratic(lr=0.5), steps=4, start=[8.0], centre=[0.0])
     assert paths.x[0] == expected
@@ -165,6 +187,7 @@ def test_synchronous_nesterov_momentum_by_hand():
         centre += 0.25 * ((x[0] - centre) + (x[1] - centre))
         x = new
         expected.append(x)
+    centre = pulled(0.25, x, centre)
     eamsgd = EAMSGD(rate=0.25, period=1, momentum=0.5, synchronous=True)
     run, paths = watch(eamsgd, Quadratic(lr=0.25, targets=(0.0, 4.0)), workers=2, steps=4, start=[8.0])
     assert [list(both) for both in zip(paths.x[0], paths.x[1], strict=True)] == expected
@@ -260,8 +283,8 @@ def test_the_spring_is_nine_tenths_over_n_unless_given():
 
 
 def test_the_solution_is_the_centre():
-    run, paths = watch(EASGD(0.25, 1, synchronous=True), Quadratic(lr=0.25), steps=3, workers=2, start=[8.0])
-    assert run.strategy.solution(run.worker(1)).item() == paths.centre[1][-1] == run.worker(1).x.item()
+    run = simulate(EASGD(0.25, 1, synchronous=True), Quadratic(lr=0.25), steps=3, workers=2, start=[8.0])
+    assert run.strategy.solution(run.worker(1)).item() == run.worker(1).x.item() == run.worker(0).x.item()
     run = simulate(EASGD(0.25, 1), Quadratic(lr=0.25), steps=3, workers=2, start=[8.0])
     assert run.strategy.solution(run.server).item() == run.server.x.item() == run.worker(1).x.item()
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from central import Census, Drawn, Trail
 
+from shoal.codecs import FP16
 from shoal.core.instrument import Instrument
-from shoal.sim import Compute, Faults, Network
-from shoal.strategies import Hierarchical, Sync, SyncServer
+from shoal.sim import Compute, Faults, Network, Simulation
+from shoal.strategies import Hierarchical, SoftSync, Sync, SyncServer
 from shoal.testing.problems import Quadratic, Slope, simulate
 
 WELLS = Quadratic(lr=0.5, targets=(0.0, 4.0, -8.0, 12.0), counts=(1, 3))
@@ -227,3 +228,20 @@ def test_a_tree_without_branches_is_refused(groups, text):
 def test_more_groups_than_workers_are_refused():
     with pytest.raises(ValueError, match=r"Hierarchical\(groups=4\) has more groups than the 3 workers"):
         simulate(Hierarchical(groups=4), Slope(), workers=3)
+
+
+def test_steps_too_small_for_half_precision_reach_the_server_all_the_same():
+    # the gradients fit the codec; the rate times them would not
+    tiny = Slope(lr=1e-3, gradients=(1e-5, 3e-5))
+    tree = simulate(Hierarchical(groups=2), tiny, workers=4, steps=2, codec=FP16())
+    flat = simulate(SyncServer(), tiny, workers=4, steps=2, codec=FP16())
+    assert tree.server.x.item() == pytest.approx(-4e-8, rel=2e-3)
+    assert tree.server.x.item() == pytest.approx(flat.server.x.item(), rel=2e-3)
+
+
+@pytest.mark.parametrize("strategy", [SyncServer(), SoftSync(), Hierarchical(groups=2)], ids=repr)
+def test_a_model_in_half_precision_is_summed_in_single(strategy):
+    steep = Slope(gradients=(300.0,), counts=(64,))  # 8 x 64 x 300 is no number in half precision
+    start = torch.zeros(1, dtype=torch.float16)
+    run = Simulation(strategy, lambda rank: steep.replica(rank, start), workers=8, steps=1).run()
+    assert run.server.x.item() == -300

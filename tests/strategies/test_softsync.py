@@ -1,11 +1,14 @@
 """n-softsync: worked out on paper, its identities, and how old its gradients are."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from central import Census, Drawn, Lateness, Trail, mean
 
+from shoal.core.replica import Gradient
 from shoal.sim import Compute, Faults, Link, Network
-from shoal.strategies import ASGD, SoftSync, StalenessAware, Sync
+from shoal.strategies import ASGD, Hierarchical, SoftSync, StalenessAware, Sync, SyncServer
 from shoal.testing.problems import Quadratic, Slope, simulate
 
 PACES = Compute(mean=1.0, slow={1: 1.25, 2: 3.125})
@@ -216,3 +219,25 @@ def test_waiting_for_more_gradients_than_there_are_workers_is_refused():
 def test_collecting_none_is_refused():
     with pytest.raises(ValueError, match="collect=0 must be at least 1"):
         SoftSync(collect=0)
+
+
+@dataclass(frozen=True)
+class Overflowing(Slope):
+    """Nothing counts in the first step, as when mixed precision overflows everywhere."""
+
+    def replica(self, rank, start):
+        replica = super().replica(rank, start)
+        compute = replica.gradient
+
+        async def gradient():
+            g = await compute()
+            return Gradient(g.vector * 0, 0, g.loss) if replica._step == 1 else g
+
+        replica.gradient = gradient
+        return replica
+
+
+@pytest.mark.parametrize("strategy", [SoftSync(), SyncServer(), Hierarchical(groups=2)])
+def test_a_round_without_a_sample_changes_nothing(strategy):
+    done = simulate(strategy, Overflowing(gradients=(1.0,)), workers=2, steps=3)
+    assert done.server.x == -2.0

@@ -11,36 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import sabotage
 import torch
 from marks import marks
 
 import shoal
-from shoal import processes
 from shoal.core.errors import WorkerFailed
 from shoal.launch.crew import Crew, Member
+from shoal.testing import blobs
 
 WORKERS = 4
 SILENCE_SECONDS = 10.0
 """How long a run may show no progress, whatever is killed."""
 
 Choose = Callable[[Crew], Member | None]
-
-
-@pytest.fixture
-def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
-    """The crews of the runs that are started, so that a test can find their processes."""
-    made: list[Crew] = []
-
-    class Seen(Crew):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            made.append(self)
-
-    monkeypatch.setattr(processes, "Crew", Seen)
-    return made
 
 
 class Assassin:
@@ -156,3 +142,16 @@ def test_a_run_whose_workers_are_all_killed_fails_and_says_so(crews):
     ):
         shoal.run(marks(), "asgd", workers=WORKERS, epochs=50)
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(30)
+def test_a_server_killed_when_all_workers_have_left_comes_back_and_waits_for_nobody(crews):
+    def the_server_once_it_is_alone(crew: Crew) -> Member | None:
+        return crew.members[WORKERS] if all(m.report for m in crew.members[:WORKERS]) else None
+
+    with Assassin(crews, the_server_once_it_is_alone, kills=1, seed=7) as assassin:
+        result = shoal.run(blobs(), sabotage.Lingers(), workers=WORKERS)
+    assert len(assassin.killed) == 1
+    assert result.workers == WORKERS
+    assert any("died and came back" in fault for fault in result.nodes[-1]["faults"])

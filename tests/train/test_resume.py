@@ -1,7 +1,9 @@
 """Stopping and going on is the same as never having stopped."""
 
 import os
+import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 import shoal
+from shoal.core.codec import Identity
+from shoal.plan import Plan
+from shoal.sim import Compute, Faults
+from shoal.strategies import ASGD, DCASGD, SSP, Hierarchical, Hogwild, SoftSync, SyncServer
 from shoal.testing import blobs
 
 SYNCHRONOUS = [
@@ -19,6 +25,27 @@ SYNCHRONOUS = [
     shoal.DiLoCo(period=4),
     shoal.EASGD(period=4, synchronous=True),
 ]
+
+
+WITH_A_SERVER = [
+    SyncServer(),
+    SyncServer(backup=1),
+    Hierarchical(),
+    SoftSync(wait=True),
+    SSP(bound=0),
+    ASGD(),
+    DCASGD(),
+    shoal.Downpour(n_push=2, n_fetch=2),
+    shoal.EASGD(period=4),
+    Hogwild(),
+]
+
+
+@dataclass(frozen=True)
+class Rounds(Identity):
+    """Keeps so many digits."""
+
+    digits: int = 2
 
 
 def weights(result: shoal.Result) -> torch.Tensor:
@@ -33,6 +60,16 @@ def test_resuming_in_virtual_time_is_bit_equal(strategy, codec, tmp_path):
     shoal.run(blobs(), strategy, epochs=1, checkpoint=tmp_path, **settings)  # 7 steps: stops in mid-block
     resumed = shoal.run(blobs(), strategy, epochs=3, checkpoint=tmp_path, every=3, **settings)
     straight = shoal.run(blobs(), strategy, epochs=3, **settings)
+    assert torch.equal(weights(resumed), weights(straight))
+    assert resumed.samples == straight.samples
+
+
+@pytest.mark.parametrize("strategy", WITH_A_SERVER, ids=repr)
+def test_resuming_with_a_server_in_virtual_time_is_bit_equal(strategy, tmp_path):
+    settings = {"workers": 3, "transport": "sim", "epochs": 3, "compute": Compute(mean=1.0, jitter=0.0)}
+    straight = shoal.run(blobs(), strategy, **settings, checkpoint=tmp_path, every=9)
+    shutil.rmtree(tmp_path / max(path.name for path in tmp_path.iterdir() if path.is_dir()))  # its end
+    resumed = shoal.run(blobs(), strategy, **settings, checkpoint=tmp_path)
     assert torch.equal(weights(resumed), weights(straight))
     assert resumed.samples == straight.samples
 
@@ -97,6 +134,12 @@ def test_another_run_s_checkpoint_is_refused_with_the_difference(tmp_path):
         shoal.run(blobs(), "sync", workers=2, lr=0.2, transport="sim", checkpoint=tmp_path)
 
 
+def test_a_codec_with_other_options_makes_another_run():
+    plans = [Plan(blobs(), shoal.Sync(), Rounds(digits)) for digits in (2, 3)]
+    assert plans[0].same_run() != plans[1].same_run()
+    assert plans[0].config()["codec"] == plans[1].config()["codec"] == "Rounds"
+
+
 def damage(path: Path, how: str) -> None:
     content = path.read_bytes()
     if how == "truncated":
@@ -149,3 +192,12 @@ def test_tied_weights_are_saved_alike_under_both_names(name, tmp_path):
     for path in tmp_path.rglob("model.safetensors"):
         saved = load_file(path)
         assert torch.equal(saved["0.weight"], saved["1.weight"])
+
+
+def test_a_step_that_only_a_worker_which_died_since_had_reached_is_not_saved(tmp_path):
+    # Worker 1 saves before step 5 and dies at step 8; worker 0 comes to step 5 only then.
+    slow = Compute(mean=1.0, slow={0: 4.0})
+    settings = {"workers": 3, "transport": "sim", "checkpoint": tmp_path, "every": 5}
+    shoal.run(blobs(), "asgd", epochs=2, compute=slow, faults=Faults().crash(rank=1, step=8), **settings)
+    resumed = shoal.run(blobs(), "asgd", epochs=2, compute=slow, **settings)
+    assert resumed.samples == 2 * 300

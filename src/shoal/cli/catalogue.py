@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json as json_format
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 import typer
@@ -18,9 +18,11 @@ from shoal.core.catalogue import Catalogue
 from shoal.launch.join import COLLECTIVES, TRANSPORTS, check_word
 from shoal.strategies import STRATEGIES
 from shoal.tasks import TASKS
+from shoal.topologies import TOPOLOGIES
 
 KINDS = {
     "strategies": "how workers are kept together; options: --strategy.NAME VALUE",
+    "topologies": "who talks to whom in which round: --strategy.topology WORD",
     "codecs": "how messages are compressed: --codec",
     "transports": "how bytes move: --transport",
     "collectives": "how averages are formed: --collective",
@@ -42,7 +44,7 @@ def show(
     kind: Annotated[str, typer.Argument(metavar="[KIND]", help=f"One of {', '.join(KINDS)}.")] = "",
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """List every strategy, codec, transport, collective and task with its source and its options."""
+    """List every strategy, topology, codec, transport, collective and task with its source and options."""
     if kind:
         check_word("kind", kind, KINDS)
     listed = {name: list(entries(name)) for name in ([kind] if kind else KINDS)}
@@ -61,6 +63,9 @@ def entries(kind: str) -> Iterator[Entry]:
     """Every word of one kind."""
     if kind == "strategies":
         yield from _made_here(STRATEGIES)
+    elif kind == "topologies":
+        for entry in _made_here(TOPOLOGIES):
+            yield replace(entry, source="")
     elif kind == "codecs":
         yield from _made_here(CODECS)
     elif kind == "tasks":

@@ -30,6 +30,10 @@ Durability = Annotated[
     str, typer.Option(help="What a server that dies remembers: memory (its last snapshot) or journal (all).")
 ]
 
+Collective = Annotated[
+    str, typer.Option(metavar="WORD", help="How averages are formed; see: shoal list collectives.")
+]
+
 WRONG_ARGUMENTS, WORLD_FAILED, STOPPED = 2, 1, 130
 
 

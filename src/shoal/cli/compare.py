@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.checkpoint import Checkpoints
-from shoal.cli.command import DOTTED, Durability, Servers, Timeout
+from shoal.cli.command import DOTTED, Collective, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
 from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
 from shoal.codecs import CODECS
@@ -49,7 +49,7 @@ def compare(
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="the task's own")] = None,
     codec: Annotated[str, typer.Option(help="How messages are compressed.")] = "none",
     transport: Annotated[str, typer.Option(help="processes, gloo or sim.")] = "processes",
-    collective: Annotated[str, typer.Option(help="How averages are formed: auto, native, stripes.")] = "auto",
+    collective: Collective = "auto",
     servers: Servers = 1,
     durability: Durability = "memory",
     sim: Annotated[

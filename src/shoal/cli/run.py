@@ -23,14 +23,15 @@ from shoal.cli.access import (
     TokenFile,
     read_access,
 )
-from shoal.cli.command import DOTTED, PASSED, Durability, Servers, Timeout
+from shoal.cli.command import DOTTED, PASSED, Collective, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
 from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
 from shoal.codecs import CODECS
 from shoal.core.strategy import Strategy
 from shoal.journal import DURABILITY
 from shoal.launch.environment import Place
-from shoal.launch.join import TRANSPORTS, check_word, refuse_mpi
+from shoal.launch.join import TRANSPORTS, check_collective, check_word, refuse_mpi
+from shoal.launch.seat import check_durability
 from shoal.report import Progress
 from shoal.script import Printer, run_here, run_script
 from shoal.strategies import STRATEGIES
@@ -59,6 +60,7 @@ def run(
         str | None,
         typer.Option(help="processes, gloo or grpc; mpi under mpiexec.", show_default="processes"),
     ] = None,
+    collective: Collective = "auto",
     servers: Servers = 1,
     durability: Durability = "memory",
     checkpoint: CheckpointFolder = None,
@@ -84,12 +86,12 @@ def run(
     """
     script, rest = find_script([script, *(arguments or [])] if script else [], ctx.meta[PASSED])
     chosen = choose_strategy(strategy, ctx.meta[DOTTED])
-    if codec is not None:
-        CODECS.make(codec)
+    check_collective(collective, CODECS.make(codec or "none"))
     found = Place.find()
     kind = transport or found.transport
     check_word("transport", kind, {name: TRANSPORTS[name] for name in ("processes", "gloo", "grpc", "mpi")})
     check_word("durability", durability, DURABILITY)
+    check_durability(durability, kind)
     check_servers(servers, chosen)
     check_checkpoint(checkpoint, every)
     place = replace(
@@ -109,6 +111,7 @@ def run(
         strategy=strategy,
         strategy_options=ctx.meta[DOTTED],
         codec=codec,
+        collective=collective,
         servers=servers,
         durability=durability,
         checkpoint=None if checkpoint is None else str(checkpoint),
@@ -120,8 +123,7 @@ def run(
         run_here(script, rest, place)
     else:
         refuse_mpi(kind)
-        count = 1 if workers is None else workers
-        start(script, rest, count, chosen, place, Outcome(json, report), quiet)
+        start(script, rest, 1 if workers is None else workers, chosen, place, Outcome(json, report), quiet)
 
 
 def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:
@@ -153,6 +155,11 @@ def check_joining(place: Place, strategy: Strategy | None, workers: int | None, 
     """Raise ValueError for what cannot be had where another launcher started the processes."""
     if place.transport not in {"torchrun": ("gloo", "grpc"), "mpi": ("mpi",)}[place.launched]:
         raise ValueError(f"transport {place.transport!r} cannot join what {place.launched} started")
+    if place.durability == "journal":
+        raise ValueError(
+            f"{place.launched} started the processes, and does not start a server again; "
+            "take durability 'memory', and --checkpoint"
+        )
     servers = 0 if strategy is None else strategy.servers * place.servers
     if workers is not None and workers != place.nodes - servers:
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from torch import Tensor
 
 from shoal.core.errors import Diverged, PeerLost, Unavailable
-from shoal.core.ledger import REFUSED
+from shoal.core.ledger import REFUSED, WINDOW
 from shoal.core.mailbox import Question
 from shoal.core.service import flaw, refusal
 from shoal.core.transport import Message, Windows
@@ -56,8 +56,10 @@ class Client:
         return [(rank, slice_of(shard, node.shards, numel)) for shard, rank in enumerate(nodes)]
 
     async def post(self, server: int, v: Tensor, count: float, rate: float) -> None:
-        """Begin a push."""
+        """Begin a push. A server remembers only so many: beyond them those before are completed first."""
         node = self._node
+        if len(self._posted) >= WINDOW:
+            await self.settle()
         for rank, part in self.shards_of(server, v.numel()):
             m = Message("push", node.encode(f"push.{rank}", v[part]), count=count, clock=node.clock)
             m.version, m.rate = self.seen.get(rank, 0), rate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +20,9 @@ class Gathering:
 
     def __init__(self, s: Node) -> None:
         self._node = s
-        self._total = s.keep("total", torch.zeros_like(s.x))
-        self._tally = s.keep("tally", torch.zeros(2, dtype=torch.float64))  # gradients, samples
+        wide = torch.promote_types(s.x.dtype, torch.float32)  # a sum in half precision overflows
+        self._total = s.keep("total", torch.zeros_like(s.x, dtype=wide))
+        self._tally = s.keep("tally", torch.zeros(3, dtype=torch.float64))  # gradients, samples, rates
         self._gave = s.keep("gave", torch.zeros(s.size + s.servers * s.shards, dtype=torch.bool))
         self._waiting: dict[int, Message] = {}
 
@@ -37,6 +38,10 @@ class Gathering:
     def has(self, rank: int) -> bool:
         """Whether that node is one of them."""
         return bool(self._gave[rank])
+
+    def lacks(self, ranks: Iterable[int]) -> bool:
+        """Whether one of these has still to give."""
+        return not all(self.has(rank) for rank in ranks)
 
     async def inbox(self) -> AsyncIterator[Message]:
         """What `Node.inbox` brings. Pulls are answered here, once the caller has dealt with the message."""
@@ -54,13 +59,23 @@ class Gathering:
         """Take in the gradient of a push, at its rate and weighted by the samples behind it."""
         if len(self) == 0:  # what is there is the last step
             self._total.zero_()
-        self._total.add_(m.body, alpha=rate * m.count)
-        self._tally += torch.tensor([1.0, m.count])
+        weight = rate * m.count
+        self._total.add_(m.body, alpha=weight)
+        self._tally += torch.tensor([1.0, m.count, weight], dtype=torch.float64)
         self._gave[m.src] = waits
 
-    def close(self) -> tuple[Tensor, float]:
-        """The mean step, there until the next gradient, and the samples behind it; a new round begins."""
-        samples = float(self._tally[1])
+    def close(self) -> tuple[Tensor, float, float]:
+        """The mean step, there until the next gradient; the rate in it; the samples behind it.
+
+        These may be none, where mixed precision overflowed everywhere: then the step is zero.
+        """
+        _, samples, rates = self._tally.tolist()
         self._tally.zero_()
         self._gave.zero_()
-        return self._total.div_(samples), samples
+        return self._total.div_(samples or 1.0), rates / (samples or 1.0), samples
+
+    def descend(self) -> None:
+        """Close the round with a step of this server's own."""
+        step, _, samples = self.close()
+        self._node.x.sub_(step)
+        self._node.advance(samples)

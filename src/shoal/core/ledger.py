@@ -23,7 +23,7 @@ WINDOW = 64
 
 
 @dataclass
-class Client:
+class Account:
     """One incarnation of a client: its newest answers, and the number below which they were forgotten."""
 
     incarnation: int = 0
@@ -35,7 +35,7 @@ class Ledger:
     """Requests are told apart by client, incarnation and sequence number. A plain value: it can be saved."""
 
     def __init__(self) -> None:
-        self._clients: dict[int, Client] = {}
+        self._accounts: dict[int, Account] = {}
 
     def answer_to(self, m: Message) -> Message | None:
         """None for a request that is new; else what to answer instead of doing it.
@@ -46,60 +46,64 @@ class Ledger:
             return Message(FENCED, seq=m.seq)
         if self.is_successor(m) or m.tag == "pull":  # a pull changes nothing, so it is answered anew
             return None
-        client = self._clients.get(m.src, Client())
-        if m.seq <= client.forgotten:  # nobody waits for it any more
+        account = self._accounts.get(m.src, Account())
+        if m.seq <= account.forgotten:  # nobody waits for it any more
             return Message(ACK, seq=m.seq)
-        return client.answers.get(m.seq)
+        return account.answers.get(m.seq)
 
     def has_fenced(self, m: Message) -> bool:
         """Whether `m` is of a former incarnation of its client."""
-        return m.incarnation < self._clients.get(m.src, Client()).incarnation
+        return m.incarnation < self._accounts.get(m.src, Account()).incarnation
 
     def has_gone_on(self, m: Message) -> bool:
         """Whether something that its client asked after `m` was answered already."""
-        return m.seq < max(self._clients.get(m.src, Client()).answers, default=0)
+        return m.seq < max(self._accounts.get(m.src, Account()).answers, default=0)
 
     def is_successor(self, m: Message) -> bool:
         """Whether `m` is the first that is heard of a later incarnation of its client."""
-        return m.incarnation > self._clients.get(m.src, Client()).incarnation
+        return m.incarnation > self._accounts.get(m.src, Account()).incarnation
 
     def record(self, m: Message, answer: Message) -> None:
         """Remember how `m` was answered."""
-        client = self._clients.setdefault(m.src, Client(m.incarnation))
-        client.answers[m.seq] = answer
-        while len(client.answers) > WINDOW:
-            oldest = min(client.answers)
-            client.forgotten = max(client.forgotten, oldest)
-            del client.answers[oldest]
+        account = self._accounts.setdefault(m.src, Account(m.incarnation))
+        account.answers[m.seq] = answer
+        while len(account.answers) > WINDOW:
+            oldest = min(account.answers)
+            account.forgotten = max(account.forgotten, oldest)
+            del account.answers[oldest]
 
     def forget_all_but(self, tag: str) -> None:
         """Forget the answers of other kinds."""
-        for client in self._clients.values():
-            client.answers = {seq: answer for seq, answer in client.answers.items() if answer.tag == tag}
+        for account in self._accounts.values():
+            account.answers = {seq: answer for seq, answer in account.answers.items() if answer.tag == tag}
 
     def fence(self, rank: int, since: int = 0) -> None:
         """Take nothing more from this client until it comes back as a later incarnation, `since` or after."""
-        client = self._clients.get(rank, Client())
-        self._clients[rank] = Client(max(since, client.incarnation + 1))
+        account = self._accounts.get(rank, Account())
+        self._accounts[rank] = Account(max(since, account.incarnation + 1))
+
+    def has_fenced_any(self, ranks: range) -> bool:
+        """Whether one of these was ever given up on."""
+        return any(rank in ranks and account.incarnation > 0 for rank, account in self._accounts.items())
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
         return {
             str(rank): {
-                "incarnation": client.incarnation,
-                "forgotten": client.forgotten,
+                "incarnation": account.incarnation,
+                "forgotten": account.forgotten,
                 "answers": [
                     [a.seq, a.tag, a.version, a.body.tolist() if a.parts else None]
-                    for a in client.answers.values()
+                    for a in account.answers.values()
                 ],
             }
-            for rank, client in self._clients.items()
+            for rank, account in self._accounts.items()
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self._clients = {
-            int(rank): Client(
+        self._accounts = {
+            int(rank): Account(
                 saved["incarnation"],
                 saved["forgotten"],
                 {

@@ -35,3 +35,7 @@ class Log(Protocol):
     def recover(self) -> tuple[dict[str, Any] | None, Iterable[Message]]:
         """The newest whole snapshot, if any, and the whole messages after it, in order."""
         ...
+
+    def close(self) -> None:
+        """Let go of what is held open: nothing more comes."""
+        ...

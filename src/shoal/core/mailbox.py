@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from math import inf, isfinite
 from typing import TYPE_CHECKING, TypeAlias
 
+from shoal.core.attending import Handlers
 from shoal.core.errors import Fenced, PeerLost
 from shoal.core.ledger import FENCED
 from shoal.core.service import ANSWERS, WAIT
-from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
+from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message, Watches
 
 if TYPE_CHECKING:
     from shoal.core.node import Node
@@ -32,6 +33,7 @@ class Mailbox:
         self.gone: dict[int, str] = {}  # rank -> how it went
         self.waiting = ""  # for what, while it waits
         self._node = node
+        self._watch = node.transport.watch if isinstance(node.transport, Watches) else None
         self._retry = retry
         self._recovery = recovery
         self._stash: deque[Message] = deque()  # arrived, not asked for yet
@@ -75,12 +77,44 @@ class Mailbox:
     def poll(self, tag: str) -> Iterator[Message]:
         """The messages with that tag that have arrived; never waits."""
         self.has_arrived()
-        waiting = [m for m in self._stash if m.tag == tag]
-        self._stash = deque(m for m in self._stash if m.tag != tag)
-        yield from waiting
+        for m in [m for m in self._stash if m.tag == tag]:
+            self._stash.remove(m)
+            yield m
 
-    async def find(self, tag: str, src: int | None) -> Message:
-        """The next message with that tag (from `src`), waiting for it; PeerLost if `src` goes first."""
+    async def attend(self, meanwhile: Handlers, seconds: float) -> None:
+        """Deal with what comes under these tags, waiting so long for it; returns when anything has come."""
+        self.has_arrived()
+        if seconds > 0 and not any(m.tag in meanwhile for m in self._stash):
+            with suppress(TimeoutError):
+                m = await self._node.transport.recv(seconds)
+                if self._take_in(m):
+                    self._stash.append(m)
+        await self._deal_with(meanwhile)
+
+    async def let_pass(self, seconds: float, meanwhile: Handlers | None) -> None:
+        """Let time pass, and deal with what comes under these tags."""
+        transport = self._node.transport
+        if meanwhile is None:
+            if seconds:
+                await transport.sleep(seconds)
+            return
+        until = transport.now() + seconds
+        while (left := until - transport.now()) > 0:
+            await self.attend(meanwhile, left)
+
+    def holds(self, tag: str, sources: Iterable[int]) -> bool:
+        """Whether a message with that tag has arrived from each of these; never waits."""
+        self.has_arrived()
+        return {m.src for m in self._stash if m.tag == tag}.issuperset(sources)
+
+    async def find(
+        self, tag: str, src: int | None, needed: Container[int] = (), meanwhile: Handlers | None = None
+    ) -> Message:
+        """The next message with that tag (from `src`), waiting for it; PeerLost if `src` goes first.
+
+        So it is if one of those `needed` is lost, without whom `src` itself may wait for ever. What comes
+        under the tags of `meanwhile` is dealt with while it waits.
+        """
 
         def wanted(m: Message) -> bool:
             return m.tag == tag and (src is None or m.src == src)
@@ -89,9 +123,13 @@ class Mailbox:
             if wanted(m):
                 del self._stash[i]
                 return m
+        if self._watch is not None and src is not None:
+            self._watch(src)
         while True:
-            if src in self.gone:
-                raise self._lost(src, repr(tag))
+            for rank in self.gone:  # the first to go is the cause
+                if rank == src or (rank in needed and rank in self._lost_at):
+                    raise self._lost(rank, repr(tag), src)
+            await self._deal_with(meanwhile or {})
             m = await self._receive(repr(tag), src)
             if self._take_in(m):
                 if wanted(m):
@@ -144,12 +182,22 @@ class Mailbox:
         """Number questions from where a checkpoint left off."""
         self._numbers = {int(rank): number for rank, number in numbers.items()}
 
+    def has_lost(self, rank: int) -> bool:
+        """Whether that node has vanished, and not come back."""
+        return rank in self._lost_at
+
     def forget_departures(self) -> None:
         """Nobody has gone: a run starts over from a checkpoint."""
         self.gone.clear()
         self._lost_at.clear()
 
     # -- inside --------------------------------------------------------------------------------
+
+    async def _deal_with(self, meanwhile: Handlers) -> None:
+        """Hand what lies there under these tags to who deals with it."""
+        for m in [m for m in self._stash if m.tag in meanwhile]:
+            self._stash.remove(m)
+            await meanwhile[m.tag](m)
 
     def _take_in(self, m: Message) -> bool:
         """Take note of an arrival; whether it is to be kept with the others."""
@@ -188,18 +236,19 @@ class Mailbox:
         since = self._lost_at.get(rank)
         return since is not None and self._node.transport.now() < since + self._recovery
 
-    def _lost(self, rank: int, what: str) -> PeerLost:
+    def _lost(self, rank: int, what: str, src: int | None = None) -> PeerLost:
         node = self._node
+        sender = "it" if src is None or src == rank else node.name_of(src)
         return PeerLost(
-            f"{node.name_of(rank)} {self.gone[rank]} before it sent {what} to {node.name} "
+            f"{node.name_of(rank)} {self.gone[rank]} before {sender} sent {what} to {node.name} "
             f"(which is at step {node.t})."
         )
 
     async def _ask_again(self, rank: int) -> None:
         self._returned.discard(rank)
-        for (dst, _), m in list(self._open.items()):
-            if dst == rank:
-                await self._node.send(dst, m)
+        for question, m in list(self._open.items()):
+            if question[0] == rank and question not in self._answers:
+                await self._node.send(rank, m)
 
     async def _receive(self, what: str, src: int | None, reminds: bool = False) -> Message:
         """The next message of any kind, with the wait for it accounted for.

@@ -7,25 +7,30 @@ where others may act. Nothing here knows which driver completes the awaits.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from shoal.core.attending import Background, Handlers, attentively
 from shoal.core.client import FIRST, Client, Pending
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.errors import Diverged
 from shoal.core.instrument import Instrument, Meter
 from shoal.core.log import Log
 from shoal.core.mailbox import Mailbox
+from shoal.core.meeting import Meeting
+from shoal.core.peers import Peers
 from shoal.core.pool import Pool
-from shoal.core.replica import Replica
+from shoal.core.replica import Gradient, NoMoreSteps, Replica
+from shoal.core.saving import restore, state_of
 from shoal.core.seeds import stream
 from shoal.core.service import NOTED, Service
+from shoal.core.streaming import Coming
 from shoal.core.transport import Lends, Message, Transport
 
 SERVER = FIRST
@@ -34,25 +39,24 @@ SERVER = FIRST
 Mean: TypeAlias = "Callable[[Node, Tensor, float], Awaitable[tuple[Tensor, float]]]"
 """How a weighted average is formed: (node, vector, weight) -> (average, total weight)."""
 
+GradientT = TypeVar("GradientT", bound=Gradient)
+
 Hook: TypeAlias = "Callable[[Node], Awaitable[None]]"
 
 
-def name_of(rank: int, workers: int) -> str:
-    """How messages to people call the node of that rank in a run of so many workers."""
+def name_of(rank: int, workers: int, servers: int) -> str:
+    """How messages to people call the node of that rank; several servers are counted from 0."""
     if rank < workers:
         return f"worker {rank}"
-    return "the server" if rank == workers else f"server {rank - workers}"
-
-
-class NoMoreSteps(Exception):
-    """The training loop ended while the algorithm waited for its next gradient."""
+    return f"server {rank - workers}" if servers > 1 else "the server"
 
 
 class Node:
     """A worker (rank below `size`) or a server (rank `size` and up) of a run.
 
     `size` is the number of workers. Each server the algorithm names is `shards` nodes that own a slice of
-    the vector each. `pace` is awaited after each gradient: virtual time passes there.
+    the vector each. `pace` tells how many seconds of virtual time a gradient has taken, `background` computes
+    one in another thread while this one answers messages.
     `boundary` is awaited before each step of a worker and after the last known one, for checkpoints and
     requests to stop; and at a server when all workers have sent CHECKPOINT for a step, with `t` set to it.
     """
@@ -75,7 +79,8 @@ class Node:
         incarnation: int = 0,
         log: Log | None = None,
         locate: Callable[[int], str] = "element {}".format,
-        pace: Hook | None = None,
+        pace: Callable[[Node], float] | None = None,
+        background: Background | None = None,
         boundary: Hook | None = None,
         observers: Sequence[Instrument] = (),
     ) -> None:
@@ -98,16 +103,19 @@ class Node:
         self.working = set(range(workers))  # workers that have not gone
         self.clock = 0  # gradients taken
         self.unmerged = 0.0  # own samples since the last mean or push
+        self.has_ended = False  # whether its training loop has, while others may go on
         self.mailbox = Mailbox(self, retry, recovery)
         self.client = Client(self)
-        self._mean = mean
+        self.peers = Peers(self)
+        self.meeting = Meeting(self, mean)
         self.locate = locate  # how people call an element of the vector
         self._pace = pace
+        self._background = background
         self._boundary = boundary
         self._observers = tuple(observers)
-        self._kept: dict[str, Tensor] = {}
-        self._codec_states: dict[str, State] = {}
-        self._asked: Counter[int] = Counter()  # server: step -> workers that saved before it
+        self.kept: dict[str, Tensor] = {}
+        self.codec_states: dict[str, State] = {}
+        self._saved: dict[int, set[int]] = {}  # server: step -> workers that saved before it
         keeps_pool = transport.rank == workers and steps is not None
         self.service = Service(self, Pool(workers, steps or 0) if keeps_pool else None, log)
         if incarnation and steps is not None and not self.is_server:
@@ -152,16 +160,16 @@ class Node:
 
     def name_of(self, rank: int) -> str:
         """How messages to people call the node of that rank."""
-        return name_of(rank, self.size)
+        return name_of(rank, self.size, self.servers * self.shards)
 
     def keep(self, name: str, start: Tensor) -> Tensor:
         """A variable of the algorithm that is checkpointed: a copy of `start`, or what was restored.
 
         Change it in place; the node holds on to the same tensor.
         """
-        if name not in self._kept:
-            self._kept[name] = start.clone()
-        return self._kept[name]
+        if name not in self.kept:
+            self.kept[name] = start.clone()
+        return self.kept[name]
 
     # -- local work ----------------------------------------------------------------------------
 
@@ -176,6 +184,7 @@ class Node:
                 await self._boundary(self)
             if self.last_step is not None and self.t >= self.last_step and not await self._has_more():
                 return
+            await self.meeting.progress()
             yield self.t
             self.t += 1
             self.meter.steps = self.t
@@ -191,39 +200,30 @@ class Node:
 
         The first `warmup` steps are blocks of one. A block that the end of training cuts short counts too.
         """
-        open_block = self.t > warmup and (self.t - warmup) % period != 0  # where a checkpoint left off
+
+        def is_whole(done: int) -> bool:
+            return done <= warmup or (done - warmup) % period == 0
+
         try:
             async for t in self.steps():
                 self.descend(await self.grad())
-                open_block = t >= warmup and (t + 1 - warmup) % period != 0
-                if not open_block:
+                if is_whole(t + 1):
                     yield t
         except NoMoreSteps:
-            pass
-        if open_block:
+            while self.size > 1:  # others may still have data: `mean` tells when nobody has
+                self.t = next(done for done in itertools.count(self.t + 1) if is_whole(done))
+                yield self.t - 1
+        if not is_whole(self.t):
             yield self.t - 1
 
-    async def grad(self) -> Tensor:
-        """The gradient of the mean loss on the next batch, at `x` as it is now.
+    def grad(self, meanwhile: Handlers | None = None) -> Coming:
+        """The gradient of the mean loss on the next batch, at `x` as it is when this is awaited.
 
+        What arrives under the tags of `meanwhile` is dealt with while it is computed: leave `x` alone there.
         In virtual time it costs time. Raises NoMoreSteps when whoever owns the training loop has ended it,
         and Diverged when the loss is not finite, unless there is a server to refuse what comes of it.
         """
-        began = self.transport.now()
-        gradient = await self.replica.gradient()
-        if gradient.loss is not None:
-            self.meter.loss = gradient.loss
-            if not math.isfinite(gradient.loss) and not self.servers:
-                raise Diverged(
-                    f"{self.name}: the loss became {gradient.loss} at step {self.t}. {self.advice}"
-                )
-        if self._pace is not None:
-            await self._pace(self)
-        self.clock += 1
-        self.unmerged += gradient.count
-        self.meter.samples += gradient.count
-        self.meter.compute_seconds += self.transport.now() - began
-        return gradient.vector
+        return Coming(partial(self._gradient, meanwhile if self.size > 1 else None))
 
     def descend(self, g: Tensor) -> None:
         """One step of the user's optimizer along -g."""
@@ -241,15 +241,14 @@ class Node:
         """The average over all workers of a difference, weighted by the samples behind it.
 
         Lossy if the codec is. Waits for every worker; all get the same bits. `weight` defaults to the
-        samples this worker took since it last merged. Raises PeerLost if a worker goes before it took part.
+        samples this worker took since it last merged. Raises PeerLost if a worker goes before it took part,
+        and NoMoreSteps when nobody has data any more.
         """
-        vector = v if isinstance(v, Tensor) else await v
-        own = self._take_unmerged()
-        average, total = vector, own
-        if self.size > 1:
-            average, total = await self._mean(self, vector, own if weight is None else weight)
-        self.merged += total if weight is None else own * self.size
-        return average
+        return await self.meeting.mean(v, weight)
+
+    async def start_mean(self, v: Tensor, weight: float) -> Pending[Tensor]:
+        """Begin such an average, to compute meanwhile: awaiting what this returns completes it."""
+        return await self.meeting.start(v, weight)
 
     # -- with a server: the worker's side ------------------------------------------------------
 
@@ -264,7 +263,7 @@ class Node:
 
     async def post(self, dst: int, v: Tensor, count: float | None = None, rate: float | None = None) -> None:
         """Begin a push; `settle` completes it. Until then `v` must not change."""
-        samples = self._take_unmerged() if count is None else count
+        samples = self.take_unmerged() if count is None else count
         await self.client.post(dst, v, samples, self.lr if rate is None else rate)
 
     async def settle(self) -> None:
@@ -287,7 +286,7 @@ class Node:
 
     async def note(self) -> None:
         """Say that all this worker has done so far is in the model, where no push of its own tells so."""
-        await self.send(SERVER, Message(NOTED, count=self._take_unmerged(), clock=self.clock))
+        await self.send(SERVER, Message(NOTED, count=self.take_unmerged(), clock=self.clock))
 
     # -- with a server: the server's side ------------------------------------------------------
 
@@ -298,9 +297,10 @@ class Node:
         """
         return self.service.messages()
 
-    async def reply(self, m: Message, v: Tensor) -> None:
-        """Answer a pull with a state. Exact."""
-        await self.service.reply(m, Message("reply", (v,), seq=m.seq, version=self.version))
+    async def reply(self, m: Message, v: Tensor, version: int | None = None) -> None:
+        """Answer a pull with a state, of this version if it is not the newest. Exact."""
+        version = self.version if version is None else version
+        await self.service.reply(m, Message("reply", (v,), seq=m.seq, version=version))
 
     def advance(self, samples: float) -> None:
         """Say that the model is a new version: so many samples more are in it."""
@@ -342,9 +342,9 @@ class Node:
         for observer in self._observers:
             observer.send(self, dst, m)
 
-    async def recv(self, tag: str, src: int | None = None) -> Message:
+    async def recv(self, tag: str, src: int | None = None, meanwhile: Handlers | None = None) -> Message:
         """The next message with that tag (from `src`); waits for it. Raises PeerLost if `src` goes first."""
-        return await self.mailbox.find(tag, self.size if src == SERVER else src)
+        return await self.mailbox.find(tag, self.size if src == SERVER else src, meanwhile=meanwhile)
 
     def poll(self, tag: str) -> Iterator[Message]:
         """The messages with that tag that have arrived; never waits."""
@@ -354,10 +354,8 @@ class Node:
 
     def encode(self, key: str, v: Tensor) -> Payload:
         """Compress one vector of the stream called `key`, whose codec state the node keeps."""
-        state = self._codec_states.get(key)
-        payload, self._codec_states[key] = self.codec.encode(
-            v, self.codec.init(v) if state is None else state
-        )
+        state = self.codec_states.get(key)
+        payload, self.codec_states[key] = self.codec.encode(v, self.codec.init(v) if state is None else state)
         return payload
 
     def decode(self, payload: Payload, numel: int) -> Tensor:
@@ -369,50 +367,17 @@ class Node:
 
     def state_dict(self) -> dict[str, Any]:
         """The node's whole state between two steps."""
-        return {
-            "x": self.x,
-            "kept": self._kept,
-            "codec": self._codec_states,
-            "replica": self.replica.state_dict(),
-            "rng": self.rng.get_state(),
-            "service": self.service.state(),
-            "numbers": {
-                "step": self.t,
-                "clock": self.clock,
-                "version": self.version,
-                "merged": self.merged,
-                "unmerged": self.unmerged,
-                "samples": self.meter.samples,
-                "seen": {str(rank): version for rank, version in self.client.seen.items()},
-                "questions": self.mailbox.numbers(),
-            },
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
-        self.x.copy_(state["x"])
-        here = partial(Tensor.to, device=self.x.device, copy=True)
-        self._kept = {name: here(tensor) for name, tensor in state["kept"].items()}
-        self._codec_states = {
-            key: {name: here(tensor) for name, tensor in memory.items()}
-            for key, memory in state["codec"].items()
-        }
-        self.replica.load_state_dict(state["replica"])
-        self.rng.set_state(state["rng"])
-        self.service.load(state["service"])
-        numbers = state["numbers"]
-        self.t = self.meter.steps = numbers["step"]
-        self.clock = numbers["clock"]
-        self.version, self.merged = numbers["version"], numbers["merged"]
-        self.unmerged = numbers["unmerged"]
-        self.client.seen = {int(rank): version for rank, version in numbers["seen"].items()}
-        self.mailbox.go_on_from(numbers["questions"])
-        self.meter.samples = self.samples_before = numbers["samples"]
+        restore(self, state)
 
-    async def save_when_all_ask(self, step: int) -> None:
-        """A worker has saved its state before this step: save too once all have."""
-        self._asked[step] += 1
-        if self._asked[step] == self.size and self._boundary is not None:
+    async def save_when_all_have(self, step: int, rank: int) -> None:
+        """A worker has saved its state before this step: save too once all have, and all are still there."""
+        saved = self._saved.setdefault(step, set())
+        saved.add(rank)
+        if len(saved) == self.size and not self.service.has_lost_a_worker and self._boundary is not None:
             self.t = step
             await self._boundary(self)
 
@@ -443,7 +408,35 @@ class Node:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _take_unmerged(self) -> float:
+    async def _gradient(self, meanwhile: Handlers | None) -> Tensor:
+        return (await self.computed(self.replica.gradient, meanwhile)).vector
+
+    async def computed(
+        self, compute: Callable[[], Coroutine[Any, Any, GradientT]], meanwhile: Handlers | None = None
+    ) -> GradientT:
+        """What a replica computes, with what it cost accounted for."""
+        began = self.transport.now()
+        try:
+            gradient = await attentively(compute(), self._background, self.mailbox, meanwhile)
+        except NoMoreSteps:
+            self.has_ended = True
+            raise
+        if gradient.loss is not None:
+            self.meter.loss = gradient.loss
+            if not math.isfinite(gradient.loss) and not self.servers:
+                raise Diverged(
+                    f"{self.name}: the loss became {gradient.loss} at step {self.t}. {self.advice}"
+                )
+        if self._pace is not None:
+            await self.mailbox.let_pass(self._pace(self), meanwhile)
+        self.clock += 1
+        self.unmerged += gradient.count
+        self.meter.samples += gradient.count
+        self.meter.compute_seconds += self.transport.now() - began
+        return gradient
+
+    def take_unmerged(self) -> float:
+        """The samples that this worker took since it last merged; they count as merged from now on."""
         taken, self.unmerged = self.unmerged, 0.0
         return taken
 

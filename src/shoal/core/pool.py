@@ -28,11 +28,6 @@ class Lot:
         """The clock at which all is done."""
         return self.start + self.own + len(self.lent)
 
-    def batch(self, clock: int) -> Batch:
-        """The batch that is done at this clock."""
-        place = clock - self.start
-        return (self.rank, place) if place < self.own else self.lent[place - self.own]
-
 
 class Pool:
     """Every worker has a share of `steps` batches; what it leaves undone goes to whoever asks for more."""
@@ -40,7 +35,7 @@ class Pool:
     def __init__(self, workers: int, steps: int) -> None:
         self._steps = steps
         self._lots = [Lot(rank, steps) for rank in range(workers)]
-        self._free: deque[Batch] = deque()
+        self._free: deque[tuple[int, int, int]] = deque()  # share, first free place, the place after the last
 
     def commit(self, rank: int, clock: int) -> None:
         """The first `clock` batches of this worker are in the model."""
@@ -50,7 +45,10 @@ class Pool:
     def give_up(self, rank: int) -> None:
         """The worker has gone: what it has not done is free."""
         lot = self._lots[rank]
-        self._free.extend(lot.batch(clock) for clock in range(lot.clock, lot.end))
+        done = lot.clock - lot.start
+        if done < lot.own:
+            self._free.append((rank, done, lot.own))
+        self._free.extend((owner, place, place + 1) for owner, place in lot.lent[max(0, done - lot.own) :])
         self._lots[rank] = Lot(rank, own=0, start=lot.clock, clock=lot.clock)
 
     def take(self, rank: int) -> tuple[Batch, int] | None:
@@ -63,8 +61,11 @@ class Pool:
         ):  # it came back, and goes on beside the slowest: else that waits for it
             at_work = [other.clock for other in self._lots if other.clock < other.end]
             lot.start = lot.clock = min(at_work, default=lot.clock)
-        lot.lent.append(self._free.popleft())
-        return lot.lent[-1], lot.end - 1
+        owner, place, end = self._free.popleft()
+        if place + 1 < end:
+            self._free.appendleft((owner, place + 1, end))
+        lot.lent.append((owner, place))
+        return (owner, place), lot.end - 1
 
     @property
     def finished(self) -> bool:
@@ -73,7 +74,7 @@ class Pool:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
-        return {"lots": [asdict(lot) for lot in self._lots], "free": [list(batch) for batch in self._free]}
+        return {"lots": [asdict(lot) for lot in self._lots], "free": [list(run) for run in self._free]}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave; shares may have become longer since."""
@@ -87,4 +88,4 @@ class Pool:
             )
             for saved in state["lots"]
         ]
-        self._free = deque((owner, place) for owner, place in state["free"])
+        self._free = deque((owner, place, end) for owner, place, end in state["free"])

@@ -8,6 +8,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
+class NoMoreSteps(Exception):
+    """The training loop ended while the algorithm waited for its next gradient."""
+
+
 @dataclass(slots=True)
 class Gradient:
     """The gradient of the mean loss over `count` samples; `loss` is None where the replica cannot tell."""
@@ -28,7 +32,10 @@ class Replica(Protocol):
         ...
 
     async def gradient(self) -> Gradient:
-        """The gradient at `x` on the next batch. The vector may be reused by the next call."""
+        """The gradient at `x` on the next batch. The vector may be reused by the next call.
+
+        Raises NoMoreSteps when whoever owns the training loop has ended it.
+        """
         ...
 
     def seek(self, owner: int, place: int) -> None:

@@ -70,6 +70,11 @@ class Service:
         self._replaying = False
         self._lender = node.transport if isinstance(node.transport, Lends) else None
 
+    @property
+    def has_lost_a_worker(self) -> bool:
+        """Whether a worker was ever lost, so that what it had to do is others' now."""
+        return self._ledger.has_fenced_any(range(self._node.size))
+
     def begin(self) -> None:
         """Take the place of a predecessor, if there was one, and put the parameters where peers can read."""
         node = self._node
@@ -123,10 +128,15 @@ class Service:
             src: Message("more", src=src, seq=seq, clock=clock, incarnation=incarnation)
             for src, seq, clock, incarnation in state["held"]
         }
-        self.active, self._lost, self._left = (set(state[name]) for name in ("active", "lost", "left"))
+        self.active, self._lost = set(state["active"]), set(state["lost"])
+        self._left |= set(state["left"])  # who was excused since stays so
         for tag, ranks in ((LOST, state["lost"]), (LEFT, state["left"])):
             for rank in ranks:
                 self._node.mailbox.note(Message(tag, src=rank))
+
+    def excuse(self, workers: Iterable[int]) -> None:
+        """These have left in order while nobody was here to see it: do not wait for them."""
+        self._left.update(workers)
 
     def resume(self) -> None:
         """Serve workers that all start over from a checkpoint: nobody has gone, done its lot, or waits."""
@@ -157,6 +167,8 @@ class Service:
             yield await node.mailbox.next()
             if log is not None and log.snapshot_is_due():
                 log.snapshot(node.state_dict())
+        if log is not None:
+            log.close()
 
     async def _is_needed(self) -> bool:
         """Whether there is more to come. When all are lost, one who comes back is waited for."""
@@ -174,7 +186,7 @@ class Service:
     async def _accepts(self, m: Message) -> bool:
         """Whether this message is to be acted on; if so it is written down, and a push is decoded."""
         if m.tag == CHECKPOINT:
-            await self._node.save_when_all_ask(m.seq)
+            await self._node.save_when_all_have(m.seq, m.src)
             return False
         if m.tag in _REQUESTS and (known := self._ledger.answer_to(m)) is not None:
             await self._answer(m.src, known)

@@ -10,7 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from shoal.core.codec import Codec
-from shoal.core.node import SERVER, Node, NoMoreSteps
+from shoal.core.node import SERVER, Node
+from shoal.core.replica import NoMoreSteps
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Strategy(ABC):
 
     most_workers: ClassVar[int | None] = None
     compresses: ClassVar[bool] = True  # whether what it sends goes through the codec
+    survives: ClassVar[bool] = False  # whether workers that die are done without, though there is no server
     recovers: ClassVar[str] = "journal"  # the most that a server of its can come back with: memory, or none
 
     @property
@@ -94,6 +96,32 @@ class Central(Strategy):
     async def finish(self, w: Node) -> None:
         """Take the trained model."""
         await w.pull(SERVER, out=w.x)
+
+
+@dataclass(frozen=True)
+class Decentral(Strategy):
+    """Workers talk to each other, without a server; whoever dies is done without."""
+
+    compresses: ClassVar[bool] = False
+    survives: ClassVar[bool] = True
+
+    def check_codec(self, codec: Codec) -> None:
+        """Raise ValueError for a codec that would never be used: models travel exactly."""
+        if not (self.compresses or codec.exact):
+            raise ValueError(
+                f"{type(self).__name__} sends models as they are, so {codec} would do nothing; take 'choco'"
+            )
+
+    async def finish(self, w: Node) -> None:
+        """Wait until all are done, answering them; then take the mean of all models."""
+        await w.peers.part()
+        await self.meet(w)
+
+    async def meet(self, w: Node) -> None:
+        """Replace the solution, and the model, by the mean over all workers of the solution."""
+        solution = self.solution(w)
+        solution.copy_(await w.peers.average(solution))
+        w.x.copy_(solution)
 
 
 def at_least(low: float, **options: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -85,7 +86,23 @@ class Flat:
             for p, view in zip(self.parameters, self.layout.split(self.x).values(), strict=True):
                 view.copy_(p)
                 p.data = view
-        self._places = [p.data_ptr() for p in self.parameters]
+        sizes = self.layout.sizes
+        self.places = [
+            slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
+        ]  # of each parameter in `x`
+        self._addresses = [p.data_ptr() for p in self.parameters]
+
+    def parts(self, nbytes: int) -> list[slice]:
+        """Slices of whole parameters from the end of `x` to its beginning, each of at least so many bytes.
+
+        Back-propagation comes to them in about this order.
+        """
+        parts, stop = [], self.x.numel()
+        for place in reversed(self.places):
+            if (stop - place.start) * self.x.element_size() >= nbytes or stop > place.start == 0:
+                parts.append(slice(place.start, stop))
+                stop = place.start
+        return parts
 
     def gradient(self, out: Tensor) -> Tensor:
         """Copy the gradients that back-propagation left into `out`; a parameter without one has zeros."""
@@ -99,11 +116,11 @@ class Flat:
     def set_gradient(self, g: Tensor) -> None:
         """Make every parameter's gradient a view on `g`, for an optimizer to see."""
         for p, view in zip(self.parameters, self.layout.split(g).values(), strict=True):
-            p.grad = view
+            p.grad = view.data  # torch counts the changes of each by itself then
 
     def check_still_bound(self) -> None:
         """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""
-        if [p.data_ptr() for p in self.parameters] != self._places:
+        if [p.data_ptr() for p in self.parameters] != self._addresses:
             raise ValueError(
                 "the module's parameters were moved after Shoal took hold of them; "
                 "call module.to(device) or module.half() before."

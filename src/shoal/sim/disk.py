@@ -60,6 +60,9 @@ class Disk:
     def recover(self) -> tuple[dict[str, Any] | None, Iterable[Message]]:
         return _copy(self._snapshot), [replace(m) for m in self._safe]
 
+    def close(self) -> None:
+        """Nothing is held open."""
+
     def lose_what_is_not_synced(self) -> None:
         """What a crash of the server's host does; a crash of its process alone does no more than that."""
         self._unsafe = []

@@ -110,7 +110,7 @@ class Simulation:
                 locate=lambda place: self._locate(mine.start + place),
                 **self._common,
             )
-        pace = self._pace(Pace(self._compute, rank, self._common["seed"]), end)
+        pace = self._pace(Pace(self._compute, rank, self._common["seed"]))
         worker = self._replica(rank) if own is None else own
         return Node(end, worker, incarnation=incarnation, pace=pace, **self._common)
 
@@ -141,6 +141,11 @@ class Simulation:
         return torch.cat([node.x for node in self.nodes[self.workers : self.workers + self._shards]])
 
     @property
+    def finished(self) -> list[int]:
+        """The ranks of the nodes that have ended in order."""
+        return [end.rank for end in self._ends if end.has_left]
+
+    @property
     def seconds(self) -> float:
         """Virtual time that has passed."""
         return self.kernel.now
@@ -152,14 +157,12 @@ class Simulation:
             total.update(node.x.detach().cpu().numpy().tobytes())
         return total.hexdigest()
 
-    def _pace(self, pace: Pace, end: SimTransport) -> Hook:
-        async def let_time_pass(node: Node) -> None:
+    def _pace(self, pace: Pace) -> Callable[[Node], float]:
+        def duration(node: Node) -> float:
             planned = 0.0 if node.incarnation else self._faults.delay(node.rank, node.t)  # happens once
-            duration = pace.next() + planned
-            if duration:
-                await end.sleep(duration)
+            return pace.next() + planned
 
-        return let_time_pass
+        return duration
 
     def _spawn(self, node: Node) -> None:
         end = self._ends[node.rank]

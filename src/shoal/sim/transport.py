@@ -210,6 +210,13 @@ class SimTransport:
         self._acquainted.add(peer.rank)
         peer._acquainted.add(self.rank)
 
+    def watch(self, peer: int) -> None:
+        """Be told when `peer` goes, and at once if it has gone."""
+        other = self._switch.ends[peer]
+        self.acquaint(other)
+        if other._farewell is not None:
+            other._tell(self.rank)
+
     def _wake(self) -> None:
         if self._parked and self.process is not None:
             self._parked = False

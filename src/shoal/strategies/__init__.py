@@ -2,15 +2,21 @@
 
 from shoal.core.catalogue import Catalogue
 from shoal.core.strategy import Strategy
+from shoal.strategies.adpsgd import ADPSGD
 from shoal.strategies.asgd import ASGD
 from shoal.strategies.bmuf import BMUF
+from shoal.strategies.choco import CHOCO
 from shoal.strategies.dcasgd import DCASGD
 from shoal.strategies.diloco import DiLoCo
 from shoal.strategies.downpour import Downpour
+from shoal.strategies.dpsgd import DPSGD
 from shoal.strategies.easgd import EAMSGD, EASGD
+from shoal.strategies.gossip import Gossip
+from shoal.strategies.gossipgrad import GossipGraD
 from shoal.strategies.hierarchical import Hierarchical
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.local import Local
+from shoal.strategies.sgp import SGP
 from shoal.strategies.single import Single
 from shoal.strategies.softsync import SoftSync
 from shoal.strategies.ssp import SSP
@@ -37,5 +43,11 @@ STRATEGIES: Catalogue[Strategy] = Catalogue(
         "hogwild": Hogwild,
         "easgd": EASGD,
         "eamsgd": EAMSGD,
+        "gossip": Gossip,
+        "gossipgrad": GossipGraD,
+        "dpsgd": DPSGD,
+        "sgp": SGP,
+        "adpsgd": ADPSGD,
+        "choco": CHOCO,
     },
 )

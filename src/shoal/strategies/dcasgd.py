@@ -24,10 +24,14 @@ class DCASGD(Central):
 
     async def server(self, s: Node) -> None:
         square = s.keep("mean square", torch.zeros_like(s.x))
+        pulls = s.keep("pulls", torch.zeros(s.size, 2, dtype=torch.int64))  # by worker: number, version
         async for m in s.inbox():
             if m.tag == "pull":
-                s.keep(f"pulled by {m.src}", s.x).copy_(s.x)
-                await s.reply(m, s.x)
+                pulled = s.keep(f"pulled by {m.src}", s.x)
+                if m.seq > pulls[m.src, 0]:  # else it asks again: it gets what it may have got already
+                    pulled.copy_(s.x)
+                    pulls[m.src] = torch.tensor([m.seq, s.version])
+                await s.reply(m, pulled, int(pulls[m.src, 1]))
             elif m.tag == "push":
                 g = m.body
                 delay = s.x - s.keep(f"pulled by {m.src}", s.x)

@@ -41,9 +41,10 @@ class Downpour(Central):
         accrued = w.keep("accrued", torch.zeros_like(w.x))
         coming = None
         async for t in w.steps():
-            if t % self.n_fetch == 0 or not w.client.seen:  # it came back in the midst of a period
+            did_its_own = w.is_last(t - 1)  # and waited for a batch that another worker left
+            if t % self.n_fetch == 0 or did_its_own or not w.client.seen:  # or came back within a period
                 w.x.copy_(await (coming or await w.ask(SERVER)))
-            fetch_next = self.overlap and (t + 1) % self.n_fetch == 0
+            fetch_next = self.overlap and (t + 1) % self.n_fetch == 0 and not w.is_last(t)
             coming = await w.ask(SERVER) if fetch_next else None
             g = await w.grad()
             accrued += g
@@ -58,7 +59,7 @@ class Downpour(Central):
     async def finish(self, w: Node) -> None:
         await w.settle()
         if w.unmerged:  # the loop ended where nobody could have known
-            await w.push(SERVER, w.keep("accrued", w.x))
+            await w.push(SERVER, w.keep("accrued", torch.zeros_like(w.x)))
         await w.pull(SERVER, out=w.x)
 
     async def server(self, s: Node) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from shoal.core.node import SERVER, Node
+from shoal.core.replica import NoMoreSteps
 from shoal.core.strategy import Strategy, at_least, between
 
 
@@ -28,32 +28,24 @@ class EASGD(Strategy):
         return 0 if self.synchronous else 1
 
     def check(self, workers: int) -> None:
-        if self.synchronous and (beta := workers * self._alpha(workers)) > 1:
+        if self.synchronous and self.rate is not None and (beta := workers * self.rate) > 1:
             raise ValueError(
                 f"EASGD(rate={self.rate}) would overshoot: with {workers} workers the centre moves by "
                 f"rate * workers = {beta:g}, which must not exceed 1. Try rate={0.9 / workers:.3g}."
             )
 
     async def worker(self, w: Node) -> None:
-        alpha = self._alpha(w.size)
         if w.incarnation and not self.synchronous:  # it came back: not to where everything began
             await w.pull(SERVER, out=w.x)
         async for t in w.steps():
-            if t % self.period != 0:
-                await self._local_step(w)
-            elif self.synchronous:
-                centre = self.solution(w)
-                away = w.x - centre
-                centre.add_(await w.mean(away, weight=1), alpha=w.size * alpha)
-                await self._local_step(w)  # before the force: all right-hand sides are of time t
-                w.x.sub_(away, alpha=alpha)
-            else:
-                force = alpha * (w.x - await w.pull(SERVER))
+            force = await exchange(self, w) if t % self.period == 0 else None
+            await self._local_step(w)
+            if force is not None:
                 w.x -= force
-                await w.push(SERVER, force)
-                await self._local_step(w)
 
     async def finish(self, w: Node) -> None:
+        if w.unmerged:  # what was done since the last exchange
+            await exchange(self, w)
         w.x.copy_(self.solution(w) if self.synchronous else await w.pull(SERVER))
 
     async def server(self, s: Node) -> None:
@@ -64,14 +56,11 @@ class EASGD(Strategy):
                 s.x += m.body
                 s.advance(m.count)
 
-    def solution(self, node: Node) -> Tensor:
+    def solution(self, node: Node) -> torch.Tensor:
         return node.keep("centre", node.x) if self.synchronous else node.x
 
     async def _local_step(self, w: Node) -> None:
         w.descend(await w.grad())
-
-    def _alpha(self, workers: int) -> float:
-        return 0.9 / workers if self.rate is None else self.rate
 
 
 @dataclass(frozen=True)
@@ -87,5 +76,24 @@ class EAMSGD(EASGD):
     async def _local_step(self, w: Node) -> None:
         velocity = w.keep("velocity", torch.zeros_like(w.x))
         ahead = w.x.add_(velocity, alpha=self.momentum).clone()  # the gradient is taken there
-        w.descend(await w.grad())
+        try:
+            g = await w.grad()
+        except NoMoreSteps:
+            w.x.sub_(velocity, alpha=self.momentum)
+            raise
+        w.descend(g)
         velocity.mul_(self.momentum).add_(w.x - ahead)
+
+
+async def exchange(options: EASGD, w: Node) -> torch.Tensor | None:
+    """The spring pulls the centre, and the worker: now, or by a force to follow its next step."""
+    alpha = 0.9 / w.size if options.rate is None else options.rate
+    if options.synchronous:
+        centre = options.solution(w)
+        force = alpha * (w.x - centre)
+        centre.add_(await w.mean(force, weight=1), alpha=w.size)
+        return force
+    force = alpha * (w.x - await w.pull(SERVER))
+    await w.push(SERVER, force)
+    w.x -= force
+    return None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from shoal.core.gathering import Gathering
 from shoal.core.node import SERVER, Node
 from shoal.core.strategy import Central, at_least
@@ -52,7 +50,7 @@ class Hierarchical(Central):
             if m.tag == "push":
                 gathering.add(m, m.rate)
             if len(gathering) > 0 and all(self._has_given(s, gathering, rank) for rank in s.active):
-                await make_step(s, *gathering.close())
+                await make_step(s, gathering)
 
     def _has_given(self, s: Node, gathering: Gathering, rank: int) -> bool:
         """Whether this worker's gradient is in, by itself or through its aggregator; others' need not be."""
@@ -61,11 +59,13 @@ class Hierarchical(Central):
         return s.role not in (0, role) or gathering.has(rank) or gathering.has(aggregator)
 
 
-async def make_step(s: Node, step: Tensor, samples: float) -> None:
-    """Make a group's mean step: through the server above, if there is one."""
+async def make_step(s: Node, gathering: Gathering) -> None:
+    """Make the step of a round: at the server itself, or through the one above."""
     if s.role == 0:
-        s.x -= step
-    else:
-        await s.push(SERVER, step, count=samples, rate=1.0)
-        await s.pull(SERVER, out=s.x)
+        gathering.descend()
+        return
+    step, rate, samples = gathering.close()
+    gradient = step.div_(rate or 1.0).to(s.x.dtype)  # a codec may have no number as small as rate x gradient
+    await s.push(SERVER, gradient, count=samples, rate=rate)
+    await s.pull(SERVER, out=s.x)
     s.advance(samples)

@@ -34,8 +34,6 @@ class SoftSync(Central):
             if m.tag == "push":
                 staleness = s.version - m.version if self.staleness_aware else 0
                 gathering.add(m, m.rate / max(1, staleness), waits=self.wait)
-            nobody_to_come = all(gathering.has(rank) for rank in s.active)
-            if len(gathering) >= (self.collect or s.size) or (len(gathering) > 0 and nobody_to_come):
-                step, samples = gathering.close()
-                s.x -= step
-                s.advance(samples)
+            enough = len(gathering) >= (self.collect or s.size) or not gathering.lacks(s.active)
+            if len(gathering) > 0 and enough:
+                gathering.descend()

@@ -32,8 +32,6 @@ class SyncServer(Central):
                 s.meter.dropped += 1
             elif m.tag == "push":
                 gathering.add(m, m.rate)
-            nobody_to_come = all(gathering.has(rank) for rank in s.active)
-            if len(gathering) > 0 and (gathering.givers >= s.size - self.backup or nobody_to_come):
-                step, samples = gathering.close()
-                s.x -= step
-                s.advance(samples)
+            enough = gathering.givers >= s.size - self.backup or not gathering.lacks(s.active)
+            if len(gathering) > 0 and enough:
+                gathering.descend()

@@ -1,0 +1,131 @@
+"""Meeting: averages over all workers, who come to them together, each with a weight of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+
+from torch import Tensor
+
+from shoal.core.client import Pending
+from shoal.core.replica import NoMoreSteps
+from shoal.core.streaming import Coming, Merges, Merging, Streamed, Streams
+
+if TYPE_CHECKING:
+    from shoal.core.node import Mean, Node
+
+PRESENT = 1e-30
+"""The weight of a worker without samples that goes on: nothing beside one sample, and more than nothing."""
+
+
+class Exchange(Protocol):
+    """An average under way."""
+
+    async def progress(self) -> None:
+        """Do what can be done without waiting."""
+        ...
+
+    async def finish(self) -> tuple[Tensor, float]:
+        """The weighted average and the total weight (zeros if that is 0), when all have come."""
+        ...
+
+
+@runtime_checkable
+class Starts(Protocol):
+    """A way to form averages that goes on while the worker does something else."""
+
+    async def start(self, node: Node, v: Tensor, weight: float, number: int) -> Exchange:
+        """Begin one; `v` may be changed afterwards. Every worker gives it the same number."""
+        ...
+
+
+class Meeting:
+    """One worker's part in the averages of all.
+
+    A worker whose data has ended goes on with the others, with weight 0, until an average has no weight at
+    all: then all have ended, and NoMoreSteps is raised. So nobody waits for one that has left.
+    """
+
+    def __init__(self, node: Node, mean: Mean) -> None:
+        self._node = node
+        self._mean = mean
+        self._under_way: list[Exchange] = []
+        self._started = 0
+
+    async def mean(self, v: Tensor | Awaitable[Tensor], weight: float | None) -> Tensor:
+        """See `Node.mean`."""
+        node = self._node
+        if isinstance(v, Coming) and weight is None and (merging := self._merging()) is not None:
+            average, own, total = await self._merged(merging)
+        else:
+            average, ended = await self._brought(v)
+            own = total = node.take_unmerged()
+            if node.size > 1:
+                mine = 0.0 if ended else (own or PRESENT) if weight is None else weight
+                average, total = await self._mean(node, average, mine)
+        if total == 0 and node.has_ended and node.size > 1:
+            raise NoMoreSteps
+        node.merged += round(total) if weight is None else own * node.size
+        return average
+
+    async def start(self, v: Tensor, weight: float) -> Pending[Tensor]:
+        """See `Node.start_mean`."""
+        node = self._node
+        node.merged += node.take_unmerged() * node.size
+        mean = cast(object, self._mean)
+        if node.size == 1 or not isinstance(mean, Starts):
+            return Pending(partial(self._later, v.clone(), weight))
+        self._started += 1
+        exchange = await mean.start(node, v, weight, self._started)
+        self._under_way.append(exchange)
+        return Pending(partial(self._finished, exchange))
+
+    async def progress(self) -> None:
+        """Let averages under way go on, without waiting for anybody."""
+        for exchange in self._under_way:
+            await exchange.progress()
+
+    async def _later(self, v: Tensor, weight: float) -> Tensor:
+        return v if self._node.size == 1 else (await self._mean(self._node, v, weight))[0]
+
+    async def _finished(self, exchange: Exchange) -> Tensor:
+        average, _ = await exchange.finish()
+        self._under_way.remove(exchange)
+        return average
+
+    async def _brought(self, v: Tensor | Awaitable[Tensor]) -> tuple[Tensor, bool]:
+        """What this worker brings to an average, and whether its data has ended."""
+        node = self._node
+        if isinstance(v, Tensor):
+            return v, node.has_ended and not node.unmerged
+        try:
+            return await v, False
+        except NoMoreSteps:
+            if node.size == 1:
+                raise
+            return node.x.new_zeros(node.x.numel()), True
+
+    async def _merged(self, merging: Merging) -> tuple[Tensor, float, float]:
+        """The average of a gradient that is merged while it is computed; own and total weight."""
+        node, out = self._node, merging.out
+        try:
+            gradient = await node.computed(partial(cast(Streams, node.replica).stream, merging))
+        except NoMoreSteps:
+            gradient = Streamed(out.zero_(), 0, None, changed=False, fill=out.zero_)
+        own = node.take_unmerged()
+        average, total = await merging.finish(gradient, own or (0.0 if node.has_ended else PRESENT))
+        return average, own, total
+
+    def _merging(self) -> Merging | None:
+        """An average to be formed while the gradient is computed; None where that cannot be."""
+        node = self._node
+        replica, mean = cast(object, node.replica), cast(object, self._mean)
+        if (
+            node.size == 1
+            or node.unmerged
+            or not isinstance(mean, Merges)
+            or not isinstance(replica, Streams)
+        ):
+            return None
+        return mean.begin(node, replica.parts)

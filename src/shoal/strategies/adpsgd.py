@@ -1,0 +1,70 @@
+"""AD-PSGD: pairs average while both compute, and nobody waits for a slow one (Lian et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.core.node import Node
+from shoal.core.replica import NoMoreSteps
+from shoal.core.strategy import Decentral
+from shoal.core.transport import Message
+from shoal.topologies import Topology, both_ways, cut_off
+
+
+@dataclass(frozen=True)
+class ADPSGD(Decentral):
+    """Workers of odd rank ask, those of even rank answer: both then hold the mean of the two models.
+
+    A gradient is taken at the model as it was, and applied to what the others have made of it meanwhile.
+    """
+
+    topology: str = "complete"  # only its edges between an odd and an even rank are used
+
+    def __post_init__(self) -> None:
+        both_ways(self.topology)
+
+    def check(self, workers: int) -> None:
+        graph = both_ways(self.topology)
+        graph.check(workers)
+        if graph.static and cut_off(lambda rank: _across(graph, rank, workers, 0), workers):
+            raise ValueError(
+                f"topology {self.topology!r} of {workers} workers falls apart if only edges between odd and "
+                "even ranks count; take 'complete' or 'ring'"
+            )
+
+    async def worker(self, w: Node) -> None:
+        graph, public = both_ways(self.topology), self.solution(w)
+
+        async def swap(m: Message) -> None:
+            await w.send(m.src, Message("swapped", (public,), seq=m.seq))
+            public.add_(m.body.to(public.device)).mul_(0.5)
+
+        async for t in w.peers.rounds({"swap": swap}):
+            peer = w.peers.draw(_across(graph, w.rank, w.size, t)) if w.rank % 2 else None
+            if peer is not None:
+                await w.send(peer, Message("swap", (public,), seq=t))
+            try:
+                g = await w.grad(w.peers.answers)
+            except NoMoreSteps:
+                await self._hear(w, peer, public)
+                raise
+            await self._hear(w, peer, public)
+            w.x.copy_(public)
+            w.descend(g)
+            public.copy_(w.x)
+
+    def solution(self, node: Node) -> Tensor:
+        return node.keep("public", node.x)
+
+    async def _hear(self, w: Node, peer: int | None, public: Tensor) -> None:
+        """Complete the exchange with the one that was asked, unless it has gone."""
+        theirs = None if peer is None else await w.peers.hear("swapped", peer)
+        if theirs is not None:
+            public.add_(theirs.body).mul_(0.5)
+
+
+def _across(graph: Topology, rank: int, workers: int, t: int) -> list[int]:
+    """The neighbours of the other kind, who ask if one answers and answer if one asks."""
+    return [k for k in graph.out_of(rank, workers, t) if (k + rank) % 2]

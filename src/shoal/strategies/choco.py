@@ -1,0 +1,53 @@
+"""CHOCO-SGD: gossip with compressed differences (Koloskova, Stich & Jaggi 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from shoal.core.node import Node
+from shoal.core.strategy import Decentral, above
+from shoal.topologies import both_ways
+
+
+@dataclass(frozen=True)
+class CHOCO(Decentral):
+    """Neighbours keep copies of each other's models; what travels is how a model differs from its copy.
+
+    What the codec loses stays in that difference, so no error is ever lost.
+    """
+
+    compresses: ClassVar[bool] = True
+
+    topology: str = "ring"  # W: Metropolis-Hastings weights on a graph that stays and leads both ways
+    rate: float | None = (
+        None  # gamma: how far to go towards the neighbours; None: 1, or 1/2 if the codec is lossy
+    )
+
+    def __post_init__(self) -> None:
+        above(0, rate=self.rate)
+        if not both_ways(self.topology).static:
+            raise ValueError(
+                f"topology {self.topology!r} changes from round to round, and CHOCO keeps copies of its "
+                "neighbours' models; take one that stays, as ring, torus, hypercube or complete"
+            )
+
+    def check(self, workers: int) -> None:
+        both_ways(self.topology).check(workers)
+
+    async def worker(self, w: Node) -> None:
+        weights = both_ways(self.topology).weights(w.rank, w.size, 0)
+        gamma = (1.0 if w.codec.exact else 0.5) if self.rate is None else self.rate
+        nothing = torch.zeros_like(w.x)
+        own = w.keep("own copy", nothing)  # x hat, as the neighbours have it
+        copies = {k: w.keep(f"copy of {k}", nothing) for k in weights}
+        async for t in w.peers.rounds():
+            w.descend(await w.grad())
+            news = w.encode("difference", w.x - own)
+            own += w.decode(news, own.numel())
+            theirs = await w.peers.exchange(t, weights, *news)
+            for k, m in theirs.items():
+                copies[k] += w.decode(m.parts, own.numel())
+                w.x.add_(copies[k] - own, alpha=gamma * weights[k])

@@ -1,0 +1,60 @@
+"""Stochastic gradient push: averages over one-way graphs, by push-sum (Assran et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shoal.core.node import Node
+from shoal.core.strategy import Decentral, at_least
+from shoal.topologies import named
+
+
+@dataclass(frozen=True)
+class SGP(Decentral):
+    """Everyone gives equal shares of its model and of its weight away; the model divided by the weight is z.
+
+    Weights follow every unevenness of the graph, so that z tends to the mean where the model alone would not.
+    """
+
+    topology: str = "one_peer"
+    overlap: int = 0  # tau: steps that a share may be late before it is waited for
+
+    def __post_init__(self) -> None:
+        named(self.topology)
+        at_least(0, overlap=self.overlap)
+
+    def check(self, workers: int) -> None:
+        named(self.topology).check(workers)
+
+    async def worker(self, w: Node) -> None:
+        graph, first = named(self.topology), w.t
+        biased = w.keep("biased", w.x)  # x; what the model itself holds is z = x / w
+        weight = w.keep("weight", torch.ones(1, dtype=torch.float64))  # w
+        async for t in w.peers.rounds():
+            g = await w.grad()
+            w.x.copy_(biased)
+            w.descend(g)  # the gradient is taken at z, and moves x
+            out = graph.out_of(w.rank, w.size, t)
+            p, present = 1 / (len(out) + 1), w.peers.here(out)
+            await w.peers.give(t, present, w.x * p, count=float(weight) * p)
+            kept = 1 - p * len(present)  # shares of those who take no part stay here
+            torch.mul(w.x, kept, out=biased)
+            weight *= kept
+            for r in range(max(first, t - self.overlap), t + 1):  # earlier ones are in, or lost
+                for k in graph.into(w.rank, w.size, r):
+                    late = r == t - self.overlap
+                    m = await w.peers.take(r, k) if late else w.peers.arrived(r, k)
+                    if m is not None:
+                        biased += m.body
+                        weight += m.count
+            torch.div(biased, float(weight), out=w.x)
+
+    async def finish(self, w: Node) -> None:
+        biased, weight = w.keep("biased", w.x), w.keep("weight", torch.ones(1, dtype=torch.float64))
+        for m in await w.peers.part():
+            biased += m.body
+            weight += m.count
+        torch.div(biased, float(weight), out=w.x)
+        await self.meet(w)

@@ -1,0 +1,50 @@
+"""What an algorithm does when nothing is said. A default that changes changes everybody's results."""
+
+from dataclasses import asdict
+
+import pytest
+
+from shoal.strategies import STRATEGIES
+
+DEFAULTS = {
+    "single": {},
+    "sync": {},
+    "local": {"period": 16, "warmup": 0, "reset_momentum": True},
+    "bmuf": {
+        "period": 50,
+        "momentum": None,
+        "rate": 1.0,
+        "nesterov": True,
+        "variant": "paper",
+        "warmup": None,
+        "reset_momentum": True,
+    },
+    "diloco": {"period": 500, "rate": 0.7, "momentum": 0.9, "warmup": 0},
+    "sync_server": {"backup": 0},
+    "hierarchical": {"groups": 2},
+    "asgd": {},
+    "staleness_aware": {},
+    "softsync": {"collect": None, "wait": False, "staleness_aware": True},
+    "ssp": {"bound": 3},
+    "dcasgd": {"strength": None, "adaptive": True, "decay": 0.95},
+    "downpour": {
+        "n_fetch": 1,
+        "n_push": 1,
+        "overlap": False,
+        "optimizer": "sgd",
+        "rate": None,
+        "warmup": 20,
+        "warm_start": 0,
+        "momentum": 0.9,
+        "eps": 1e-8,
+        "fixed_shares": True,
+    },
+    "hogwild": {},
+    "easgd": {"rate": None, "period": 10, "synchronous": False},
+    "eamsgd": {"rate": None, "period": 10, "synchronous": False, "momentum": 0.9},
+}
+
+
+@pytest.mark.parametrize("word", DEFAULTS)
+def test_defaults(word):
+    assert asdict(STRATEGIES.make(word)) == DEFAULTS[word]
