@@ -7,7 +7,7 @@ Afterwards the weights of both sides must be equal. Worker 0's clock is the one 
 differ in work but wait differently, so a busy machine distorts the ratio: pairs of blocks during which other
 programs took more than a tenth of the machine do not count, where enough others are left.
 
-    python benchmarks/step_time.py [--models mlp,cnn] [--blocks 20] [--steps 25] [--json FILE]
+    python benchmarks/step_time.py [--models mlp,mlp_30m,cnn] [--blocks 20] [--steps 25] [--json FILE]
 
 The last line is JSON: for each model, Shoal's median step over DDP's.
 """
@@ -56,6 +56,13 @@ def mlp() -> nn.Module:
     )
 
 
+def mlp_30m() -> nn.Module:
+    """784-3650-3650-3650-10; 29,554,060 parameters."""
+    layers: list[nn.Module] = [nn.Linear(784, 3650), nn.ReLU()]
+    layers += [nn.Linear(3650, 3650), nn.ReLU(), nn.Linear(3650, 3650), nn.ReLU(), nn.Linear(3650, 10)]
+    return nn.Sequential(*layers)
+
+
 def cnn() -> nn.Module:
     """Two convolutions with strides and a linear layer; 20,490 parameters."""
     return nn.Sequential(
@@ -69,7 +76,7 @@ def cnn() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "mlp_30m": mlp_30m, "cnn": cnn}
 
 
 @dataclass
@@ -223,7 +230,7 @@ def spread(quarters: list[float], digits: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", default="mlp,cnn", help="names separated by commas")
+    parser.add_argument("--models", default="mlp,mlp_30m,cnn", help="names separated by commas")
     parser.add_argument("--blocks", type=int, default=20, help="blocks on each side")
     parser.add_argument("--steps", type=int, default=25, help="timed steps in a block")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
