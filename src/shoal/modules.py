@@ -121,10 +121,11 @@ class ModuleReplica:
     async def stream(self, intake: Intake) -> Streamed:
         """The same, taken in while back-propagation runs."""
         x, y = self.batches.next()
-        self._watch.begin(intake, lambda: len(y))
+        weight = intake.unit * len(y)
+        self._watch.begin(intake, lambda: weight)
         loss = self._propagate(x, y)
-        changed = self._watch.end(len(y))
-        fill = partial(self._watch.fill, intake.out, len(y))
+        changed = self._watch.end(weight)
+        fill = partial(self._watch.fill, intake.out, weight)
         return Streamed(intake.out, len(y), loss, changed, fill)
 
     def _propagate(self, x: Tensor, y: Tensor) -> float:

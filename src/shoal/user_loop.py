@@ -77,11 +77,13 @@ class AttachedReplica:
 
     async def stream(self, intake: Intake) -> Streamed:
         """The same, taken in while the user's own back-propagation runs."""
-        self._watch.begin(intake, lambda: self.samples or 1)
+        self._watch.begin(intake, lambda: intake.unit * (self.samples or 1))
         await _until_step_is_called()
         self._flat.check_still_bound()
         scale, count = self._undo_scaling(), self._count()
-        weight = count if scale is None else count / float(scale)  # each worker has a scale of its own
+        weight = intake.unit * count
+        if scale is not None:  # each worker has one of its own
+            weight /= float(scale)
         changed = self._watch.end(weight)
         return Streamed(intake.out, count, self.loss, changed, partial(self._watch.fill, intake.out, weight))
 

@@ -16,6 +16,7 @@ class Recorder:
     """Takes in, and notes what was there when each part was ready."""
 
     def __init__(self, flat: Flat, parts: list[slice]):
+        self.unit = 1.0
         self.out = torch.full((flat.x.numel(),), float("nan"))
         self.parts = parts
         self.early: list[tuple[int, torch.Tensor]] = []

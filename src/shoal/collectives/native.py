@@ -34,6 +34,7 @@ class Native:
     def __init__(self) -> None:
         self._mean = averaging(native)
         self._buffers: list[Tensor] = []
+        self._overlaps = False
 
     async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
@@ -48,8 +49,9 @@ class Native:
         if not self._buffers:  # two: the model's gradients may lie in the one that was used last
             wide = torch.promote_types(node.x.dtype, torch.float32)
             self._buffers = [node.x.new_empty(_HEAD + node.x.numel(), dtype=wide) for _ in range(2)]
+            self._overlaps = isinstance(node.transport, Overlaps)
         self._buffers.reverse()
-        return Merged(node, self._buffers[0], parts)
+        return Merged(node, self._buffers[0], parts, self._overlaps)
 
 
 class Merged:
@@ -59,10 +61,14 @@ class Merged:
     to take back what it handed over; where one has, all begin anew.
     """
 
-    def __init__(self, node: Node, buffer: Tensor, parts: Sequence[slice]) -> None:
+    def __init__(self, node: Node, buffer: Tensor, parts: Sequence[slice], overlaps: bool) -> None:
         self.out = buffer[_HEAD:]
+        # All weights together are mostly what they were before: then nothing is left to be divided.
+        self._expected = node.keep("total weight", torch.ones(1, dtype=torch.float64))
+        self.unit = 1 / float(self._expected)
         self._node = node
         self._buffer = buffer
+        self._overlaps = overlaps
         *others, last = parts
         assert last.start == 0, "the first parameter is to come last"
         self._parts = [slice(2 + part.start, 2 + part.stop) for part in others]
@@ -85,13 +91,17 @@ class Merged:
             head[0], head[1] = weight, 0
             await _complete(self._node, self._begun())
         total = float(head[0])
-        return self.out.div_(total or 1.0).to(self._node.x.dtype), total
+        if total != float(self._expected) and total > 0:
+            self.out.mul_(float(self._expected) / total)
+        if total >= 1:
+            self._expected.fill_(total)
+        return self.out.to(self._node.x.dtype), total
 
     def _begun(self) -> Reduction:
-        transport, summed = self._node.transport, self._buffer[_WEIGHT:]
-        if isinstance(transport, Overlaps):
-            return transport.begin_all_reduce(summed, self._parts, self._node.timeout)
-        return _Whole(self._node, summed)
+        node, summed = self._node, self._buffer[_WEIGHT:]
+        if not self._overlaps:
+            return _Whole(node, summed)
+        return cast(Overlaps, node.transport).begin_all_reduce(summed, self._parts, node.timeout)
 
 
 class _Whole:

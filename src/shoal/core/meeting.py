@@ -52,6 +52,7 @@ class Meeting:
         self._mean = mean
         self._under_way: list[Exchange] = []
         self._started = 0
+        self._merges: bool | None = None  # whether gradients are merged while they are computed
 
     async def mean(self, v: Tensor | Awaitable[Tensor], weight: float | None) -> Tensor:
         """See `Node.mean`."""

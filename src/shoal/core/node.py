@@ -173,13 +173,13 @@ class Node:
 
     # -- local work ----------------------------------------------------------------------------
 
-    async def steps(self) -> AsyncIterator[int]:
-        """Numbers of the steps to do, from where a checkpoint left off.
+    async def steps(self, until: int | None = None) -> AsyncIterator[int]:
+        """Numbers of the steps to do, from where a checkpoint left off; those before `until`, if it is given.
 
         With a server it ends when every batch of every worker is in the model: whoever has done its own
         share does what workers that died have left undone.
         """
-        while True:
+        while until is None or self.t < until:
             if self._boundary is not None:
                 await self._boundary(self)
             if self.last_step is not None and self.t >= self.last_step and not await self._has_more():

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 import traceback
@@ -37,6 +38,9 @@ class Control:
 
     def __init__(self, connection: Connection | None = None) -> None:
         self._connection = connection
+        self._arrivals = select.poll()  # kept: to make one at every step takes longer than to ask it
+        if connection is not None:
+            self._arrivals.register(connection.fileno(), select.POLLIN)
 
     def tell(self, event: str, **fields: Any) -> None:
         """Say something. A launcher that is gone ends this process: nobody is left to report to."""
@@ -49,7 +53,7 @@ class Control:
 
     def heard(self) -> dict[str, Any] | None:
         """An order that has arrived, if any; never waits."""
-        if self._connection is None or not self._connection.poll():
+        if self._connection is None or not self._arrivals.poll(0):
             return None
         return self.await_order()
 
