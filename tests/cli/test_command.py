@@ -34,6 +34,11 @@ WRONG = {
         "period='x' should be a whole number",
     ),
     "option without value": ("compare --strategy.period --sim", "--strategy.period needs a value"),
+    "balance with a server": (
+        "compare --strategies sync,asgd --balance",
+        "those of 'asgd' each go at a speed of their own",
+    ),
+    "balance of a script": ("run --balance train.py", "a script's loop owns its loader"),
     "unknown task": ("compare --task digit", "unknown task 'digit'. Did you mean 'digits'?"),
     "unknown codec": ("compare --codec fp61", "unknown codec 'fp61'. Did you mean 'fp16'?"),
     "unknown transport": ("compare --transport gloop", "unknown transport 'gloop'. Did you mean 'gloo'?"),

@@ -124,6 +124,14 @@ def test_a_period_too_long_for_the_run_is_pointed_out(shoal, calls):
     )
 
 
+def test_a_switch_that_never_comes_is_noted(shoal, calls):
+    result = shoal("compare --quiet --sim --strategies post_local -n 4")
+    assert (
+        result.stderr
+        == "note: post_local switches after 100 steps, but each worker takes only 60; try --strategy.switch 30\n"
+    )
+
+
 def test_a_failure_stops_it_but_loses_nothing(shoal, calls, tmp_path):
     calls.problem = WorkerFailed("worker 1 failed: boom", "Traceback")
     file = tmp_path / "out.json"
@@ -160,3 +168,21 @@ def test_a_checkpoint_of_other_settings_is_found_before_the_first_run(shoal, tmp
     assert result.exit_code == 1
     assert "belongs to another run: lr=0.3 (now 0.7)" in result.stderr
     assert result.stdout == ""
+
+
+def test_several_numbers_of_workers_are_several_runs_of_each_strategy_but_single(shoal, calls, tmp_path):
+    shoal("compare", "--strategies", "single,sync,local", "-n", "4,2", "--sim", "--checkpoint", str(tmp_path))
+    made = [(type(c["strategy"]), c["workers"], Path(c["checkpoint"]).name) for c in calls]
+    assert made == [
+        (Single, 1, "single"),
+        (Sync, 2, "sync-2"),
+        (Sync, 4, "sync-4"),
+        (Local, 2, "local-2"),
+        (Local, 4, "local-4"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["four", "1.5", "-2", ""])
+def test_numbers_of_workers_that_are_none_are_refused(shoal, text):
+    done = shoal("compare", f"--workers={text}")
+    assert done.exit_code != 0 and "is not a number, or several with commas between" in done.output

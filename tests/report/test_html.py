@@ -198,3 +198,16 @@ def test_the_same_runs_give_the_same_file(runs, tmp_path):
     second = write_html(runs, str(tmp_path / "b.html"))
     assert first.read_bytes() == second.read_bytes()
     assert [path.name for path in first.parent.iterdir()] == ["a.html"]
+
+
+def test_runs_of_one_strategy_with_several_numbers_of_workers_make_a_picture(make_run):
+    several = [
+        make_run(strategy=word, workers=n, samples_per_second=100.0 * n, test_accuracy=95.0 - n)
+        for word in ("sync", "bmuf")
+        for n in (16, 1, 4)
+    ]
+    text = page(several)
+    assert "From few workers to many" in text
+    assert "bmuf, 16 workers: 79" in text
+    assert "on 1 to 16 workers" in text
+    assert "From few workers to many" not in page(several[:1])

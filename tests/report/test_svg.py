@@ -142,3 +142,12 @@ def test_names_are_escaped_in_every_chart():
     for chart in charts:
         ElementTree.fromstring(chart)
         assert "<script" not in chart
+
+
+def test_a_logarithmic_x_axis_has_equal_steps_for_equal_ratios():
+    line = Series("s", 0, [Point(float(x), 1.0, "") for x in (1, 10, 100)])
+    drawn = line_chart("t", [line], Axis("n", str, log=True), PLAIN)
+    paths = ElementTree.fromstring(drawn).iter("path")
+    line_drawn = next(item.get("d") for item in paths if item.get("class", "").startswith("line"))
+    places = [float(pair.split(",")[0]) for pair in line_drawn[1:].split("L")]
+    assert places == pytest.approx([LEFT, (LEFT + RIGHT) / 2, RIGHT], abs=0.1)

@@ -294,7 +294,7 @@ def silent_return(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Node, "note_fault", silent)
 
 
-@mutant("who is back does not hear of it", 0.1, memory=True, first=839)
+@mutant("who is back does not hear of it", 0.2, memory=True, first=591)
 def unheard_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gathering, "ROLLED_BACK", "never")
 

@@ -39,14 +39,20 @@ def compare(
         str, typer.Option(help="Words with commas between; see: shoal list strategies.")
     ] = "single,sync,local,bmuf,downpour,easgd",
     workers: Annotated[
-        int, typer.Option("-n", "--workers", help="Workers of each run; 'single' always has 1.")
-    ] = 4,
+        str,
+        typer.Option(
+            "-n", "--workers", help="Workers of each run, or several numbers: 1,4,16. 'single' always has 1."
+        ),
+    ] = "4",
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 5,
     seed: Annotated[int, typer.Option(help="The same seed starts from the same weights and batches.")] = 0,
     batch: Annotated[
         int | None, typer.Option(help="Samples a worker and step.", show_default="the task's own")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="the task's own")] = None,
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Faster workers take more of a step's samples.")
+    ] = False,
     codec: Annotated[str, typer.Option(help="How messages are compressed.")] = "none",
     transport: Annotated[str, typer.Option(help="processes, gloo or sim.")] = "processes",
     collective: Collective = "auto",
@@ -96,7 +102,6 @@ def compare(
     common: dict[str, Any] = {
         "task": make_task(task, batch, lr),
         "codec": CODECS.make(codec),
-        "workers": workers,
         "epochs": epochs,
         "seed": seed,
         "transport": "sim" if sim else transport,
@@ -104,11 +109,14 @@ def compare(
         "servers": servers,
         "durability": durability,
         "timeout": timeout,
-        "threads": local_threads(workers) if threads is None and not sim and transport != "sim" else threads,
+        "threads": threads,
         "every": every,
+        "balance": balance,
     }
-    chosen = make_strategies(strategies, ctx.meta[DOTTED])
-    plans = {word: make_plan(word, strategy, checkpoint, common) for word, strategy in chosen.items()}
+    chosen, numbers = make_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
+    if threads is None and common["transport"] != "sim":
+        common["threads"] = local_threads(max(numbers))
+    plans = make_plans(chosen, numbers, checkpoint, common)
     virtual = read_virtual(common["transport"] == "sim", network, compute)
     outcome = Outcome(json, report)
     check(list(plans.values()))
@@ -152,14 +160,35 @@ def _make_strategy(word: str, options: Mapping[str, str]) -> Strategy:
         raise ValueError(str(error) if named else f"strategy {word!r}: {error}") from None
 
 
-def make_plan(word: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
+def read_numbers(text: str) -> list[int]:
+    """The numbers of a list such as "1,4,16", each once, in order."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words):
+        raise ValueError(f"--workers {text!r} is not a number, or several with commas between, as in 1,4,16")
+    return sorted({int(word) for word in words})
+
+
+def make_plans(
+    chosen: Mapping[str, Strategy], numbers: Sequence[int], checkpoint: Path | None, common: Mapping[str, Any]
+) -> dict[str, Plan]:
+    """The runs of the comparison, by name."""
+    plans = {}
+    for word, strategy in chosen.items():
+        for workers in numbers[:1] if isinstance(strategy, Single) else numbers:
+            name = word if len(numbers) == 1 or isinstance(strategy, Single) else f"{word}-{workers}"
+            plans[name] = make_plan(name, strategy, checkpoint, {**common, "workers": workers})
+    return plans
+
+
+def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
     """One run of the comparison. The baseline has one worker and so nothing to compress or to average."""
     settings = {**common, "strategy": strategy}
     if not strategy.servers:
         settings["servers"] = 1
     if isinstance(strategy, Single):
         settings |= {"workers": min(1, common["workers"]), "codec": Identity(), "collective": "auto"}
-    return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / word))
+        settings["balance"] = False
+    return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / name))
 
 
 def read_virtual(virtual: bool, network: str | None, compute: str | None) -> dict[str, Any]:
@@ -179,11 +208,18 @@ def check(plans: Sequence[Plan]) -> None:
             Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).latest()
     data = plans[0].task.data()  # also fetches it, once for all runs
     for plan in plans:
-        steps, period = plan.steps(data), getattr(plan.strategy, "period", 0)
-        if 2 * period > steps:
-            word = STRATEGIES.name_of(plan.strategy)
-            note = f"{word} merges every {period} steps, but each worker takes only {steps}"
-            typer.echo(f"note: {note}; try --strategy.period {max(1, steps // 10)}", err=True)
+        for note in notes(plan.strategy, plan.steps(data)):
+            typer.echo(f"note: {STRATEGIES.name_of(plan.strategy)} {note}", err=True)
+
+
+def notes(strategy: Strategy, steps: int) -> Iterator[str]:
+    """What in its options does not suit so few steps."""
+    period, switch = getattr(strategy, "period", 0), getattr(strategy, "switch", 0)
+    takes = f"but each worker takes only {steps}"
+    if 2 * period > steps:
+        yield f"merges every {period} steps, {takes}; try --strategy.period {max(1, steps // 10)}"
+    if switch >= steps:
+        yield f"switches after {switch} steps, {takes}; try --strategy.switch {steps // 2}"
 
 
 # -- the runs ----------------------------------------------------------------------------------------

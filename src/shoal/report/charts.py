@@ -73,6 +73,40 @@ def learning_curves(records: Sequence[Record], quantity: str) -> str:
     return f'<div class="pair">{"".join(figures)}</div>'
 
 
+def scaling(records: Sequence[Record]) -> str:
+    """Throughput and accuracy over the number of workers, for strategies that ran with several."""
+    words = list(dict.fromkeys(str(record.get("strategy")) for record in records))
+    several = [word for word in words if len({_workers(r) for r in records if r.get("strategy") == word}) > 1]
+    if not several:
+        return ""
+    chosen = [
+        ("samples_per_second", "Samples a second", Axis("samples a second", _thousands, log=True)),
+        ("test_accuracy", "Test accuracy, %", Axis("test accuracy, %", _number)),
+    ]
+    figures = []
+    for key, title, axis in chosen:
+        lines = [_by_workers(records, word, style, key, axis) for style, word in enumerate(several)]
+        chart = line_chart(title, lines, Axis("workers", _number, log=True), axis)
+        figures.append(figure(f"{title}, over workers", chart, "logarithmic"))
+    key_to_lines = legend([(line_swatch(style), word) for style, word in enumerate(several)])
+    return f'{key_to_lines}<div class="pair">{"".join(figures)}</div>'
+
+
+def _workers(record: Record) -> int:
+    return int(record.get("workers") or 1)
+
+
+def _by_workers(records: Sequence[Record], word: str, style: int, key: str, axis: Axis) -> Series:
+    mine = sorted((r for r in records if r.get("strategy") == word), key=_workers)
+    points = []
+    for record in mine:
+        value = finite(record.get(key))
+        if value is not None and (value > 0 or not axis.log):
+            note = f"{word}, {_workers(record)} workers: {axis.text(value)}"
+            points.append(Point(float(_workers(record)), value, note))
+    return Series(word, style, points)
+
+
 def figure(heading: str, chart: str, note: str = "") -> str:
     """A chart under its heading, with a quiet remark where it has one."""
     remark = f' <span class="note">{escape(note)}</span>' if note else ""

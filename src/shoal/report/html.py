@@ -10,7 +10,16 @@ from typing import Any
 
 from shoal.report import charts
 from shoal.report.files import plain, write_whole
-from shoal.report.reading import Record, headline, highest, is_virtual, node_name, run_names, verdicts
+from shoal.report.reading import (
+    BASELINE,
+    Record,
+    headline,
+    highest,
+    is_virtual,
+    node_name,
+    run_names,
+    verdicts,
+)
 from shoal.report.style import CSS
 from shoal.report.svg import line_swatch
 from shoal.report.table import columns_for
@@ -28,8 +37,14 @@ def write_html(records: Sequence[Record], path: str | os.PathLike[str], title: s
 def page(records: Sequence[Record], title: str | None = None) -> str:
     """The whole document as text."""
     name = escape(title or _title(records))
-    sections = [_reading(records), _summary(records), _curves(records), _traffic_and_time(records)]
-    sections += [_nodes(records), _staleness(records), _faults(records), _settings(records)]
+    sections = [_reading(records), _summary(records), _scaling(records), _curves(records)]
+    sections += [
+        _traffic_and_time(records),
+        _nodes(records),
+        _staleness(records),
+        _faults(records),
+        _settings(records),
+    ]
     body = "\n".join(section for section in sections if section)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -42,8 +57,13 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
 
 def _title(records: Sequence[Record]) -> str:
     tasks = sorted({str(record["task"]) for record in records if record.get("task")})
-    workers = max((int(record.get("workers") or 1) for record in records), default=0)
-    on = "" if workers < 1 else " on one worker" if workers == 1 else f" on {workers} workers"
+    numbers = sorted(
+        {int(record.get("workers") or 1) for record in records if record.get("strategy") != BASELINE}
+    )
+    numbers = numbers or [1] * bool(records)
+    span = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else "".join(map(str, numbers))
+    on = f" on {span} workers" if numbers else ""
+    on = " on one worker" if numbers == [1] else on
     return f"{', '.join(tasks) or 'Shoal'}{on}"
 
 
@@ -100,6 +120,11 @@ def _summary(records: Sequence[Record]) -> str:
         f'<h2>Summary</h2><div class="scroll" role="region" aria-label="Summary of the runs" tabindex="0">'
         f"{table}</tbody></table></div>"
     )
+
+
+def _scaling(records: Sequence[Record]) -> str:
+    pictures = charts.scaling(records)
+    return f"<h2>From few workers to many</h2>{pictures}" if pictures else ""
 
 
 def _curves(records: Sequence[Record]) -> str:

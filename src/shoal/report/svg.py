@@ -123,11 +123,12 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, floor: fl
     points = [point for line in series for point in line.points]
     if not points:
         return _svg(f"{title}: no measurements", _nothing("no measurements"))
-    x_ticks = nice_ticks(0.0, max(point.x for point in points))
+    left, right = min(point.x for point in points) if x.log else 0.0, max(point.x for point in points)
+    x_ticks = sorted({point.x for point in points}) if x.log else nice_ticks(left, right)
     low = min(point.y for point in points) if floor is None else floor
     high = max(point.y for point in points)
     y_ticks = log_ticks(low, high) if y.log else nice_ticks(low, high)
-    along = Scale(0.0, max(point.x for point in points) or x_ticks[-1], LEFT, RIGHT)
+    along = Scale(left, right if right > left else x_ticks[-1] + x.log, LEFT, RIGHT, x.log)
     up = Scale(y_ticks[0], y_ticks[-1], BOTTOM, TOP, y.log)
     ends = ", ".join(f"{line.name} ends at {y.text(line.points[-1].y)}" for line in series if line.points)
     area = (LEFT - 6, TOP - 6, RIGHT - LEFT + 12, BOTTOM - TOP + 6)
