@@ -116,14 +116,14 @@ class Puppet:
 
 
 class Caller:
-    """Somebody who speaks gRPC, and says whatever a test wants."""
+    """Somebody who speaks gRPC, knows the number of the run, and says whatever a test wants."""
 
     def __init__(self, address: str, **metadata: str) -> None:
         self.channel = grpc.insecure_channel(
             address,
             options=[("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
         )
-        self.metadata = metadata
+        self.metadata = {"authorization": f"Bearer {RUN}", **metadata}
 
     def __enter__(self) -> Caller:
         return self

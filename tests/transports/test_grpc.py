@@ -216,6 +216,37 @@ def test_a_hub_that_has_closed_passes_messages_on_until_the_others_leave() -> No
         assert list(b.drain()) == []
 
 
+def test_who_leaves_is_gone_for_good_though_another_hub_answers_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nodes(3, (0, 1)) as ((first, second, t), _):
+        let_go, heard = second._hub._let_go, threading.Event()
+
+        def late(guest: Any) -> None:
+            heard.wait(0.2)  # long enough for a node to join again
+            let_go(guest)
+
+        monkeypatch.setattr(second._hub, "_let_go", late)
+        drive(t.close())
+        assert notices(first, 1) == notices(second, 1) == [(LEFT, 2, 0)]
+        assert list(first.drain()) == []
+
+
+def test_who_waits_to_send_to_a_hub_that_closes_is_let_go() -> None:
+    with nodes(3, share_memory=False) as ((hub, a, b), _):
+        drive(a.send(0, Message("full", (torch.ones(LARGE),))))
+        waiting = threading.Thread(target=lambda: drive(b.send(0, Message("late", (torch.ones(LARGE),)))))
+        waiting.start()
+        wait_until(lambda: len(hub._hub._inbox[1]._queue) == 1)
+        closing = threading.Thread(target=lambda: drive(hub.close()))
+        closing.start()
+        waiting.join(PATIENCE / 4)
+        assert not waiting.is_alive(), "nobody is going to take what fills the inbox"
+        drive(a.send(0, Message("too late", (torch.ones(LARGE),))))
+        in_threads(2, lambda i: drive((a, b)[i].close()))
+        closing.join(PATIENCE / 4)
+        assert not closing.is_alive()
+        assert sum(gate._inside for gate in hub._hub._inbox) == 0
+
+
 # Losing and coming back
 
 

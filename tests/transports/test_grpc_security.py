@@ -43,6 +43,7 @@ from shoal.core.transport import HEADER_BYTES, JOINED, LOST, Message
 from shoal.transports import frames, memory
 from shoal.transports.grpc import Security
 from shoal.transports.grpc.control_pb2 import Ask
+from shoal.transports.grpc.door import MOST_CALLS, MOST_COMPLAINTS, MOST_OF_ONE, _Complaints
 from shoal.transports.grpc.wire import (
     CALL_BYTES,
     FETCH,
@@ -182,8 +183,50 @@ def test_a_wrong_token_is_refused_at_once_and_the_hub_lives(
         drive(t.send(0, Message("right")))
         assert receive(joined()).tag == "right"
         drive(t.close())
-    assert "does not show a token of this run" in caplog.text
+    assert "it shows no token of this run, or a wrong one" in caplog.text
     assert TOKEN not in caplog.text and OTHER_TOKEN not in caplog.text
+
+
+@pytest.mark.parametrize("security", [Security(), Security(tokens=(TOKEN,))], ids=["no token", "token"])
+def test_strangers_who_say_half_a_sentence_hold_up_nobody(security: Security) -> None:
+    """They are turned away before anything of it is read, whether there is a token or not."""
+    over = threading.Event()
+
+    def never() -> Iterator[bytes]:
+        over.wait(PATIENCE)
+        yield b""
+
+    with waiting_hub(security=security) as (store, joined):
+        address = store.get("shoal/grpc/0").decode()
+        shown = ((), (("authorization", f"Bearer {OTHER_TOKEN}"),))
+        with Caller(address) as stranger:
+            calls = [
+                stranger.channel.stream_unary(JOIN).future(never(), metadata=shown[i % 2])
+                for i in range(MOST_CALLS + 8)
+            ]
+            t = connect(1, 2, store, security=security, timeout=PATIENCE / 4)
+            assert {call.code().name for call in calls} <= {"UNAUTHENTICATED", "RESOURCE_EXHAUSTED"}
+            over.set()
+        assert joined().address
+        drive(t.close())
+
+
+def test_one_address_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = _Complaints(0)
+    with caplog.at_level(logging.WARNING, "shoal"):
+        for port in range(3 * MOST_OF_ONE):
+            complaints.add(f"ipv4:10.0.0.1:{port}", "a wrong token")
+        assert len(caplog.records) == MOST_OF_ONE
+        assert caplog.records[-1].getMessage().endswith("a wrong token (no more such lines for a minute)")
+        complaints.add("ipv6:[::1]:1", "a wrong token")
+        assert len(caplog.records) == MOST_OF_ONE + 1
+        for i in range(1000):
+            complaints.add(f"ipv4:10.0.{i // 256}.{i % 256}:1", "a wrong token")
+        assert len(caplog.records) == MOST_COMPLAINTS
+        assert len(complaints._logged) <= MOST_COMPLAINTS, "it remembers no more addresses than it has logged"
+        complaints._since -= 61
+        complaints.add("ipv4:10.0.0.1:1", "a wrong token")
+        assert len(caplog.records) == MOST_COMPLAINTS + 1
 
 
 def test_tokens_can_be_changed_one_node_at_a_time() -> None:
@@ -296,7 +339,8 @@ def test_incomplete_security_is_a_value_error(papers: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"run_id": "6" * 32}, "the run ids differ: this is another run$"),
+        ({"run_id": "6" * 32}, "not admitted$"),
+        ({"run_id": "6" * 32, "security": Security(tokens=(TOKEN,))}, "not admitted$"),
         ({"manifest": "4 x float32"}, "node 1 has manifest '4 x float32', node 0 has '3 x float32'$"),
         ({"limit_bytes": 7}, f"node 1 has limit_bytes 7, node 0 has {LIMIT}$"),
         ({"failure_timeout": 1.0}, r"node 1 has failure_timeout 1.0, node 0 has 5.0$"),
@@ -314,6 +358,17 @@ def test_a_node_of_another_run_is_refused_at_once(
         drive(t.close())
     assert len([r for r in caplog.records if r.name == "shoal"]) == 1
     assert RUN not in caplog.text
+
+
+def test_a_node_of_another_run_with_the_same_token_is_refused() -> None:
+    security = Security(tokens=(TOKEN,))
+    with waiting_hub(security=security) as (store, joined):
+        with pytest.raises(PeerLost, match=r"the run ids differ: this is another run$") as refusal:
+            connect(1, 2, store, run_id="6" * 32, security=security)
+        assert RUN not in str(refusal.value)
+        t = connect(1, 2, store, security=security)
+        assert joined().address
+        drive(t.close())
 
 
 def test_a_rank_that_is_taken_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,12 +89,55 @@ def test_who_reads_too_long_learns_that_it_read_in_vain() -> None:
         drive(a.reclaim(0.02))
         assert 0.02 <= time.monotonic() - began < PATIENCE / 2
         x.fill_(1.0)
-        again = lend(a, b, x)  # in the same slot
+        again = lend(a, b, x)
         assert m.release is not None and again.release is not None
         assert m.release() is False
         assert m.release() is False
         assert again.release() is True
         drive(a.reclaim(PATIENCE))
+
+
+@needs_memory
+def test_a_reader_that_looked_just_before_the_memory_was_taken_back_hides_no_other() -> None:
+    """It writes its word late; if that were another's too, the lender would wait for that one in vain."""
+    with sockets_mesh(2) as (a, b):
+        x = a.share(torch.zeros(5))
+        first = lend(a, b, x)
+        late: Any = first.release
+
+        class Late:
+            """The words, as a reader sees them that stops between its look and its own word."""
+
+            def __init__(self, words: memoryview) -> None:
+                self._words = words
+
+            def __getitem__(self, i: int) -> int:
+                return self._words[i]
+
+            def __setitem__(self, i: int, value: int) -> None:
+                drive(a.reclaim(0.0))
+                m = lend(a, b, x)
+                assert m.release is not None and m.release()
+                self._words[i] = value
+
+        late._words = Late(late._words)
+        assert late() is True
+        began = time.monotonic()
+        drive(a.reclaim(PATIENCE))
+        assert time.monotonic() - began < PATIENCE / 2
+
+
+@needs_memory
+def test_who_has_taken_back_every_slot_sends_copies() -> None:
+    with sockets_mesh(2) as (a, b):
+        x = a.share(torch.arange(3.0))
+        held = [lend(a, b, x) for _ in range(loans._MOST_SLOTS)]
+        drive(a.reclaim(0.0))
+        m = lend(a, b, x)
+        x.zero_()
+        assert m.body.tolist() == [0, 1, 2]
+        assert m.release is not None and m.release()
+        assert not any(m.release is None or m.release() for m in held)
 
 
 @needs_memory

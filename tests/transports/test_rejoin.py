@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import LIMIT, drive, in_process, in_threads
+from harness import LIMIT, drive, in_process, in_threads, introduce
 
 from shoal.core.errors import PeerLost
 from shoal.core.transport import JOINED, LEFT, LOST, Message
 from shoal.transports import lobby, memory
-from shoal.transports.lobby import Card
+from shoal.transports.cards import HELLO_BYTES, NONCE_BYTES, Card
 from shoal.transports.sockets import SocketTransport
 
 PATIENCE = 10.0
@@ -214,6 +214,46 @@ def test_a_frozen_peer_is_gone_after_the_timeout() -> None:
         assert "did not answer within 0.1 s" in mesh.nodes[1].reasons[0]
 
 
+@contextlib.contextmanager
+def listener_where(mesh: Mesh, rank: int) -> Iterator[socket.socket]:
+    """Somebody who listens at the port that a dead node has published."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(PATIENCE)
+        mesh.store.set(f"shoal/addr/{rank}/1", f"127.0.0.1 {stranger.getsockname()[1]}")
+        yield stranger
+
+
+def test_who_listens_where_a_dead_node_did_learns_nothing_of_use() -> None:
+    """It hears a proof that fits its own nonce and port, and cannot answer with one."""
+    with mesh_of(3) as mesh, contextlib.ExitStack() as stack:
+        token = bytes.fromhex(mesh.store.get("shoal/token").decode())
+        mesh.crash(1)
+        mesh.crash(2)
+        stranger = stack.enter_context(listener_where(mesh, 1))
+        # it passes on the nonce of a node that lives, to use what it hears there
+        host, port = mesh.store.get("shoal/addr/0").decode().split()
+        door = stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE))
+        said: list[bytes] = []
+
+        def listen() -> None:
+            with stranger.accept()[0] as call:
+                call.settimeout(PATIENCE)
+                call.sendall(door.recv(NONCE_BYTES, socket.MSG_WAITALL))
+                said.append(call.recv(HELLO_BYTES, socket.MSG_WAITALL))
+                call.sendall(said[0])  # its own words
+                said.append(call.recv(1))
+
+        listening = threading.Thread(target=listen)
+        listening.start()
+        back = mesh.restart(2, 1)
+        listening.join(PATIENCE)
+        assert token not in said[0] and len(said[0]) == HELLO_BYTES and said[1] == b""
+        assert heard(back, 1) == [(LOST, 1, 0)]
+        assert "does not know the token" in back.reasons[1]
+        door.sendall(said[0])
+        assert door.recv(1) == b"", "what was said at another door lets nobody in"
+
+
 @pytest.mark.parametrize("attempt", range(8))
 def test_two_that_come_back_at_once_find_each_other(attempt: int) -> None:
     with mesh_of(3) as mesh:
@@ -267,14 +307,15 @@ def test_a_node_may_be_started_again_before_the_run_begins() -> None:
         for rank, incarnation in ((1, 0), (1, 1), (2, 0)):
             calls.append(stack.enter_context(socket.create_connection(listener.getsockname())))
             calls[-1].settimeout(PATIENCE)
-            calls[-1].sendall(Card(rank, 3, token, incarnation).hello())
+            waiting.await_all(time.monotonic() + 0.01)  # it sends its nonce
+            introduce(calls[-1], Card(rank, 3, token, incarnation))
             assert waiting.absent(), "nobody is missing before the last has called"
             while waiting._known.get(rank) != incarnation:
                 waiting.await_all(time.monotonic() + 0.01)
         assert not waiting.absent()
         assert {rank: contact.incarnation for rank, contact in waiting.joined.items()} == {1: 1, 2: 0}
         waiting.close()
-        assert len(calls[0].recv(1000)) == lobby._HELLO.size  # it was let in, and then dropped
+        assert len(calls[0].recv(1000)) == HELLO_BYTES  # it was let in, and then dropped
         assert calls[0].recv(1) == b""
 
 
@@ -287,14 +328,17 @@ def test_strangers_at_the_open_door_neither_enter_nor_hold_up(monkeypatch: pytes
         for said in (
             b"",
             b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything you have, and more\r\n\r\n",
-            Card(1, 2, bytes(32), incarnation=9).hello(),
-            Card(0, 2, token, incarnation=9).hello(),
-            Card(5, 2, token, incarnation=9).hello(),
+            Card(1, 2, bytes(32), incarnation=9),
+            Card(0, 2, token, incarnation=9),
+            Card(5, 2, token, incarnation=9),
             *[b"slow"] * (lobby.MOST_STRANGERS + 5),
         ):
             strangers.append(stack.enter_context(socket.create_connection((host, int(port)))))
             strangers[-1].settimeout(PATIENCE)
-            strangers[-1].sendall(said)
+            if isinstance(said, Card):
+                introduce(strangers[-1], said)
+            else:
+                strangers[-1].sendall(said)
         mesh.crash(1)
         began = time.monotonic()
         mesh.restart(1, 1)
@@ -302,7 +346,7 @@ def test_strangers_at_the_open_door_neither_enter_nor_hold_up(monkeypatch: pytes
         exchange_after_notices(mesh)
         for sock in strangers:
             with contextlib.suppress(ConnectionResetError):
-                assert sock.recv(1) == b""
+                assert len(sock.recv(2 * NONCE_BYTES, socket.MSG_WAITALL)) <= NONCE_BYTES  # and then the end
 
 
 def exchange_after_notices(mesh: Mesh) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import LIMIT, drive, in_process, in_threads, sockets_world
+from harness import LIMIT, drive, in_process, in_threads, introduce, sockets_world
 
 from shoal.core.errors import PeerLost
 from shoal.core.transport import HEADER_BYTES, LEFT, LOST, Message, Transport
 from shoal.testing.conformance import CHECKS, World
 from shoal.transports import frames, lobby, rendezvous
 from shoal.transports.buffers import MOST_FREE, SMALLEST, BufferPool
-from shoal.transports.lobby import Card
+from shoal.transports.cards import NONCE_BYTES, Card
 from shoal.transports.sockets import SocketTransport
 
 PATIENCE = 10.0
@@ -67,11 +69,15 @@ def test_strangers_neither_enter_nor_hold_up_the_others(monkeypatch: pytest.Monk
     store = dist.HashStore()
     strangers: list[socket.socket] = []
 
-    def stranger(said: bytes) -> None:
+    def stranger(said: bytes | Card) -> None:
         host, port = store.get("shoal/addr/0").decode().split()
         strangers.append(socket.create_connection((host, int(port))))
         strangers[-1].settimeout(PATIENCE)
-        strangers[-1].sendall(said)
+        if isinstance(said, Card):
+            introduce(strangers[-1], said)
+        else:
+            strangers[-1].sendall(said)
+            assert len(strangers[-1].recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
 
     def node(rank: int) -> object:
         if rank == 1:
@@ -79,9 +85,9 @@ def test_strangers_neither_enter_nor_hold_up_the_others(monkeypatch: pytest.Monk
             for said in (
                 b"",
                 b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything you have\r\n\r\n",
-                Card(1, 2, bytes(32)).hello(),  # the right rank, a wrong token
-                Card(0, 2, token).hello(),  # a rank of its own
-                Card(2, 2, token).hello(),  # a rank that there is not
+                Card(1, 2, bytes(32)),  # the right rank, a wrong token
+                Card(0, 2, token),  # a rank of its own
+                Card(2, 2, token),  # a rank that there is not
             ):
                 stranger(said)
             for sock in strangers:
@@ -187,6 +193,42 @@ def test_closing_waits_no_longer_than_its_limit_for_a_frozen_peer(monkeypatch: p
         assert 0.1 <= time.monotonic() - began < 5
 
 
+def test_all_frozen_peers_together_cost_as_much_as_one_and_the_others_hear_a_goodbye(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.transports.sockets.CLOSING_SECONDS", 0.1)
+    store = dist.HashStore()
+
+    def join(rank: int) -> SocketTransport | lobby.Lobby:
+        if rank in (0, 7):
+            return SocketTransport.connect(rank, 8, store, limit_bytes=LIMIT, timeout=PATIENCE)
+        return rendezvous.meet(rank, 8, store, timeout=PATIENCE, host="127.0.0.1")
+
+    first, *frozen, last = in_threads(8, join)
+    drive(first.lend(1, Message("state", (first.share(torch.ones(3)),))))
+    for peer in frozen:
+        peer.joined[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # so that it stays full
+    for _ in range(3):
+        for rank in range(1, 7):
+            fill(first._lines[rank].sock)
+        time.sleep(0.02)  # what is under way makes room once more
+    drive(first.send(7, Message("last words")))
+    began = time.monotonic()
+    drive(first.close())
+    assert time.monotonic() - began < 0.5
+    assert [drive(last.recv(PATIENCE)).tag for _ in range(2)] == ["last words", LEFT]
+    for peer in frozen:
+        peer.close()
+    drive(last.close())
+
+
+def fill(near: socket.socket) -> None:
+    """Leave no room for much more that is sent."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            near.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+
+
 @pytest.mark.slow
 def test_a_killed_process_is_lost(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
@@ -236,6 +278,39 @@ def open_files() -> int:
 def test_what_cannot_be_sent_is_a_value_error(dst: int, message: Message, complaint: str) -> None:
     with transport_and_raw_peer() as (t, _), pytest.raises(ValueError, match=complaint):
         drive(t.send(dst, message))
+
+
+def test_who_is_interrupted_in_a_send_loses_the_peer_and_is_lost_to_it() -> None:
+    """Part of a frame may be on its way: nothing that comes after it could be read."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupt_a_write() -> None:
+        while sys._current_frames()[main].f_code.co_name != "_write_all":
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with transport_and_raw_peer() as (t, raw):
+            fill(t._lines[1].sock)
+            killer = threading.Thread(target=interrupt_a_write)
+            killer.start()
+            with pytest.raises(KeyboardInterrupt):
+                drive(t.send(1, Message("cut off", (torch.zeros(1 << 18),))))
+            killer.join()
+            drive(t.send(1, Message("swallowed")))
+            notice = drive(t.recv(PATIENCE))
+            assert (notice.tag, notice.src) == (LOST, 1)
+            assert t.reasons == {1: "a message to it was interrupted"}
+            raw.settimeout(PATIENCE)
+            while raw.recv(1 << 20):
+                pass
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 # Receiving into recycled memory

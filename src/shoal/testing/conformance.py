@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import torch
 
-from shoal.core.errors import PeerLost
-from shoal.core.transport import DTYPES, LEFT, AllReduces, Message, Overlaps, Transport
+from shoal.core.errors import PeerLost, Unavailable
+from shoal.core.transport import DTYPES, LEFT, AllReduces, Message, Overlaps, Transport, Windows
 
 PATIENCE_SECONDS = 20.0
 """How long a check waits for what must come before it fails."""
@@ -343,6 +344,23 @@ def who_leaves_during_a_sum_is_missed(world: World) -> None:
     world(3, body)
 
 
+def who_never_uses_a_window_may_bring_nothing(world: World) -> None:
+    """Only where there are windows, which a transport may have on some systems alone."""
+
+    async def body(t: Transport) -> None:
+        if isinstance(t, Windows):
+            with contextlib.suppress(Unavailable):
+                await t.open_window(0, torch.ones(0 if t.rank == 2 else 3))
+                if t.rank == 1:
+                    seen = [await t.accumulate(0, torch.ones(3)), await t.fetch(0, out := torch.empty(3))]
+                    assert [*seen, *out] == [0, 1, 2, 2, 2], f"a window of 1s, 1 added once: {seen}, {out}"
+                for peer in (1, 2) if t.rank == 0 else (0,):  # so that the owner stays for both
+                    await t.send(peer, Message("done"))
+                    await next_message(t)
+
+    world(3, body)
+
+
 CHECKS: tuple[Callable[[World], None], ...] = (
     messages_of_a_peer_keep_their_order,
     a_sender_may_overwrite_what_it_sent,
@@ -360,6 +378,7 @@ CHECKS: tuple[Callable[[World], None], ...] = (
     a_sum_begins_before_all_of_it_is_computed,
     different_parts_are_refused_and_harmless,
     who_leaves_during_a_sum_is_missed,
+    who_never_uses_a_window_may_bring_nothing,
 )
 
 

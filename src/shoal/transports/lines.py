@@ -32,7 +32,8 @@ class Line:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # a write fails after this long without any progress; reads wait for ever
         timeval = struct.pack("ll", int(timeout), int(timeout % 1.0 * 1e6))
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
     def send(self, header: bytes, parts: Sequence[Tensor]) -> None:
         """Send a message, by way of memory where it is large and a buffer is free."""

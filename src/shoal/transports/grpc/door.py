@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar
 
@@ -34,7 +35,10 @@ GRACE_SECONDS = 0.5
 """How long a connection has to end in order when the door closes."""
 
 MOST_COMPLAINTS = 100
-"""Refusals that are logged within a minute, so that a stranger cannot fill the disk."""
+"""Refusals that are logged within a minute, so that strangers cannot fill the disk."""
+
+MOST_OF_ONE = 20
+"""Refusals of one address that are logged within a minute, so that it leaves room for others."""
 
 log = logging.getLogger("shoal")
 
@@ -49,7 +53,7 @@ class Door:
         security.check_listening(host)
         self._hub = hub
         self._rank = terms.rank
-        self._tokens = security.secrets()
+        self._passwords = security.passwords(terms.run_id)
         self._longest = 2 * patience(terms.failure_timeout, terms.limit_bytes)
         self._complaints = _Complaints(terms.rank)
         self._handlers = {
@@ -80,7 +84,7 @@ class Door:
 
     def service(self, details: Any) -> Any:
         """What answers a call; gRPC asks before it reads anything of it."""
-        if not is_admitted(_metadata(details.invocation_metadata).get("authorization", ""), self._tokens):
+        if not is_admitted(_metadata(details.invocation_metadata).get("authorization", ""), self._passwords):
             return self._refuse
         return self._handlers.get(details.method)
 
@@ -166,29 +170,32 @@ class Door:
         _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
 
     def _turn_away(self, _: Any, context: Any) -> NoReturn:
-        self._complaints.add(context.peer(), "it does not show a token of this run")
+        self._complaints.add(context.peer(), "it shows no token of this run, or a wrong one")
         _abort(context, grpc.StatusCode.UNAUTHENTICATED, "not admitted")
 
 
 class _Complaints:
-    """One line in the log for each refusal, but only so many a minute."""
+    """One line in the log for each refusal, but only so many a minute, of all and of one address."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._lock = threading.Lock()
-        self._since = 0.0
-        self._count = 0
+        self._since = -float("inf")
+        self._logged: Counter[str] = Counter()  # address -> lines; never more addresses than lines
 
     def add(self, peer: str, why: str) -> None:
+        address = peer.rpartition(":")[0]  # whatever its port
         now = time.monotonic()
         with self._lock:
             if now - self._since > 60:
-                self._since, self._count = now, 0
-            self._count += 1
-            count = self._count
-        if count <= MOST_COMPLAINTS:
-            more = " (no more such lines for a minute)" if count == MOST_COMPLAINTS else ""
-            log.warning("node %d refused %s: %s%s", self._rank, peer, why, more)
+                self._since = now
+                self._logged.clear()
+            if self._logged[address] >= MOST_OF_ONE or self._logged.total() >= MOST_COMPLAINTS:
+                return
+            self._logged[address] += 1
+            is_last = self._logged[address] == MOST_OF_ONE or self._logged.total() == MOST_COMPLAINTS
+        more = " (no more such lines for a minute)" if is_last else ""
+        log.warning("node %d refused %s: %s%s", self._rank, peer, why, more)
 
 
 def _abort(context: Any, code: Any, text: str) -> NoReturn:

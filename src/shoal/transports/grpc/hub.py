@@ -138,10 +138,14 @@ class Hub:
                 self._arrivals.lost(guest.rank, reason)
                 self._tell(guest, Peer.LOST, reason)
 
-    def close(self) -> None:
-        """Say goodbye; pass messages on while two others may need it; hang up. A frozen guest costs 5 s."""
+    def shut(self) -> None:
+        """Let nobody in any more; what comes for this node is thrown away, so that no sender waits for it."""
         with self._members:
             self._closing = True
+
+    def close(self) -> None:
+        """Say goodbye; pass messages on while two others may need it; hang up. A frozen guest costs 5 s."""
+        self.shut()
         myself = Peer(rank=self._terms.rank, state=Peer.LEFT, incarnation=self._terms.incarnation)
         self._send_off(NEWS, Roster(peers=[myself]).SerializeToString())
         if self._terms.rank == self._terms.relay:
@@ -157,8 +161,8 @@ class Hub:
     def abandon(self) -> None:
         """Hang up without a word."""
         self._over.set()
+        self.shut()
         with self._members:
-            self._closing = True
             for guest in self._present():
                 self._part(guest)
         self._watch.join()

@@ -53,15 +53,14 @@ class Line:
     """
 
     def __init__(
-        self, address: str, terms: Terms, probe: Probe, security: Security, tokens: tuple[str, ...]
+        self, address: str, terms: Terms, probe: Probe, security: Security, passwords: tuple[str, ...]
     ) -> None:
-        self.address = address
         self.reason = ""  # why it was cut, if this end did
         self._timeout = terms.failure_timeout
         self.sharing = Sharing(0, terms.limit_bytes)  # nothing, before the hub has answered
         self._terms = terms
         self._probe = probe
-        self._metadata = bearer(tokens)
+        self._metadata = bearer(passwords)
         self._sent = 0
         options = channel_options(terms.failure_timeout)
         self._channels = [security.channel(address, options) for _ in range(2)]

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from shoal.transports.grpc.wire import Options
+from shoal.transports.loopback import is_loopback
 
 TOKEN_VARIABLE = "SHOAL_TOKEN"
 """Environment variable with the token, for nodes that were given no other."""
@@ -40,7 +41,6 @@ class Security:
     mutual: bool = False
     token_file: Path | str | None = None
     tokens: tuple[str, ...] = field(default=(), repr=False)
-    server_name: str | None = None  # what the hubs' certificates say, where that is not their address
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +59,13 @@ class Security:
         if self.token_file is not None:
             return _check_tokens(_read_private(Path(self.token_file)), f"token file {self.token_file}")
         return _check_tokens(tuple(os.environ.get(TOKEN_VARIABLE, "").split()), TOKEN_VARIABLE)
+
+    def passwords(self, run_id: str) -> tuple[str, ...]:
+        """What a hub accepts: the tokens, or where there is none the number of the run. Nodes show the first.
+
+        So a stranger is always turned away before anything of what it says is read.
+        """
+        return self.secrets() or (run_id,)
 
     def check_listening(self, host: str) -> None:
         """Raise ValueError unless a hub may listen there."""
@@ -87,28 +94,24 @@ class Security:
         """A channel to a hub. It connects when it is first used."""
         if self.authority is None:
             return grpc.insecure_channel(address, options=options)
-        named: list[tuple[str, int | str]] = [*options]
-        if self.server_name is not None:
-            named.append(("grpc.ssl_target_name_override", self.server_name))
         own = (
             (Path(self.key).read_bytes(), Path(self.certificate).read_bytes())
             if self.key is not None and self.certificate is not None
             else (None, None)
         )
         credentials = grpc.ssl_channel_credentials(Path(self.authority).read_bytes(), *own)
-        return grpc.secure_channel(address, credentials, options=named)
+        return grpc.secure_channel(address, credentials, options=options)
 
 
-def bearer(tokens: tuple[str, ...]) -> Metadata:
-    """How a node shows its token."""
-    return (("authorization", f"Bearer {tokens[0]}"),) if tokens else ()
+def bearer(passwords: tuple[str, ...]) -> Metadata:
+    """How a node shows its password."""
+    return (("authorization", f"Bearer {passwords[0]}"),)
 
 
-def is_admitted(shown: str, tokens: tuple[str, ...]) -> bool:
-    """Whether what a caller shows is one of the tokens. Takes equally long whatever it is."""
+def is_admitted(shown: str, passwords: tuple[str, ...]) -> bool:
+    """Whether what a caller shows is one of the passwords. Takes equally long whatever it is."""
     given = shown.encode()
-    matches = [hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens]
-    return not tokens or True in matches
+    return True in [hmac.compare_digest(given, f"Bearer {password}".encode()) for password in passwords]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -134,14 +137,6 @@ def with_port(address: str) -> str:
     except ValueError:
         return address if ":" in address else join_address(address, 0)
     return join_address(bare, 0)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether that is this host alone. A name other than localhost may be anything."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _read_private(path: Path) -> tuple[str, ...]:

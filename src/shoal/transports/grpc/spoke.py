@@ -58,7 +58,7 @@ class Spoke:
         self._terms = terms
         self._probe = probe
         self._security = security
-        self._tokens = security.secrets()
+        self._passwords = security.passwords(terms.run_id)
         self._locate = locate
         self._arrivals = arrivals
         self._stirred = stirred
@@ -93,7 +93,10 @@ class Spoke:
                 raise
 
     def leave(self, goodbye: bytes, seconds: float) -> Any:
-        """Tell the hub that this node leaves; the future of its being heard, None if nobody is there."""
+        """Tell the hub that this node leaves; the future of its being heard, None if nobody is there.
+
+        From here on nothing joins again: other hubs may take longer to hear it.
+        """
         if not self._sending.acquire(timeout=seconds):
             return None
         try:
@@ -101,6 +104,7 @@ class Spoke:
         except Broken:
             return None
         finally:
+            self._closing.set()
             self._sending.release()
 
     def end(self) -> None:
@@ -133,7 +137,7 @@ class Spoke:
         if address is None:
             return False
         self._security.check_dialling(split_address(address)[0])
-        line = self._attempt = Line(address, self._terms, self._probe, self._security, self._tokens)
+        line = self._attempt = Line(address, self._terms, self._probe, self._security, self._passwords)
         if self._closing.is_set():  # since we last looked
             line.cut()
         try:

@@ -119,6 +119,10 @@ class GrpcTransport(Endpoint):
             return
         self._closing = True
         try:
+            if self._hub is not None:
+                self._hub.shut()
+            for _ in self.drain():  # nobody else is going to, and who sends may wait for room
+                pass
             self._say_goodbye()
             if self._hub is not None:
                 self._hub.close()
