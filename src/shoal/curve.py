@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from shoal.core.node import Node
 from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.core.vector import trainable
-from shoal.modules import evaluate
+from shoal.modules import EnsembleModel, evaluate
 
 POINTS = 20
 MOST_BYTES = 512 * 2**20
@@ -76,14 +77,32 @@ class Curve(Instrument):
         self._next[node.rank] = node.merged + self._spacing
 
 
-def join_slices(slices: Sequence[Sequence[Snapshot]]) -> list[Snapshot]:
-    """The whole model at each moment, from what the servers that share it copied; the last are the ends."""
+def join_slices(slices: Sequence[Sequence[Snapshot]], independent: bool = False) -> list[Snapshot]:
+    """The whole model at each moment, from what its holders copied; the last are the ends.
+
+    They are servers that share it, or where workers are independent, the members of an ensemble.
+    """
     between = zip(*(own[:-1] for own in slices), strict=False)
     rows = [*between, tuple(own[-1] for own in slices)]
+    merged = fmean if independent else min
     return [
-        Snapshot(max(s.seconds for s in row), min(s.samples for s in row), torch.cat([s.x for s in row]))
+        Snapshot(max(s.seconds for s in row), merged([s.samples for s in row]), torch.cat([s.x for s in row]))
         for row in rows
     ]
+
+
+def put_together(
+    strategy: Strategy,
+    modules: Sequence[nn.Module],
+    copies: Sequence[Sequence[Snapshot]],
+    task: Task,
+    data: Data,
+) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """The result of a run, and how good it was along the way, from what its holders have left."""
+    model = modules[0]
+    if strategy.independent:
+        model = EnsembleModel(modules, classes=data.y.ndim == 1 and not data.y.is_floating_point())
+    return model, score(join_slices(copies, strategy.independent), model, task, data)
 
 
 def score(snapshots: Sequence[Snapshot], model: nn.Module, task: Task, data: Data) -> list[dict[str, Any]]:
@@ -108,8 +127,11 @@ def score(snapshots: Sequence[Snapshot], model: nn.Module, task: Task, data: Dat
 def holders(strategy: Strategy, workers: int, shards: int, there: Sequence[int] = ()) -> list[int]:
     """The ranks that hold the result together: the shards of the first server, else worker 0.
 
-    Where workers that die are done without, it is the first of those who are `there` at the end.
+    Where workers that die are done without, it is the first of those who are `there` at the end; where they
+    are independent, it is all of those.
     """
+    if strategy.independent:
+        return list(there or range(workers))
     if strategy.survives and there:
         return [min(there)]
     return list(range(workers, workers + shards)) if strategy.servers else [0]
@@ -117,6 +139,8 @@ def holders(strategy: Strategy, workers: int, shards: int, there: Sequence[int] 
 
 def holds_solution(strategy: Strategy, node: Node) -> bool:
     """Whether this node's solution is the result of the run, or a slice of it, as far as it knows."""
+    if strategy.independent:
+        return True
     if strategy.survives:
         return all(node.mailbox.has_lost(rank) for rank in range(node.rank))
     return node.rank in holders(strategy, node.size, node.shards)

@@ -45,6 +45,20 @@ def test_who_is_asked_does_not_change_so_the_sum_is_not_conserved():
     assert (paths.x[0], paths.x[1]) == ([4.0], [(0 + 4) / 2])
 
 
+@pytest.mark.slow
+def test_where_workers_are_not_in_step_the_mean_moves_about_two_thirds_as_far():
+    # Who asks made its last step 1 step ago, who is asked (1 + s^2) / 2, about half, if steps vary
+    # by s: the renewal paradox. So x_j - x_i = -(1 - age) v on average, and x_i moves by
+    # v = (1 + (1 - age) v) / 2, which is v = 1 / (1 + age): 2 / 3 for s = 0.
+    def moved(compute):
+        return -simulate(Gossip(), Slope(), workers=8, steps=120, compute=compute).worker(0).x.item()
+
+    for s in (0.3, 0.5):
+        age = (1 + s * s) / 2
+        assert moved(Compute(1.0, jitter=s)) == pytest.approx(120 / (1 + age), rel=0.03)
+    assert moved(Compute(1.0)) == 120  # in step nothing is lost
+
+
 @pytest.mark.parametrize("topology", ["complete", "ring", "exponential"])
 def test_all_come_together(topology):
     places = [float(k * k) for k in range(8)]

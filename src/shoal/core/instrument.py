@@ -30,6 +30,10 @@ class Instrument:
         """Something went wrong that the node survived."""
 
 
+MOST_PEERS = 16
+"""Peers that a summary tells the waiting for: all of a thousand, for each of a thousand, fill megabytes."""
+
+
 @dataclass
 class Meter:
     """Running totals of one node, in seconds, bytes and samples."""
@@ -49,7 +53,8 @@ class Meter:
     faults: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """The totals as plain numbers, for JSON."""
+        """The totals as plain numbers, for JSON; of many peers those it waited for longest."""
+        longest = sorted(self.waited_for.items(), key=lambda item: -item[1])[:MOST_PEERS]
         return {
             "steps": self.steps,
             "samples": self.samples,
@@ -61,7 +66,7 @@ class Meter:
             "bytes_received": self.bytes_received,
             "messages_sent": self.messages_sent,
             "dropped": self.dropped,
-            "waited_for": {str(rank): seconds for rank, seconds in self.waited_for.items()},
+            "waited_for": {str(rank): seconds for rank, seconds in sorted(longest)},
             "staleness": {str(late): updates for late, updates in sorted(self.staleness.items())},
             "faults": self.faults,
         }

@@ -35,8 +35,11 @@ class Exchange(Protocol):
 class Starts(Protocol):
     """A way to form averages that goes on while the worker does something else."""
 
-    async def start(self, node: Node, v: Tensor, weight: float, number: int) -> Exchange:
-        """Begin one; `v` may be changed afterwards. Every worker gives it the same number."""
+    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str) -> Exchange:
+        """Begin one; `v` may be changed afterwards. Every worker gives it the same number.
+
+        What has the same key is compressed as one stream.
+        """
         ...
 
 
@@ -70,15 +73,16 @@ class Meeting:
         node.merged += round(total) if weight is None else own * node.size
         return average
 
-    async def start(self, v: Tensor, weight: float) -> Pending[Tensor]:
+    async def start(self, v: Tensor, weight: float, key: str) -> Pending[Tensor]:
         """See `Node.start_mean`."""
         node = self._node
-        node.merged += node.take_unmerged() * node.size
+        node.take_unmerged()
+        weight = weight or (0.0 if node.has_ended else PRESENT)
         mean = cast(object, self._mean)
         if node.size == 1 or not isinstance(mean, Starts):
             return Pending(partial(self._later, v.clone(), weight))
         self._started += 1
-        exchange = await mean.start(node, v, weight, self._started)
+        exchange = await mean.start(node, v, weight, self._started, key)
         self._under_way.append(exchange)
         return Pending(partial(self._finished, exchange))
 
@@ -88,11 +92,24 @@ class Meeting:
             await exchange.progress()
 
     async def _later(self, v: Tensor, weight: float) -> Tensor:
-        return v if self._node.size == 1 else (await self._mean(self._node, v, weight))[0]
+        alone = self._node.size == 1
+        return self._taken(*((v, weight) if alone else await self._mean(self._node, v, weight)))
 
     async def _finished(self, exchange: Exchange) -> Tensor:
-        average, _ = await exchange.finish()
+        average, total = await exchange.finish()
         self._under_way.remove(exchange)
+        return self._taken(average, total)
+
+    def _taken(self, average: Tensor, total: float) -> Tensor:
+        """An average that was started, accounted for: of a part of the model, only that part is merged."""
+        node = self._node
+        if total == 0 and node.has_ended and node.size > 1:
+            raise NoMoreSteps
+        part, whole = average.numel(), node.x.numel()
+        if part == whole:
+            node.merged += round(total)
+        else:  # by elements, which are whole numbers: when all parts are in, so is every sample
+            node.merged = (round(node.merged * whole) + round(total) * part) / whole
         return average
 
     async def _brought(self, v: Tensor | Awaitable[Tensor]) -> tuple[Tensor, bool]:

@@ -20,6 +20,7 @@ from shoal.core.attending import Background, Handlers, attentively
 from shoal.core.client import FIRST, Client, Pending
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.errors import Diverged
+from shoal.core.fragments import fragments
 from shoal.core.instrument import Instrument, Meter
 from shoal.core.log import Log
 from shoal.core.mailbox import Mailbox
@@ -55,8 +56,8 @@ class Node:
     """A worker (rank below `size`) or a server (rank `size` and up) of a run.
 
     `size` is the number of workers. Each server the algorithm names is `shards` nodes that own a slice of
-    the vector each. `pace` tells how many seconds of virtual time a gradient has taken, `background` computes
-    one in another thread while this one answers messages.
+    the vector each. `pace` tells how many seconds of virtual time a gradient of so many samples has taken,
+    `background` computes one in another thread while this one answers messages.
     `boundary` is awaited before each step of a worker and after the last known one, for checkpoints and
     requests to stop; and at a server when all workers have sent CHECKPOINT for a step, with `t` set to it.
     """
@@ -79,7 +80,7 @@ class Node:
         incarnation: int = 0,
         log: Log | None = None,
         locate: Callable[[int], str] = "element {}".format,
-        pace: Callable[[Node], float] | None = None,
+        pace: Callable[[Node, int], float] | None = None,
         background: Background | None = None,
         boundary: Hook | None = None,
         observers: Sequence[Instrument] = (),
@@ -246,9 +247,16 @@ class Node:
         """
         return await self.meeting.mean(v, weight)
 
-    async def start_mean(self, v: Tensor, weight: float) -> Pending[Tensor]:
-        """Begin such an average, to compute meanwhile: awaiting what this returns completes it."""
-        return await self.meeting.start(v, weight)
+    async def start_mean(self, v: Tensor, weight: float, key: str = "") -> Pending[Tensor]:
+        """Begin such an average, to compute meanwhile: awaiting what this returns completes it.
+
+        `weight` is the samples behind it. Vectors of one length may share a key; the codec's memory has it.
+        """
+        return await self.meeting.start(v, weight, key)
+
+    def fragments(self, number: int) -> list[list[slice]]:
+        """The vector in so many parts, of whole layers where they are known and are not fewer."""
+        return fragments(self.replica, number)
 
     # -- with a server: the worker's side ------------------------------------------------------
 
@@ -428,7 +436,7 @@ class Node:
                     f"{self.name}: the loss became {gradient.loss} at step {self.t}. {self.advice}"
                 )
         if self._pace is not None:
-            await self.mailbox.let_pass(self._pace(self), meanwhile)
+            await self.mailbox.let_pass(self._pace(self, gradient.count), meanwhile)
         self.clock += 1
         self.unmerged += gradient.count
         self.meter.samples += gradient.count

@@ -21,6 +21,7 @@ class Strategy(ABC):
     most_workers: ClassVar[int | None] = None
     compresses: ClassVar[bool] = True  # whether what it sends goes through the codec
     survives: ClassVar[bool] = False  # whether workers that die are done without, though there is no server
+    independent: ClassVar[bool] = False  # whether workers have models of their own, and all predict together
     recovers: ClassVar[str] = "journal"  # the most that a server of its can come back with: memory, or none
 
     @property
@@ -33,10 +34,24 @@ class Strategy(ABC):
         """Whether every worker sees the same share of the data in every epoch."""
         return False
 
+    @property
+    def shares_out(self) -> bool:
+        """Whether the data is shared out among the workers; else each takes all of it, in its own order."""
+        return True
+
+    @property
+    def data_blocks(self) -> int | None:
+        """In how many blocks the data is cut, each a split for every worker; None deals it out by steps."""
+        return None
+
     def check(self, workers: int) -> None:
         """Raise ValueError where the options do not suit that many workers."""
         if self.most_workers is not None and workers > self.most_workers:
             raise ValueError(f"{type(self).__name__} runs on {self.most_workers} worker, not on {workers}")
+
+    def check_loop(self) -> None:
+        """Raise ValueError where it cannot be had in a loop of one's own."""
+        return
 
     def check_durability(self, durability: str) -> None:
         """Raise ValueError for a promise that its servers cannot keep."""
@@ -76,6 +91,45 @@ class Strategy(ABC):
     def solution(self, node: Node) -> Tensor:
         """The model to evaluate and save, read from the node that holds it."""
         return node.x
+
+
+class Blockwise(Strategy):
+    """Local steps in blocks: `period` of them, or with `blocks` one pass over a split of the data."""
+
+    period: int
+    warmup: int | None
+    blocks: int | None
+
+    def check_blocks(self) -> None:
+        """Raise ValueError for lengths that cannot be."""
+        at_least(1, period=self.period, blocks=self.blocks)
+        if self.blocks is not None and self.period != type(self).period:
+            raise ValueError(
+                f"blocks={self.blocks} and period={self.period}: with blocks, the local steps between two "
+                "averages are one pass over a split; leave period out"
+            )
+
+    @property
+    def data_blocks(self) -> int | None:
+        """As its option says."""
+        return self.blocks
+
+    def check_loop(self) -> None:
+        """Raise ValueError if the data is to be cut up: there it is not ours."""
+        if self.blocks is not None:
+            raise ValueError(
+                f"blocks={self.blocks} cuts up the data of run() and compare; in a loop of your own, shard "
+                "deals it out: take period"
+            )
+
+    def block_steps(self, w: Node) -> int:
+        """Local steps in a block."""
+        steps = self.period if self.blocks is None else getattr(w.replica, "split_steps", None)
+        if steps is None:
+            raise ValueError(f"blocks={self.blocks}: the data is not cut into splits here")
+        if self.blocks is not None and (self.warmup or 0) % steps:
+            raise ValueError(f"warmup={self.warmup} ends within a split, which has {steps} steps")
+        return steps
 
 
 @dataclass(frozen=True)

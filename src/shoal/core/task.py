@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from shoal.core.growth import Growth
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Task:
 
     `model` may draw its initial weights from torch's global generator: it is called with that
     generator seeded alike in every process. `optimizer` is called as `optimizer(parameters, lr=lr)`.
+    `batch` samples a worker and step, at first: `growth` says how it grows.
     `imports` names modules that are slow to load: they are loaded once, not once in every process.
     """
 
@@ -42,6 +45,7 @@ class Task:
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
     lr: float = 0.1
     batch: int = 64
+    growth: Growth = field(default_factory=Growth)
     about: str = field(default="", compare=False)
     imports: tuple[str, ...] = field(default=(), compare=False)
 
@@ -50,8 +54,31 @@ class Task:
             raise ValueError(f"batch={self.batch}: a batch holds at least 1 sample")
         if not self.lr > 0:
             raise ValueError(f"lr={self.lr}: the learning rate must be positive")
+        if self.growth.largest is not None and self.growth.largest < self.batch:
+            raise ValueError(f"largest_batch={self.growth.largest} is below the first batch, {self.batch}")
+
+    def but(
+        self,
+        batch: int | None = None,
+        lr: float | None = None,
+        grow_batch: str | None = None,
+        largest_batch: int | None = None,
+    ) -> Task:
+        """The same task with these settings instead of its own, where they are given."""
+        growth = self.growth
+        if grow_batch is not None or largest_batch is not None:
+            growth = Growth.parse(grow_batch, largest_batch)
+        batch, lr = self.batch if batch is None else batch, self.lr if lr is None else lr
+        return replace(self, batch=batch, lr=lr, growth=growth)
 
     def config(self) -> dict[str, Any]:
         """The task's settings as plain values, for the record of a run."""
         name = getattr(self.optimizer, "__name__", None) or repr(self.optimizer)
-        return {"task": self.name, "lr": self.lr, "batch": self.batch, "optimizer": name}
+        return {
+            "task": self.name,
+            "lr": self.lr,
+            "batch": self.batch,
+            "grow_batch": str(self.growth) or None,
+            "largest_batch": self.growth.largest,
+            "optimizer": name,
+        }

@@ -28,6 +28,19 @@ class Layout:
         """Elements of the whole vector."""
         return sum(self.sizes)
 
+    @property
+    def layers(self) -> list[slice]:
+        """Where each layer lies: the parameters that belong to one module and follow each other."""
+        ends = accumulate(self.sizes)
+        layers: list[slice] = []
+        before = None
+        for name, size, end in zip(self.names, self.sizes, ends, strict=True):
+            module = name.rpartition(".")[0]
+            begin = layers.pop().start if module == before and layers else end - size
+            layers.append(slice(begin, end))
+            before = module
+        return layers
+
     def manifest(self, dtype: torch.dtype) -> str:
         """One line that differs for models whose vectors are not the same thing."""
         text = ";".join(f"{name}{tuple(shape)}" for name, shape in zip(self.names, self.shapes, strict=True))

@@ -11,16 +11,20 @@ from shoal.strategies.diloco import DiLoCo
 from shoal.strategies.downpour import Downpour
 from shoal.strategies.dpsgd import DPSGD
 from shoal.strategies.easgd import EAMSGD, EASGD
+from shoal.strategies.ensemble import Ensemble
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossipgrad import GossipGraD
 from shoal.strategies.hierarchical import Hierarchical
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.local import Local
+from shoal.strategies.post_local import PostLocal
 from shoal.strategies.sgp import SGP
 from shoal.strategies.single import Single
+from shoal.strategies.slowmo import SlowMo
 from shoal.strategies.softsync import SoftSync
 from shoal.strategies.ssp import SSP
 from shoal.strategies.staleness_aware import StalenessAware
+from shoal.strategies.streaming_diloco import StreamingDiLoCo
 from shoal.strategies.sync import Sync
 from shoal.strategies.sync_server import SyncServer
 
@@ -30,8 +34,12 @@ STRATEGIES: Catalogue[Strategy] = Catalogue(
         "single": Single,
         "sync": Sync,
         "local": Local,
+        "post_local": PostLocal,
         "bmuf": BMUF,
+        "slowmo": SlowMo,
         "diloco": DiLoCo,
+        "streaming_diloco": StreamingDiLoCo,
+        "ensemble": Ensemble,
         "sync_server": SyncServer,
         "hierarchical": Hierarchical,
         "asgd": ASGD,

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from shoal.core.node import Node
-from shoal.core.strategy import Strategy, above, at_least, between
+from shoal.core.strategy import Blockwise, above, at_least, between
 
 VARIANTS = ("paper", "cntk")
 
 
 @dataclass(frozen=True)
-class BMUF(Strategy):
+class BMUF(Blockwise):
     """Model averaging whose step from one global model to the next has momentum.
 
     Averaging N models shortens every update N-fold; momentum 1 - 1/N makes up for it.
@@ -27,9 +27,10 @@ class BMUF(Strategy):
     variant: str = "paper"  # "cntk" moves the reference itself by (1 + eta) delta, almost twice as far
     warmup: int | None = None  # first steps, averaged one by one without momentum; None: one period
     reset_momentum: bool = True  # of the local optimizer; keeping it often diverges
+    blocks: int | None = None  # M: the data in so many blocks; a block is a pass over one's split of it
 
     def __post_init__(self) -> None:
-        at_least(1, period=self.period)
+        self.check_blocks()
         at_least(0, warmup=self.warmup)
         above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
@@ -37,11 +38,12 @@ class BMUF(Strategy):
             raise ValueError(f"variant={self.variant!r} must be one of {', '.join(VARIANTS)}")
 
     async def worker(self, w: Node) -> None:
-        warmup = self.period if self.warmup is None else self.warmup
+        period = self.block_steps(w)
+        warmup = period if self.warmup is None else self.warmup
         eta = 1 - 1 / w.size if self.momentum is None else self.momentum
         start = w.keep("start", w.x)  # W_g: where every block begins
         delta = w.keep("delta", torch.zeros_like(w.x))
-        async for t in w.blocks(self.period, warmup):
+        async for t in w.blocks(period, warmup):
             update = await w.mean(w.x - start)  # G
             if t >= warmup:
                 delta.mul_(eta).add_(update, alpha=self.rate)

@@ -1,0 +1,108 @@
+"""Splits: the data in M blocks, each cut into one split for every worker, "N x M" (Chen & Huo 2016)."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.seeds import stream
+
+
+def split_steps(samples: int, batch: int, workers: int, blocks: int) -> int:
+    """Steps of one pass over a split: the same for all, so nobody waits for a batch."""
+    smallest = samples // blocks
+    if smallest < workers:
+        raise ValueError(
+            f"{samples} samples cannot be cut into {workers} x {blocks} splits; every one needs at least 1"
+        )
+    return max(1, -(-(smallest - workers + 1) // (batch * workers)))
+
+
+@dataclass(frozen=True)
+class Coming:
+    """The split of a later visit, gathered meanwhile."""
+
+    number: int  # of the visit, from the beginning of the run
+    rows: Future[tuple[Tensor, Tensor]]
+
+
+class Splits:
+    """One worker's part of the data: one split of every block, visited one after the other.
+
+    A sweep visits all blocks in an order of its own, the same for all workers; a visit is one pass over the
+    split, in an order of its own, in batches of about the same size. With `ahead` a thread gathers the next
+    split while the steps of this one are made; `close` joins it.
+    """
+
+    rate = 1.0  # by which the learning rate is multiplied
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        batch: int,
+        rank: int,
+        workers: int,
+        blocks: int,
+        seed: int,
+        ahead: bool = False,
+    ) -> None:
+        self._x, self._y = x, y
+        self._rank, self._workers, self._blocks, self._seed = rank, workers, blocks, seed
+        self.split_steps = split_steps(len(x), batch, workers, blocks)
+        self.steps_per_epoch = blocks * self.split_steps
+        self.position = 0  # batches taken so far
+        self.coming: Coming | None = None
+        self._order = torch.randperm(len(x), generator=stream(seed, "blocks"))
+        self._here: tuple[int, tuple[Tensor, Tensor]] | None = None  # number of the visit, and its rows
+        self._detour: tuple[int, int] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal gathers") if ahead else None
+
+    def seek(self, owner: int, place: int) -> None:
+        """Take one batch from another worker's splits next."""
+        self._detour = owner, place
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The next batch; goes on for ever."""
+        if self._detour is not None:
+            (rank, position), self._detour = self._detour, None
+            visit, step = divmod(position, self.split_steps)
+            rows = self._gather(rank, visit)
+        else:
+            visit, step = divmod(self.position, self.split_steps)
+            self.position += 1
+            rows = self._visit(visit)
+        x, y = (torch.tensor_split(part, self.split_steps)[step] for part in rows)
+        return x, y
+
+    def split(self, rank: int, block: int) -> Tensor:
+        """The numbers of the samples in a worker's split of a block."""
+        ends = [len(self._x) * (block + k) // self._blocks for k in (0, 1)]
+        return self._order[ends[0] : ends[1]][rank :: self._workers]
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _visit(self, number: int) -> tuple[Tensor, Tensor]:
+        """The rows of this visit; with the first of them the next ones are sent for."""
+        if self._here is None or self._here[0] != number:
+            coming = self.coming if self.coming is not None and self.coming.number == number else None
+            self._here = number, self._gather(self._rank, number) if coming is None else coming.rows.result()
+            if self._thread is not None:
+                self.coming = Coming(number + 1, self._thread.submit(self._gather, self._rank, number + 1))
+        return self._here[1]
+
+    def _gather(self, rank: int, number: int) -> tuple[Tensor, Tensor]:
+        """Copy the rows of a worker's split, in the order of this visit."""
+        sweep, turn = divmod(number, self._blocks)
+        block = int(torch.randperm(self._blocks, generator=stream(self._seed, "sweep", sweep))[turn])
+        mine = self.split(rank, block)
+        draw = stream(self._seed, "split", rank, block, sweep)
+        index = mine[torch.randperm(len(mine), generator=draw)]
+        return self._x[index], self._y[index]

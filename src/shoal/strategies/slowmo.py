@@ -1,0 +1,43 @@
+"""SlowMo: slow momentum on top of model averaging (Wang et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.node import Node
+from shoal.core.strategy import Strategy, above, at_least, between
+
+
+@dataclass(frozen=True)
+class SlowMo(Strategy):
+    """Model averaging whose momentum knows the learning rate: where that falls, it carries on less."""
+
+    period: int = 48  # tau: local steps in a block
+    momentum: float = 0.5  # beta
+    rate: float = 1.0  # alpha: slow learning rate, times the learning rate
+    reset_momentum: bool = True  # of the local optimizer
+
+    def __post_init__(self) -> None:
+        at_least(1, period=self.period)
+        between(0, 1, momentum=self.momentum)
+        above(0, rate=self.rate)
+
+    async def worker(self, w: Node) -> None:
+        start = w.keep("start", w.x)  # x0: where every block begins
+        step = w.keep("step", torch.zeros_like(w.x))  # -alpha lr u, so that no rate is divided by
+        lr = w.keep("lr", torch.zeros(1, dtype=torch.float64))  # of the block before
+        async for _ in w.blocks(self.period):
+            update = await w.mean(w.x - start)
+            fallen = w.lr / float(lr) if lr > 0 else 0.0
+            step.mul_(self.momentum * fallen).add_(update, alpha=self.rate)
+            lr.fill_(w.lr)
+            start += step
+            w.x.copy_(start)
+            if self.reset_momentum:
+                w.reset_momentum()
+
+    def solution(self, node: Node) -> Tensor:
+        return node.keep("start", node.x)

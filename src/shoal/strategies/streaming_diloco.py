@@ -1,0 +1,100 @@
+"""Streaming DiLoCo: a fragment at a time, exchanged while training goes on (Douillard et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.client import Pending
+from shoal.core.node import Node
+from shoal.core.strategy import Strategy, above, at_least, between
+
+
+@dataclass(frozen=True)
+class StreamingDiLoCo(Strategy):
+    """DiLoCo in which every fragment of the model has its own turn, and nobody waits for an exchange."""
+
+    period: int = 100  # H: inner steps between two turns of a fragment
+    fragments: int = 4  # P: parts of the model, each of whole layers
+    overlap: int = 5  # tau: inner steps between handing a fragment over and taking in what came of it
+    mixing: float = 0.5  # alpha: how much of its own fragment a worker keeps then
+    rate: float = 0.7  # outer learning rate
+    momentum: float = 0.9  # outer momentum
+    warmup: int = 0  # first steps, averaged one by one
+
+    def __post_init__(self) -> None:
+        at_least(1, period=self.period, fragments=self.fragments)
+        at_least(0, overlap=self.overlap, warmup=self.warmup, mixing=self.mixing)
+        above(0, rate=self.rate)
+        between(0, 1, momentum=self.momentum)
+        if self.mixing > 1:
+            raise ValueError(f"mixing={self.mixing} must be at most 1")
+        if self.period % self.fragments:
+            raise ValueError(f"period={self.period} is no multiple of fragments={self.fragments}")
+        if self.overlap >= (gap := self.period // self.fragments):
+            raise ValueError(f"overlap={self.overlap} must be below period / fragments = {gap}")
+
+    async def worker(self, w: Node) -> None:
+        turns, gap = Turns(self, w), self.period // self.fragments
+        if "moved" in w.kept:  # a checkpoint was written while this was under way
+            await turns.hand_over((w.t - self.warmup) // gap - 1, again=True)
+        async for t in w.blocks(1):
+            done = t + 1 - self.warmup
+            if done <= 0:
+                await turns.merge_all()
+            elif done % gap == 0:
+                await turns.hand_over(done // gap - 1)
+            if (done - self.overlap) % gap == 0:
+                await turns.take_in()
+        await turns.take_in()
+        for turn in range(self.fragments):  # what was done since the last turn of each
+            if w.t > self.warmup and (w.t - self.warmup - gap * (turn + 1)) % self.period:
+                await turns.hand_over(turn)
+        await turns.take_in()
+
+    async def finish(self, w: Node) -> None:
+        w.x.copy_(self.solution(w))
+
+    def solution(self, node: Node) -> Tensor:
+        return node.keep("start", node.x)
+
+
+class Turns:
+    """One worker's fragments: handed over, under way, taken in."""
+
+    def __init__(self, options: StreamingDiLoCo, w: Node) -> None:
+        self._options, self._w, self._places = options, w, w.fragments(options.fragments)
+        self._start = w.keep("start", w.x)  # theta: the global model
+        self._velocity = w.keep("velocity", torch.zeros_like(w.x))
+        none = torch.zeros(2, options.fragments, dtype=torch.float64)
+        self._samples = w.keep("samples", none)  # own ones at the last turn of each, and at the one before
+        self._under_way: list[tuple[list[slice], Pending[Tensor]]] = []
+
+    async def merge_all(self) -> None:
+        self._start -= await self._w.mean(self._start - self._w.x)
+        self._w.x.copy_(self._start)
+        self._samples.fill_(self._w.meter.samples)
+
+    async def hand_over(self, turn: int, again: bool = False) -> None:
+        w, turn = self._w, turn % len(self._places)
+        if not again:
+            w.kept["moved"] = torch.cat([self._start[part] - w.x[part] for part in self._places[turn]])
+            self._samples[1, turn] = self._samples[0, turn]
+            self._samples[0, turn] = w.meter.samples
+        weight = float(self._samples[0, turn] - self._samples[1, turn])
+        key = f"fragment {turn} " if len(self._places) > 1 else ""
+        self._under_way.append((self._places[turn], await w.start_mean(w.kept["moved"], weight, key)))
+
+    async def take_in(self) -> None:
+        rate, momentum, mixing = self._options.rate, self._options.momentum, self._options.mixing
+        while self._under_way:
+            places, pending = self._under_way.pop(0)
+            displacements = torch.split(await pending, [part.stop - part.start for part in places])
+            for part, displacement in zip(places, displacements, strict=True):
+                start, velocity, x = self._start[part], self._velocity[part], self._w.x[part]
+                velocity.mul_(momentum).add_(displacement)
+                start.sub_(displacement.add(velocity, alpha=momentum), alpha=rate)
+                x.copy_(start.lerp(x, mixing))
+            self._w.kept.pop("moved", None)
