@@ -53,6 +53,12 @@ def test_central_accuracy_prints_a_difference_for_each_strategy():
     assert figures.keys() == {"asgd", "sync_server"}
 
 
+def test_uneven_prints_a_share_of_the_ideal_for_each_run():
+    pytest.importorskip("sklearn")
+    command = ["--runs", "sync,sync+balance", "--workers", "2", "--epochs", "1", "--ms", "0.1"]
+    assert last_line("uneven.py", *command).keys() == {"sync", "sync+balance"}
+
+
 def test_parameter_server_prints_its_ratios():
     pytest.importorskip("grpc")
     figures = last_line("parameter_server.py", "--parameters", "200000", "--rounds", "2")

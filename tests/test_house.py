@@ -25,7 +25,17 @@ HOUSE = Path(__file__).parent.parent / "src" / "shoal"
 FRONT = "__init__"  # the room of shoal/__init__.py itself
 
 _PARTS = {"core", "codecs", "collectives", "topologies", "strategies", "sim", "transports"}
-_MADE = _PARTS | {"tasks", "checkpoint", "journal", "modules", "user_loop", "curve", "result"}
+_MADE = _PARTS | {
+    "tasks",
+    "checkpoint",
+    "journal",
+    "splits",
+    "modules",
+    "balance",
+    "user_loop",
+    "curve",
+    "result",
+}
 _STARTED = _MADE | {"launch"}
 _WHOLE = _STARTED | {"plan", "processes", "train", "attachment", "sharding", "script"}
 
@@ -40,7 +50,9 @@ MAY_IMPORT = {  # room -> the other rooms it may import
     "tasks": _PARTS,
     "checkpoint": _PARTS,
     "journal": _PARTS | {"checkpoint"},
-    "modules": _PARTS,
+    "splits": {"core"},
+    "modules": _PARTS | {"splits"},
+    "balance": _PARTS | {"modules"},
     "user_loop": _PARTS | {"modules"},
     "curve": _PARTS | {"modules"},
     "result": {"core"},

@@ -8,12 +8,16 @@ from shoal.sim import Compute, Network
 from shoal.strategies import STRATEGIES
 from shoal.testing import Quadratic, blobs, simulate
 
-PERIODIC = ("local", "bmuf", "diloco", "easgd", "eamsgd")
+PERIODIC = ("local", "post_local", "bmuf", "slowmo", "diloco", "easgd", "eamsgd")
+OPTIONS = {
+    **{word: {"period": 4} for word in PERIODIC},
+    "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "dcasgd": {"strength": 0.01},
+}
 
 
 def run(word, codec="none", **options):
-    options_of = {"period": 4} if word in PERIODIC else {"strength": 0.01} if word == "dcasgd" else {}
-    strategy = STRATEGIES.make(word, **options_of)
+    strategy = STRATEGIES.make(word, **OPTIONS.get(word, {}))
     problem = Quadratic(lr=0.1, targets=(1.0, 3.0))
     fixed = {"workers": strategy.most_workers or 2, "steps": 80, "start": [50.0, -50.0]}
     return simulate(strategy, problem, codec=CODECS.make(codec), **{**fixed, **options})

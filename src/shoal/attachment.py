@@ -88,6 +88,7 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
         chosen = given
     else:
         chosen = STRATEGIES.make(given or "sync")
+    chosen.check_loop()
     workers = place.seat(chosen).workers
     if place.launched == "shoal" and place.strategy is None and chosen.servers:
         word = STRATEGIES.name_of(chosen)

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from shoal.balance import Balance, check_balance
 from shoal.checkpoint import Checkpoints
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
-from shoal.core.node import Node, name_of
+from shoal.core.node import Hook, Node, name_of
 from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_weights
@@ -21,7 +22,7 @@ from shoal.launch.boundary import Boundary
 from shoal.launch.control import Control
 from shoal.launch.join import TRANSPORTS, check_collective, check_word, local_threads, refuse_mpi
 from shoal.launch.seat import REJOINING, check_durability
-from shoal.modules import module_of, steps_per_epoch
+from shoal.modules import module_of, steps_of
 from shoal.strategies import STRATEGIES
 
 
@@ -43,6 +44,7 @@ class Plan:
     threads: int | None = None
     checkpoint: str | None = None
     every: int | None = None
+    balance: bool = False
 
     def __post_init__(self) -> None:
         for name in ("workers", "servers", "epochs"):
@@ -71,6 +73,12 @@ class Plan:
         self.strategy.check_codec(self.codec)
         self.strategy.check_durability(self.durability)
         check_durability(self.durability, self.transport)
+        if self.task.growth and self.strategy.data_blocks is not None:
+            raise ValueError(
+                "grow_batch would change how long blocks are; with blocks, lower the rate instead"
+            )
+        if self.balance:
+            check_balance(self.strategy, STRATEGIES.name_of(self.strategy))
 
     @property
     def nodes(self) -> int:
@@ -100,7 +108,11 @@ class Plan:
 
     def steps(self, data: Data) -> int:
         """Steps that every worker takes."""
-        return self.epochs * steps_per_epoch(len(data.x), self.task.batch, self.workers)
+        return steps_of(self.task, self.strategy, len(data.x), self.workers, self.epochs)
+
+    def samples(self, data: Data) -> int:
+        """Samples that all workers take together."""
+        return self.epochs * len(data.x) * (1 if self.strategy.shares_out else self.workers)
 
     def same_run(self) -> dict[str, Any]:
         """What must not change between a checkpoint and its resumption."""
@@ -112,6 +124,7 @@ class Plan:
             "workers": self.workers,
             "servers": self.servers * self.strategy.servers,
             "seed": self.seed,
+            **({"balance": True} if self.balance else {}),
         }
 
     def config(self) -> dict[str, Any]:
@@ -120,6 +133,7 @@ class Plan:
             **self.same_run(),
             "codec": CODECS.name_of(self.codec),
             "epochs": self.epochs,
+            "balance": self.balance,
             "transport": self.transport,
             "collective": self.collective,
             "durability": self.durability,
@@ -134,8 +148,12 @@ class Plan:
             saved = Checkpoints(self.checkpoint, self.same_run(), self.nodes)
         return Boundary(control, saved, self.every, lambda node: self._weights(node, model))
 
+    def hook(self, boundary: Boundary) -> Hook:
+        """What is awaited before every step of a worker."""
+        return Balance(boundary) if self.balance and self.workers > 1 else boundary
+
     def _weights(self, node: Node, model: nn.Module) -> Mapping[str, Tensor] | None:
         """The solution under the model's own names, at the node that holds all of it."""
-        if self.servers > 1 or not holds_solution(self.strategy, node):
+        if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, node):
             return None
         return named_weights(module_of(node, model), self.strategy.solution(node))

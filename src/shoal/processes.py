@@ -22,7 +22,7 @@ from shoal.core.node import Node
 from shoal.core.replica import Replica
 from shoal.core.task import Data
 from shoal.core.vector import Flat, trainable
-from shoal.curve import Curve, Snapshot, holders, holds_solution, join_slices, score
+from shoal.curve import Curve, Snapshot, holders, holds_solution, put_together
 from shoal.launch.background import Background
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Control, Reporter, leave_with_parent
@@ -30,7 +30,7 @@ from shoal.launch.crew import Crew, Listener, Member, ctrl_c_ignored
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.seat import Seat
-from shoal.modules import build_model, build_replica, module_of
+from shoal.modules import build_member, build_model, build_replica, module_of
 from shoal.plan import Plan
 from shoal.result import Result, report, summarise
 
@@ -61,8 +61,7 @@ def run_processes(plan: Plan, listener: Listener) -> Result:
             plan.workers, servers, start, listener, plan.timeout, plan.restarts, plan.strategy.survives
         )
         reports = crew.see_through()
-        model = build_model(plan.task, plan.seed)
-        _put_together(plan, folder, reports, model)
+        model = _gather(plan, folder, reports)
     keep_model(plan, model)
     return summarise(plan.config(), [r for r in reports if r], model)
 
@@ -73,20 +72,23 @@ def keep_model(plan: Plan, model: nn.Module) -> None:
         save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
 
 
-def _put_together(plan: Plan, folder: str, reports: list[dict[str, Any]], model: nn.Module) -> None:
-    """Test the copies that the nodes which hold the solution have left; the last one stays in `model`."""
+def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]]) -> nn.Module:
+    """Test the copies that the nodes which hold the solution have left; the last one is the result."""
     there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
     ranks = holders(plan.strategy, plan.workers, plan.servers, there)
-    slices = []
+    modules, copies, data = [], [], plan.task.data()
     for rank in ranks:
         if not reports[rank]:
             raise WorkerFailed(f"{plan.name_of(rank)} ended without a report of its work")
         left = load_model(Path(folder) / f"solution-{rank}.safetensors")
         times = reports[rank].pop("snapshots")
-        slices.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
-        for name, buffer in model.named_buffers():
+        copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
+        modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
+        for name, buffer in modules[-1].named_buffers():
             buffer.copy_(left[f"buffer.{name}"])
-    reports[ranks[0]]["curve"] = score(join_slices(slices), model, plan.task, plan.task.data())
+    model, points = put_together(plan.strategy, modules, copies, plan.task, data)
+    reports[ranks[0]]["curve"] = points
+    return model
 
 
 def _check_it_travels(plan: Plan) -> None:
@@ -118,7 +120,7 @@ def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connectio
 def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str) -> dict[str, Any]:
     """Build the node, train when the launcher says so, and report."""
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
-    curve = Curve(plan.strategy, len(data.x) * plan.epochs)
+    curve = Curve(plan.strategy, plan.samples(data))
     boundary = plan.boundary(control, model)
     node = _join(plan, rank, incarnation, folder, model, data, boundary, (curve, Reporter(control)))
     if not incarnation:
@@ -169,7 +171,9 @@ def _join(
     if seat.serves:
         replica = seat.parameters(Flat(copy.deepcopy(model)).x)
     else:
-        replica = build_replica(plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed)
+        replica = build_replica(
+            plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed, ahead=True
+        )
     _, layout = trainable(model)
     vector_bytes = layout.numel * replica.x.element_size()
     store = file_store(folder, plan.nodes) if plan.nodes > 1 else None
@@ -190,7 +194,7 @@ def _join(
         steps=plan.steps(data),
         timeout=plan.timeout,
         background=Background(),
-        boundary=boundary,
+        boundary=plan.hook(boundary),
         observers=observers,
         **seat.settings(plan.transport, layout, vector_bytes),
     )

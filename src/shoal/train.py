@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,7 +20,7 @@ from shoal.core.replica import Replica
 from shoal.core.strategy import Strategy
 from shoal.core.task import Task
 from shoal.core.vector import trainable
-from shoal.curve import Curve, holders, join_slices, score
+from shoal.curve import Curve, holders, put_together
 from shoal.launch.control import PROGRESS_SECONDS, Control, progress
 from shoal.launch.crew import Listener
 from shoal.launch.join import choose_mean
@@ -44,6 +44,8 @@ def run(
     seed: int = 0,
     batch: int | None = None,
     lr: float | None = None,
+    grow_batch: str | None = None,
+    largest_batch: int | None = None,
     transport: str = "processes",
     collective: str = "auto",
     network: Network | None = None,
@@ -54,14 +56,18 @@ def run(
     threads: int | None = None,
     checkpoint: str | Path | None = None,
     every: int | None = None,
+    balance: bool = False,
     on_progress: Listener | None = None,
 ) -> Result:
     """Train `task` on many workers kept together by `strategy`, and return what came of it.
 
     `transport` is "processes", "gloo" or "sim"; `network`, `compute` and `faults` belong to "sim".
-    `batch` samples a worker and step. A strategy's server may be several `servers` that own a slice of the
-    model each; one that dies is started again, and `durability` says what it remembers: "memory" its last
-    snapshot, "journal" everything it acknowledged. With a server, workers that die are done without.
+    `batch` samples a worker and step; `grow_batch="2@10,2@20"` doubles it after 10 epochs and after 20, where
+    it would exceed `largest_batch` the learning rate is divided instead. With `balance` it is an average, and
+    faster workers take more: for strategies that average over all workers. A strategy's server may be several
+    `servers` that own a slice of the model each; one that dies is started again, and `durability` says what
+    it remembers: "memory" its last snapshot, "journal" everything it acknowledged. With a server, workers
+    that die are done without.
     A checkpoint folder that holds a checkpoint of this run is resumed.
     A node that hears nothing for `timeout` seconds gives up, naming whom it waited for. Each process gets its
     share of the host's cores unless `threads` says otherwise.
@@ -69,9 +75,7 @@ def run(
     """
     chosen = TASKS.make(task) if isinstance(task, str) else task
     plan = Plan(
-        task=replace(
-            chosen, batch=chosen.batch if batch is None else batch, lr=chosen.lr if lr is None else lr
-        ),
+        task=chosen.but(batch, lr, grow_batch, largest_batch),
         strategy=STRATEGIES.make(strategy) if isinstance(strategy, str) else strategy,
         codec=CODECS.make(codec) if isinstance(codec, str) else codec,
         workers=workers,
@@ -85,6 +89,7 @@ def run(
         threads=threads,
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,
+        balance=balance,
     )
     listener = on_progress or (lambda event: None)
     if transport == "sim":
@@ -101,8 +106,7 @@ def _simulate(
     plan: Plan, network: Network, compute: Compute, faults: Faults | None, listener: Listener
 ) -> Result:
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
-    steps = plan.steps(data)
-    curve = Curve(plan.strategy, len(data.x) * plan.epochs)
+    curve = Curve(plan.strategy, plan.samples(data))
     boundary = plan.boundary(Control(), model)
 
     def replica(rank: int) -> Replica:
@@ -113,16 +117,17 @@ def _simulate(
         plan.strategy,
         replica,
         workers=plan.workers,
-        steps=steps,
+        steps=plan.steps(data),
         shards=plan.servers,
         network=network,
         compute=compute,
+        batch=plan.task.batch if plan.balance or plan.task.growth else None,
         faults=faults,
         locate=trainable(model)[1].locate,
         codec=plan.codec,
         mean=choose_mean(plan.collective, None, plan.codec, plan.workers, link),
         seed=plan.seed,
-        boundary=boundary,
+        boundary=plan.hook(boundary),
         observers=(curve, _Ticker(listener)),
     )
     for node in simulation.nodes:
@@ -133,8 +138,9 @@ def _simulate(
         ranks = holders(plan.strategy, plan.workers, plan.servers, simulation.finished)
         for rank in ranks:
             curve.end(simulation.nodes[rank])
-        model = module_of(simulation.nodes[ranks[0]], model)
-        points = score(join_slices([curve.snapshots[rank] for rank in ranks]), model, plan.task, data)
+        modules = [module_of(simulation.nodes[rank], model) for rank in ranks]
+        copies = [curve.snapshots[rank] for rank in ranks]
+        model, points = put_together(plan.strategy, modules, copies, plan.task, data)
     keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[ranks[0]]["curve"] = points

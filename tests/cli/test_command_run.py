@@ -171,6 +171,20 @@ def test_a_journal_where_nobody_would_read_it_is_refused(shoal, script, monkeypa
     assert "torchrun started the processes, and does not start a server again" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--grow-batch 2@10", "a script's loop owns its loader; let its batch_size grow there"),
+        ("--largest-batch 64", "a script's loop owns its loader; let its batch_size grow there"),
+        ("--strategy bmuf --strategy.blocks 4", "in a loop of your own, shard deals it out: take period"),
+    ],
+)
+def test_what_only_the_owner_of_the_data_could_do_is_refused_in_a_sentence(shoal, script, options, sentence):
+    result = shoal(f"run {options}", script("import shoal"))
+    assert result.exit_code == 2
+    assert sentence in result.stderr.replace("\n", " ")
+
+
 def test_under_torchrun_n_must_fit(shoal, script, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)

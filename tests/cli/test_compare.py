@@ -126,10 +126,8 @@ def test_a_period_too_long_for_the_run_is_pointed_out(shoal, calls):
 
 def test_a_switch_that_never_comes_is_noted(shoal, calls):
     result = shoal("compare --quiet --sim --strategies post_local -n 4")
-    assert (
-        result.stderr
-        == "note: post_local switches after 100 steps, but each worker takes only 60; try --strategy.switch 30\n"
-    )
+    note = "post_local switches after 100 steps, but each worker takes only 60; try --strategy.switch 30"
+    assert result.stderr == f"note: {note}\n"
 
 
 def test_a_failure_stops_it_but_loses_nothing(shoal, calls, tmp_path):

@@ -48,6 +48,18 @@ def test_digits(word):
     check("digits", word)
 
 
+@pytest.mark.slow
+def test_windows_of_two_servers_in_processes_of_their_own():
+    """Each server owns a part of the vector, and has no use for that of the other."""
+    try:
+        result = shoal.run(
+            "digits", "hogwild", workers=2, servers=2, transport="processes", epochs=3, lr=0.1, seed=0
+        )
+    except DataMissing:
+        pytest.skip("digits is not on this machine")
+    assert result.test_accuracy > 60
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("word", CENTRAL)
 def test_mnist(word):

@@ -17,9 +17,10 @@ from shoal.script import run_script
 from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, STRATEGIES, Gossip, GossipGraD
 from shoal.testing import blobs
 
-GOSSIP = [word for word in STRATEGIES if STRATEGIES.make(word).survives]
+GOSSIP = [word for word in STRATEGIES if STRATEGIES[word].survives and not STRATEGIES[word].independent]
 IN_ROUNDS = [GossipGraD(), DPSGD(), SGP(), CHOCO()]  # whoever is how fast, they learn the same
 TRANSPORTS = ["processes", "gloo"]
+POINTS = {"gossip": 8}  # of accuracy that it may be behind: it moves two thirds as far
 LOOP = Path(__file__).with_name("uneven_loop.py")
 
 
@@ -42,7 +43,7 @@ def test_all_are_tested_here():
 @pytest.mark.parametrize("word", GOSSIP)
 def test_they_learn_about_as_much_as_synchronous_training(word, transport):
     result = shoal.run("digits", word, workers=4, epochs=10, transport=transport)
-    assert result.test_accuracy > synchronous() - 4
+    assert result.test_accuracy > synchronous() - POINTS.get(word, 4)
     assert result.samples == result.curve[-1]["samples"] == 10 * 1437
     assert len(result.curve) > 10
     assert result.wait_fraction < 0.9
@@ -83,13 +84,15 @@ def test_a_killed_worker_is_done_without(word, transport, victim, crews, caplog)
             os.kill(crews[0].members[victim].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
 
     with caplog.at_level(logging.WARNING, logger="shoal"):
-        result = shoal.run("digits", word, workers=4, epochs=14, transport=transport, on_progress=kill)
+        result = shoal.run(
+            "digits", word, workers=4, epochs=14, transport=transport, timeout=20, on_progress=kill
+        )
     assert killed, "the run was over before the kill"
     assert f"worker {victim} was ended by SIGKILL; the other 3 go on" in caplog.text
     assert result.workers == 3
     assert {node["rank"] for node in result.nodes} == {0, 1, 2, 3} - {victim}
     assert all(f"worker {victim} was lost" in node["faults"] for node in result.nodes)
-    assert result.test_accuracy > synchronous() - 4
+    assert result.test_accuracy > synchronous() - POINTS.get(word, 4)
 
 
 # -- a loop of your own ----------------------------------------------------------------------------

@@ -15,14 +15,29 @@ import shoal
 from shoal.core.codec import Identity
 from shoal.plan import Plan
 from shoal.sim import Compute, Faults
-from shoal.strategies import ASGD, DCASGD, SSP, Hierarchical, Hogwild, SoftSync, SyncServer
+from shoal.strategies import (
+    ASGD,
+    DCASGD,
+    SSP,
+    Hierarchical,
+    Hogwild,
+    PostLocal,
+    SlowMo,
+    SoftSync,
+    StreamingDiLoCo,
+    SyncServer,
+)
 from shoal.testing import blobs
 
 SYNCHRONOUS = [
     shoal.Sync(),
     shoal.Local(period=4),
+    PostLocal(switch=3, period=4),
+    PostLocal(switch=10, period=4),  # stops before the switch
     shoal.BMUF(period=4, warmup=2),
+    SlowMo(period=4),
     shoal.DiLoCo(period=4),
+    StreamingDiLoCo(period=6, fragments=2, overlap=2),  # stops while one is under way
     shoal.EASGD(period=4, synchronous=True),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,6 @@ from shoal.core.catalogue import nearest
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.strategy import Strategy
-from shoal.core.task import Task
 from shoal.launch.join import local_threads
 from shoal.plan import Plan
 from shoal.report import Progress
@@ -50,6 +49,12 @@ def compare(
         int | None, typer.Option(help="Samples a worker and step.", show_default="the task's own")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="the task's own")] = None,
+    grow_batch: Annotated[
+        str | None, typer.Option(metavar="STEPS", help="2@10,2@20: twice the batch after 10 epochs and 20.")
+    ] = None,
+    largest_batch: Annotated[
+        int | None, typer.Option(help="Beyond it the learning rate is divided instead.")
+    ] = None,
     balance: Annotated[
         bool, typer.Option("--balance", help="Faster workers take more of a step's samples.")
     ] = False,
@@ -100,7 +105,7 @@ def compare(
     """
     check_checkpoint(checkpoint, every)
     common: dict[str, Any] = {
-        "task": make_task(task, batch, lr),
+        "task": TASKS.make(task).but(batch, lr, grow_batch, largest_batch),
         "codec": CODECS.make(codec),
         "epochs": epochs,
         "seed": seed,
@@ -124,12 +129,6 @@ def compare(
 
 
 # -- what was asked for, checked before the first run starts -----------------------------------------
-
-
-def make_task(word: str, batch: int | None, lr: float | None) -> Task:
-    """The task of that name, with these settings instead of its own where they are given."""
-    task = TASKS.make(word)
-    return replace(task, batch=task.batch if batch is None else batch, lr=task.lr if lr is None else lr)
 
 
 def make_strategies(text: str, options: Mapping[str, str]) -> dict[str, Strategy]:
@@ -181,13 +180,14 @@ def make_plans(
 
 
 def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
-    """One run of the comparison. The baseline has one worker and so nothing to compress or to average."""
+    """One run of the comparison. Who sends nothing has nothing to compress, to average or to share out."""
     settings = {**common, "strategy": strategy}
     if not strategy.servers:
         settings["servers"] = 1
     if isinstance(strategy, Single):
-        settings |= {"workers": min(1, common["workers"]), "codec": Identity(), "collective": "auto"}
-        settings["balance"] = False
+        settings["workers"] = min(1, common["workers"])
+    if isinstance(strategy, Single) or strategy.independent:
+        settings |= {"codec": Identity(), "collective": "auto", "balance": False}
     return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / name))
 
 
@@ -214,7 +214,8 @@ def check(plans: Sequence[Plan]) -> None:
 
 def notes(strategy: Strategy, steps: int) -> Iterator[str]:
     """What in its options does not suit so few steps."""
-    period, switch = getattr(strategy, "period", 0), getattr(strategy, "switch", 0)
+    period = getattr(strategy, "period", 0) if strategy.data_blocks is None else 0
+    switch = getattr(strategy, "switch", 0)
     takes = f"but each worker takes only {steps}"
     if 2 * period > steps:
         yield f"merges every {period} steps, {takes}; try --strategy.period {max(1, steps // 10)}"

@@ -37,6 +37,24 @@ from shoal.script import Printer, run_here, run_script
 from shoal.strategies import STRATEGIES
 
 
+def refuse_balance(balance: bool) -> None:
+    """Raise ValueError where a script's samples are to be shared out."""
+    if balance:
+        raise ValueError(
+            "--balance is for shoal.run() and shoal compare: a script's loop owns its loader, and nobody "
+            "else can share out its samples"
+        )
+
+
+def refuse_growth(value: str | None) -> None:
+    """Raise ValueError where a script's batch is to grow."""
+    if value is not None:
+        raise ValueError(
+            "--grow-batch and --largest-batch are for shoal.run() and shoal compare: a script's loop owns "
+            "its loader; let its batch_size grow there"
+        )
+
+
 def run(
     ctx: typer.Context,
     script: Annotated[
@@ -65,6 +83,9 @@ def run(
     durability: Durability = "memory",
     checkpoint: CheckpointFolder = None,
     every: Every = None,
+    balance: Annotated[bool, typer.Option("--balance", hidden=True, callback=refuse_balance)] = False,
+    grow_batch: Annotated[str | None, typer.Option(hidden=True, callback=refuse_growth)] = None,
+    largest_batch: Annotated[str | None, typer.Option(hidden=True, callback=refuse_growth)] = None,
     timeout: Timeout = 300.0,
     listen: Listen = None,
     advertise: Advertise = None,
@@ -139,7 +160,9 @@ def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[
 def choose_strategy(word: str | None, options: Mapping[str, str]) -> Strategy | None:
     """The strategy named on the command line; None leaves it to the script."""
     if word is not None:
-        return STRATEGIES.make(word, **options)
+        chosen = STRATEGIES.make(word, **options)
+        chosen.check_loop()
+        return chosen
     if options:
         raise ValueError(f"--strategy.{next(iter(options))} belongs to a strategy; name it with --strategy")
     return None

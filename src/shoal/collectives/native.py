@@ -40,9 +40,9 @@ class Native:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
         return await self._mean(node, v, weight)
 
-    async def start(self, node: Node, v: Tensor, weight: float, number: int) -> Striped:
+    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
         """Begin an average for later: in stripes, for all-reduces follow each other."""
-        return await stripes.start(node, v, weight, number)
+        return await stripes.start(node, v, weight, number, key)
 
     def begin(self, node: Node, parts: Sequence[slice]) -> Merged:
         """Begin to average a gradient that is still to be computed, in these parts."""

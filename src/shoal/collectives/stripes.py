@@ -33,9 +33,9 @@ class Stripes:
         await exchange.send()
         return await exchange.finish()
 
-    async def start(self, node: Node, v: Tensor, weight: float, number: int) -> Striped:
+    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
         """Begin an average, the one with this number at every worker."""
-        exchange = Striped(node, v.clone(), weight, f" {number}")
+        exchange = Striped(node, v.clone(), weight, f" {number}", key)
         await exchange.send()
         return exchange
 
@@ -43,8 +43,8 @@ class Stripes:
 class Striped:
     """One average on its way."""
 
-    def __init__(self, node: Node, v: Tensor, weight: float, name: str = "") -> None:
-        self._node, self._v, self._weight = node, v, weight
+    def __init__(self, node: Node, v: Tensor, weight: float, name: str = "", key: str = "") -> None:
+        self._node, self._v, self._weight, self._key = node, v, weight, key
         self._stripe, self._average = f"stripe{name}", f"average{name}"
         self._cuts = cut(v.numel(), node.size)
         # so that not all send to worker 0 first
@@ -54,7 +54,7 @@ class Striped:
     async def send(self) -> None:
         """Send every stripe to the worker that merges it."""
         for k in self._others:
-            payload = self._node.encode(f"stripe.{k}", self._v[self._cuts[k]])
+            payload = self._node.encode(f"{self._key}stripe.{k}", self._v[self._cuts[k]])
             await self._node.send(k, Message(self._stripe, payload, count=self._weight))
 
     async def progress(self) -> None:
@@ -87,7 +87,7 @@ class Striped:
             acc.add_(part, alpha=count)
             total += count
         average = (acc.div_(total) if total else acc).to(own.dtype)
-        payload = node.encode("average", average)
+        payload = node.encode(f"{self._key}average", average)
         for k in self._others:
             await node.send(k, Message(self._average, payload))
         return payload, total

@@ -144,6 +144,12 @@ class Compute:
         if self.mean < 0 or self.jitter < 0 or any(factor <= 0 for factor in self.slow.values()):
             raise ValueError(f"{self}: times must not be negative, factors must be positive")
 
+    def check(self, workers: int) -> None:
+        """Raise ValueError where a worker is slow that there is not."""
+        for rank in self.slow:
+            if not 0 <= rank < workers:
+                raise ValueError(f"there is no worker {rank} to slow down: workers are 0 to {workers - 1}")
+
     @classmethod
     def parse(cls, text: str) -> Compute:
         """Read '20ms', '20ms,10%' (with jitter) or '20ms,10%,2:5x' (worker 2 takes five times as long)."""
@@ -170,6 +176,13 @@ class Pace:
         self._mean = compute.mean * compute.slow.get(rank, 1.0)
         self._jitter = compute.jitter
         self._random = random.Random(derive(seed, "durations", rank))
+        self._is_new = True
+
+    def begin_at(self, place: int) -> None:
+        """Pass over the gradients before that one, unless there was one: a resumed run goes on, not back."""
+        for _ in range(place if self._is_new and self._jitter else 0):
+            self.next()
+        self._is_new = False
 
     def next(self) -> float:
         """Seconds that the next gradient takes; never less than a tenth of the mean."""

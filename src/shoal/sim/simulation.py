@@ -29,7 +29,8 @@ class Simulation:
     """The nodes of a run in virtual time.
 
     `replica(rank)` makes each worker's replica; servers start at `centre`, or where worker 0 does, and each
-    has as many shards as told. `disk(rank)` is what a server writes its log to.
+    has as many shards as told. `disk(rank)` is what a server writes its log to. With `batch`, gradients of
+    so many samples take what `compute` says, and others in proportion; without, all take the same.
     The same arguments give the same run, bit for bit: see `digest`.
     """
 
@@ -44,6 +45,7 @@ class Simulation:
         centre: Tensor | None = None,
         network: Network | None = None,
         compute: Compute | None = None,
+        batch: int | None = None,
         faults: Faults | None = None,
         weather: Weather | None = None,
         disk: Callable[[int], Disk] | None = None,
@@ -67,12 +69,11 @@ class Simulation:
         self._steps = steps
         self._shards = shards
         self._compute = compute or Compute()
+        self._batch = batch
         self._locate = locate
         self._faults = faults or Faults()
         self._faults.check(workers, nodes)
-        for rank in compute.slow if compute else ():
-            if not 0 <= rank < workers:
-                raise ValueError(f"there is no worker {rank} to slow down: workers are 0 to {workers - 1}")
+        self._compute.check(workers)
         self._switch = Switch(self.kernel, network or Network(), seed, weather)
         self._ends = [self._switch.add() for _ in range(nodes)]
         self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
@@ -157,10 +158,12 @@ class Simulation:
             total.update(node.x.detach().cpu().numpy().tobytes())
         return total.hexdigest()
 
-    def _pace(self, pace: Pace) -> Callable[[Node], float]:
-        def duration(node: Node) -> float:
+    def _pace(self, pace: Pace) -> Callable[[Node, int], float]:
+        def duration(node: Node, samples: int) -> float:
             planned = 0.0 if node.incarnation else self._faults.delay(node.rank, node.t)  # happens once
-            return pace.next() + planned
+            pace.begin_at(0 if node.incarnation else node.clock)
+            batches = 1.0 if self._batch is None else samples / self._batch
+            return pace.next() * batches + planned
 
         return duration
 
