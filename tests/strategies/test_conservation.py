@@ -3,6 +3,7 @@
 In whole numbers, and however the updates interleave: every draw is a run with other speeds and latencies.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
@@ -85,13 +86,21 @@ class Acknowledged(Instrument):
 
 
 class Paths(Instrument):
-    """Where each worker stands after its last step: at the end it is given the centre."""
+    """Where each worker stands after its last exchange: then it is given the centre."""
 
     def __init__(self):
         self.x = {}
+        self._forces = defaultdict(list)  # since the last step; a part for each shard
 
     def step(self, node):
         self.x[node.rank] = node.x.clone()
+        self._forces[node.rank].clear()
+
+    def send(self, node, dst, m):
+        if m.tag == "push" and node.t == node.last_step:
+            self._forces[node.rank].append(m.body.clone())
+            if sum(map(len, self._forces[node.rank])) == len(node.x):
+                self.x[node.rank] -= torch.cat(self._forces[node.rank])
 
 
 def vector(values):
