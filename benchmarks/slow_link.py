@@ -7,7 +7,7 @@ of the slowest worker, from the word to go to the merged model; bytes are what t
 interface.
 
     python benchmarks/slow_link.py [--rate 100mbit] [--strategies ddp,sync,bmuf,diloco] [--workers 2]
-        [--samples 15360] [--period 60] [--set bmuf.lr=0.1] [--json FILE]
+        [--samples 15360] [--period 40] [--set bmuf.lr=0.3] [--json FILE]
 
 Needs Linux, root, and the programs `ip` and `tc` of iproute2. SHOAL_DATA names the folder that holds mnist/.
 
@@ -53,11 +53,11 @@ from shoal.strategies import STRATEGIES
 from shoal.tasks import TASKS
 
 DDP = "ddp"
-TUNED: dict[str, dict[str, float]] = {  # found by a search for the defaults below; everything else has LR
-    "bmuf": {"lr": 0.1, "momentum": 0.5, "warmup": 0},
-    "diloco": {"lr": 0.1, "rate": 0.7, "momentum": 0.5, "warmup": 0},
+EVERY_STEP: dict[str, float] = {"lr": 0.08, "sgd_momentum": 0.9}
+TUNED: dict[str, dict[str, float]] = {  # found by a search for the defaults below; all others have EVERY_STEP
+    "bmuf": {"lr": 0.35, "sgd_momentum": 0.0, "momentum": 0.6, "warmup": 0},
+    "diloco": {"lr": 0.35, "sgd_momentum": 0.0, "momentum": 0.6, "rate": 0.9, "warmup": 0},
 }
-LR = 0.1
 PORT = 29500  # where the workers meet; every namespace has all its ports to itself
 STARTING_SECONDS = 180.0  # that workers may take to load the data and to meet
 ALONE_STEPS = 5  # by which computing without exchange is measured
@@ -77,6 +77,7 @@ class Trial:
     word: str  # DDP, or a strategy of Shoal's
     options: dict[str, Any]  # of that strategy
     lr: float
+    sgd_momentum: float  # of the workers' own optimizers
     task: str
     hidden: int
     batch: int
@@ -108,23 +109,24 @@ class Trial:
 
 def trials(options: argparse.Namespace) -> list[Trial]:
     """One for each word. Raises ValueError where something does not fit."""
-    own: dict[str, dict[str, Any]] = {word: {"lr": LR, **TUNED.get(word, {})} for word in options.strategies}
+    own: dict[str, dict[str, Any]] = {word: dict(TUNED.get(word, EVERY_STEP)) for word in options.strategies}
     for setting in options.set:
         name, _, value = setting.partition("=")
         word, _, option = name.partition(".")
         if word not in own or not option or not value:
-            raise ValueError(f"--set {setting}: write it as --set bmuf.lr=0.1, for one of --strategies")
+            raise ValueError(f"--set {setting}: write it as --set bmuf.lr=0.3, for one of --strategies")
         own[word][option] = value
     steps = options.steps or max(1, options.samples // (options.batch * options.workers))
     made = []
     for word, settings in own.items():
-        lr = float(settings.pop("lr"))
+        lr, sgd_momentum = float(settings.pop("lr")), float(settings.pop("sgd_momentum"))
         if word != DDP and "period" in STRATEGIES.options(word):
             settings.setdefault("period", options.period)
         trial = Trial(
             word,
             {name: str(value) for name, value in settings.items()},
             lr,
+            sgd_momentum,
             options.task,
             options.hidden,
             options.batch,
@@ -154,7 +156,7 @@ class Loop:
 
     def __init__(self, trial: Trial, model: nn.Module, batches: Batches) -> None:
         self._steps, self._model, self._batches = trial.steps, model, batches
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=trial.lr)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=trial.lr, momentum=trial.sgd_momentum)
 
     def train(self, steps: int) -> Iterator[float]:
         """Takes a step for each of the seconds it yields: those which that step took."""
@@ -340,6 +342,7 @@ def measure(lab: Lab, trial: Trial, folder: Path, tell: Callable[[str], None]) -
     return {
         "parameters": workers[0]["parameters"],
         "lr": trial.lr,
+        "sgd_momentum": trial.sgd_momentum,
         "options": trial.options,
         "period": trial.period,
         "seconds": seconds,
@@ -410,18 +413,28 @@ def show(results: dict[str, dict[str, Any]], trial: Trial, rate: str) -> None:
     wire = 4 * parameters / Network.parse(rate).bandwidth
     table = Table(
         title=f"{trial.task}, {parameters:,} parameters, {trial.workers} workers, links of {rate}",
-        caption=f"{trial.samples:,} samples: {trial.steps} steps of {trial.batch} a worker, SGD. A model "
-        f"takes at least {wire:.3g} s on the wire. exchange: what it adds to a step. others: the share of "
-        f"the machine that other programs took; its load was {load_of(results)}.",
+        caption=f"{trial.samples:,} samples: {trial.steps} steps of {trial.batch} a worker. rate, momentum: "
+        f"of the workers' SGD. A model takes at least {wire:.3g} s on the wire; exchange: what it adds to a "
+        f"step. others: the share of the machine that other programs took; its load was {load_of(results)}.",
     )
     table.add_column("strategy")
-    columns = ("rate", "period", "seconds", "samples/s", "test acc. %", "sent each", "computing, s")
+    columns = (
+        "rate",
+        "momentum",
+        "period",
+        "seconds",
+        "samples/s",
+        "test acc. %",
+        "sent each",
+        "computing, s",
+    )
     for column in (*columns, "exchange, s", "speed-up", "others"):
         table.add_column(column, justify="right")
     for word, r in results.items():
         table.add_row(
             word,
             f"{r['lr']:g}",
+            f"{r['sgd_momentum']:g}",
             str(r["period"]),
             f"{r['seconds']:.1f}",
             f"{r['samples_per_second']:,.0f}",
@@ -432,7 +445,7 @@ def show(results: dict[str, dict[str, Any]], trial: Trial, rate: str) -> None:
             ratio_text(results[DDP]["seconds"] / r["seconds"]) if DDP in results else "–",
             f"{r['others']:.0%}",
         )
-    Console(width=max(Console().width, 126)).print(table)
+    Console(width=max(Console().width, 132)).print(table)
 
 
 def load_of(results: dict[str, dict[str, Any]]) -> str:
@@ -448,8 +461,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=15360, help="that all workers take together")
     parser.add_argument("--steps", type=int, help="of each worker, instead of --samples")
     parser.add_argument("--batch", type=int, default=32, help="samples a worker and step")
-    parser.add_argument("--period", type=int, default=60, help="steps between exchanges, where there are any")
-    parser.add_argument("--set", action="append", default=[], metavar="WORD.NAME=VALUE", help="bmuf.lr=0.1")
+    parser.add_argument("--period", type=int, default=40, help="steps between exchanges, where there are any")
+    parser.add_argument("--set", action="append", default=[], metavar="WORD.NAME=VALUE", help="bmuf.lr=0.3")
     parser.add_argument("--task", default="mnist", help="mnist or digits")
     parser.add_argument("--hidden", type=int, default=2790, help="units in each of two hidden layers")
     parser.add_argument("--seed", type=int, default=0)
@@ -490,6 +503,7 @@ def main() -> None:
     if (why := obstacle()) is not None:
         raise SystemExit(f"slow_link.py: {why}")
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell has us ignore it
     results: dict[str, dict[str, Any]] = {}
     chosen: list[Trial] = []
     try:

@@ -124,6 +124,34 @@ def test_a_period_too_long_for_the_run_is_pointed_out(shoal, calls):
     )
 
 
+@pytest.mark.slow
+def test_an_ensemble_beside_the_rest(shoal, tmp_path):
+    line = "compare --quiet --strategies single,sync,local,ensemble -n 3 --epochs 2 --sim --codec fp16"
+    result = shoal(line, "--json", tmp_path / "out.json", "--report", tmp_path / "out.html")
+    assert result.exit_code == 0
+    assert "ensemble: " in result.stdout and "0 B sent" in result.stdout
+    *_, ensemble = runs_in(tmp_path / "out.json")
+    assert (ensemble["strategy"], ensemble["codec"], ensemble["bytes_sent"]) == ("ensemble", "none", 0)
+    assert ensemble["samples"] == 2 * 1437 and ensemble["test_accuracy"] > 50
+    assert "ensemble" in (tmp_path / "out.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_batch_that_grows_is_noted_in_the_figures(shoal, tmp_path):
+    line = "compare --quiet --strategies sync -n 2 --epochs 2 --sim --batch 16"
+    growth = ("--grow-batch", "2@1", "--largest-batch", "24")
+    assert shoal(line, *growth, "--json", tmp_path / "out.json").exit_code == 0
+    (run,) = runs_in(tmp_path / "out.json")
+    assert (run["config"]["grow_batch"], run["config"]["largest_batch"]) == ("2@1", 24)
+    assert run["nodes"][0]["steps"] == 45 + 30
+
+
+def test_a_schedule_with_a_slip_is_refused_in_a_sentence(shoal):
+    result = shoal("compare --strategies sync --grow-batch 2x10")
+    assert result.exit_code == 2
+    assert "'2x10' in grow_batch '2x10' is not a factor and an epoch, as in 2@10" in result.stderr
+
+
 def test_a_switch_that_never_comes_is_noted(shoal, calls):
     result = shoal("compare --quiet --sim --strategies post_local -n 4")
     note = "post_local switches after 100 steps, but each worker takes only 60; try --strategy.switch 30"

@@ -14,6 +14,7 @@ from shoal.sim import Simulation
 from shoal.splits import Splits, split_steps
 from shoal.strategies import BMUF, Local
 from shoal.testing import blobs
+from shoal.testing.problems import Slope, simulate
 
 SAMPLES = torch.arange(50)
 
@@ -301,7 +302,5 @@ class Unchecked(BMUF):
 
 
 def test_a_replica_without_splits_is_no_place_for_blocks():
-    from shoal.testing.problems import Slope, simulate
-
     with pytest.raises(ValueError, match="the data is not cut into splits"):
         simulate(Unchecked(blocks=4), Slope(), workers=2, steps=4)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -182,8 +183,6 @@ def test_resuming_is_bit_equal(strategy, tmp_path):
 
 
 def test_a_saved_ensemble_can_be_read_back(tmp_path):
-    from safetensors.torch import load_file
-
     task = blobs()
     result = shoal.run(task, "ensemble", workers=2, checkpoint=tmp_path, every=5, **SIM)
     fresh = EnsembleModel([build_model(task, seed) for seed in (7, 8)], classes=True)

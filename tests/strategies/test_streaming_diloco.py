@@ -1,5 +1,7 @@
 """Streaming DiLoCo: worked out on paper, and its identities."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from blockwise import Bowls
@@ -7,6 +9,9 @@ from ending import simulate_loops
 from torch import nn
 
 from shoal.codecs import CODECS
+from shoal.codecs.fp16 import FP16
+from shoal.collectives import ALGORITHMS, averaging
+from shoal.core.fragments import fragments
 from shoal.core.instrument import Instrument
 from shoal.core.task import Data, Task
 from shoal.modules import build_model, build_replica
@@ -159,8 +164,8 @@ def test_one_fragment_is_diloco_bit_for_bit_where_loops_end_at_different_steps(l
     assert run.worker(0).merged == sum(lengths[k] * BITS.counts[k % 2] for k in range(3))
 
 
-def test_fragments_whose_exchanges_are_due_at_once_are_diloco():
-    # without overlap or mixing the fragments of a vector do not know of each other
+def test_without_overlap_or_mixing_fragments_do_not_know_of_each_other():
+    # each is diloco by itself, with rounds that end at its own turns
     streaming = StreamingDiLoCo(period=2, fragments=2, overlap=0, mixing=0.0, rate=0.5, momentum=0.5)
     run = simulate(streaming, Slope(lr=0.5, gradients=(1.0, 3.0)), workers=2, steps=2, start=[0.0] * 2)
     first = simulate(DiLoCo(1, rate=0.5, momentum=0.5), SLOPES, workers=2, steps=2).worker(0).x.item()
@@ -199,8 +204,6 @@ def test_loops_of_different_lengths_end_with_the_same_model_and_every_sample_in_
 
 @pytest.mark.parametrize("collective", ["tree", "ring"])
 def test_it_is_the_same_where_averages_cannot_be_formed_meanwhile(collective):
-    from shoal.collectives import ALGORITHMS, averaging
-
     options = {"workers": 2, "steps": 11, "start": [0.5, -0.25]}
     streaming = StreamingDiLoCo(period=4, overlap=1, mixing=0.5, **HALVES)
     summed = simulate(streaming, SLOPES, mean=averaging(ALGORITHMS[collective].sum), **options)
@@ -221,8 +224,6 @@ def data():
 def fragments_of_a_module(number):
     task = Task("layers", model, data, loss=nn.functional.mse_loss)
     replica = build_replica(task, build_model(task, 0), data(), DiLoCo(), 0, 1, 0)
-    from shoal.core.fragments import fragments
-
     return [[(s.start, s.stop) for s in each] for each in fragments(replica, number)]
 
 
@@ -248,6 +249,37 @@ def test_a_vector_of_no_known_layers_is_cut_into_equal_slices():
 def test_more_fragments_than_elements_are_refused():
     with pytest.raises(ValueError, match="2 elements cannot be cut into 3 fragments"):
         simulate(StreamingDiLoCo(period=3, fragments=3, overlap=0), Slope(), steps=1, start=[0.0] * 2)
+
+
+@dataclass(frozen=True)
+class Carries(FP16):
+    """Half precision that adds what was rounded off to the next vector of the stream."""
+
+    def init(self, like):
+        return {"rest": torch.zeros_like(like)}
+
+    def encode(self, v, state):
+        wanted = v + state["rest"]  # of the same length, or this fails
+        payload, _ = super().encode(wanted, {})
+        return payload, {"rest": wanted - payload[0].to(v.dtype)}
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_every_fragment_has_a_codec_memory_of_its_own(warmup):
+    streaming = StreamingDiLoCo(period=4, fragments=2, overlap=1, warmup=warmup)
+    run = simulate(streaming, BITS, workers=3, steps=11, start=[0.7, -0.1, 0.3, 0.2, 0.9], codec=Carries())
+    assert ends(run) == ends(run)[:1] * 3
+    keys = {key for node in run.nodes for key in node.codec_states if key.startswith("fragment")}
+    assert {key[:10] for key in keys} == {"fragment 0", "fragment 1"}
+
+
+def test_with_one_fragment_it_is_also_diloco_s_codec_memory():
+    options = {"workers": 3, "steps": 11, "start": [0.7, -0.1, 0.3], "codec": Carries()}
+    streaming = StreamingDiLoCo(period=4, fragments=1, overlap=0, mixing=0.0, warmup=2)
+    diloco = simulate(DiLoCo(period=4, warmup=2), BITS, **options)
+    run = simulate(streaming, BITS, **options)
+    assert ends(run) == ends(diloco)
+    assert run.worker(0).codec_states.keys() == diloco.worker(0).codec_states.keys()
 
 
 # -- time ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 
 from shoal.core.replica import NoMoreSteps
 from shoal.sim import Compute, Simulation
-from shoal.strategies import BMUF, DiLoCo, Local, Sync
+from shoal.strategies import BMUF, DiLoCo, Local, PostLocal, SlowMo, StreamingDiLoCo, Sync
 from shoal.testing.problems import Quadratic
 
 AVERAGING = [
@@ -18,6 +18,9 @@ AVERAGING = [
     BMUF(period=3, warmup=0, nesterov=False),
     DiLoCo(period=5),
     DiLoCo(period=2, warmup=3),
+    PostLocal(switch=6, period=3),
+    SlowMo(period=4),
+    StreamingDiLoCo(period=4, fragments=1, overlap=1),
 ]
 
 

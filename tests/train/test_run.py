@@ -1,5 +1,7 @@
 """run() on real processes: the same answer as virtual time, and a clear end whatever happens."""
 
+import os
+import signal
 from dataclasses import replace
 from time import monotonic
 
@@ -54,6 +56,21 @@ def test_every_strategy_learns_on_real_processes(name):
     assert [node["role"] for node in result.nodes].count("worker") == 2
     assert result.curve[0]["samples"] == 0
     assert result.curve[-1]["samples"] == 4 * 300
+
+
+@pytest.mark.slow
+def test_an_ensemble_does_without_a_member_that_is_killed(crews):
+    killed = []
+
+    def kill(event):
+        if event["step"] > 20 and not killed:
+            killed.append(event)
+            os.kill(crews[0].members[1].process.pid, signal.SIGKILL)
+
+    result = shoal.run("digits", "ensemble", workers=3, epochs=20, on_progress=kill)
+    assert killed, "the run was over before the kill"
+    assert (result.workers, len(result.model.members)) == (2, 2)
+    assert result.test_accuracy > 85
 
 
 @pytest.mark.slow
