@@ -208,7 +208,7 @@ def test_a_compiled_module_is_watched_too(model):
     compiled = torch.compile(model, backend="aot_eager")
     loop = Loop(compiled)
     loop.step(batch(1))
-    early, changed, out = loop.step(batch(2))
+    _, changed, out = loop.step(batch(2))
     assert not changed
     assert torch.equal(out, 2 * loop.gradient())
 

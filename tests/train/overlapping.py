@@ -1,4 +1,4 @@
-"""A loop that does all that makes it hard to hand a gradient over early; both workers know what must come out."""
+"""A loop that does all that makes it hard to hand gradients over early; each worker checks what comes out."""
 
 import copy
 import json
