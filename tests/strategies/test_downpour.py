@@ -8,6 +8,7 @@ import torch
 from central import Census, Drawn, Reads, Trail
 
 from shoal.core.instrument import Instrument
+from shoal.core.node import SERVER
 from shoal.sim import Compute, Faults, Network, Weather
 from shoal.strategies import Downpour, Single
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
@@ -99,6 +100,32 @@ def test_one_replica_that_fetches_as_often_as_it_pushes_is_serial_sgd(q, steps):
     serial = simulate(Single(), problem, steps=steps, start=[8.0]).worker(0).x.item()
     run = simulate(Downpour(n_fetch=q, n_push=q, warmup=0), problem, steps=steps, start=[8.0])
     assert (run.server.x.item(), run.worker(0).x.item()) == (serial, serial)
+
+
+@dataclass(frozen=True)
+class Printed(Downpour):
+    """The order in which the algorithm is usually printed: it pushes at step 0, and then every n_push."""
+
+    async def worker(self, w):
+        accrued = w.keep("accrued", torch.zeros_like(w.x))
+        async for t in w.steps():
+            if t % self.n_fetch == 0:
+                await w.pull(SERVER, out=w.x)
+            g = await w.grad()
+            accrued += g
+            w.descend(g)
+            if t % self.n_push == 0 or w.is_last(t):
+                await w.push(SERVER, accrued)
+                accrued.zero_()
+
+
+def test_in_the_printed_order_a_fetch_undoes_steps_that_were_not_pushed():
+    problem = Quadratic(lr=0.25)
+    serial = simulate(Single(), problem, steps=6, start=[8.0]).worker(0).x.item()
+    options = {"n_fetch": 2, "n_push": 2, "warmup": 0}
+    ours = simulate(Downpour(**options), problem, steps=6, start=[8.0]).server.x.item()
+    printed = simulate(Printed(**options), problem, steps=6, start=[8.0]).server.x.item()
+    assert ours == serial != printed
 
 
 def test_what_has_not_been_pushed_at_the_end_is_pushed_then():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
 
 import shoal
 from shoal.core.errors import DataMissing
 from shoal.strategies import STRATEGIES
+from shoal.testing import blobs
 
 CENTRAL = [word for word in STRATEGIES if STRATEGIES.make(word).servers]
 POINTS = 1.5
@@ -64,3 +66,10 @@ def test_windows_of_two_servers_in_processes_of_their_own():
 @pytest.mark.parametrize("word", CENTRAL)
 def test_mnist(word):
     check("mnist", word)
+
+
+@pytest.mark.slow
+def test_one_worker_of_hogwild_on_real_memory_is_serial_sgd():
+    one, alone = (shoal.run(blobs(), word, workers=1, epochs=2, seed=3) for word in ("hogwild", "single"))
+    for ours, serial in zip(one.model.parameters(), alone.model.parameters(), strict=True):
+        assert torch.allclose(ours, serial, atol=1e-6)
