@@ -34,6 +34,7 @@ class AttachedReplica:
         self.original_step: Callable[[], Any] = optimizer.step
         self._watch = Watch(self._flat)
         self._g: Tensor | None = None
+        self._is_scaled = False
         self._overflowed = False
         self._next_look = 0.0
         held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
@@ -84,7 +85,7 @@ class AttachedReplica:
         weight = intake.unit * count
         if scale is not None:  # each worker has one of its own
             weight /= float(scale)
-        changed = self._watch.end(weight)
+        changed = self._watch.end(weight, trusted=not self._is_scaled)  # GradScaler leaves no trace
         return Streamed(intake.out, count, self.loss, changed, partial(self._watch.fill, intake.out, weight))
 
     def _count(self) -> int:
@@ -103,7 +104,8 @@ class AttachedReplica:
         """What GradScaler has multiplied with, if it did; and see whether it found an overflow."""
         optimizer: Any = self._optimizer
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        self._overflowed = overflow is not None and bool(overflow)
+        self._is_scaled = overflow is not None
+        self._overflowed = self._is_scaled and bool(overflow)
         if overflow is not None:
             optimizer.grad_scale = optimizer.found_inf = None  # dealt with: its own step must not do it again
         return scale

@@ -20,6 +20,7 @@ class Recorder:
         self.out = torch.full((flat.x.numel(),), float("nan"))
         self.parts = parts
         self.early: list[tuple[int, torch.Tensor]] = []
+        self.begun = False
 
     def ready(self, part: int) -> None:
         self.early.append((part, self.out[self.parts[part]].clone()))
@@ -176,6 +177,46 @@ def test_gradients_that_are_clipped_are_taken_back_and_never_early_again(model):
     early, changed, out = loop.step(batch(3), then=clip)
     assert (early, changed) == ([], False)
     assert torch.equal(out, 2 * loop.gradient())
+
+
+def halve_in_secret(model):
+    for p in model.parameters():
+        p.grad.data.mul_(0.5)
+
+
+def test_what_is_done_to_the_data_of_a_gradient_is_noticed(model):
+    loop = Loop(model)
+    loop.step(batch(1), then=halve_in_secret)
+    early, changed, _ = loop.step(batch(2), then=halve_in_secret)
+    assert early and changed
+    early, changed, out = loop.step(batch(3), then=halve_in_secret)
+    assert (early, changed) == ([], False)
+    assert torch.equal(out, 2 * loop.gradient())
+
+
+@pytest.mark.parametrize("width", [4, 512])
+def test_a_back_propagation_that_was_thrown_away_is_taken_back(width):
+    torch.manual_seed(0)
+    loop = Loop(nn.Sequential(*(nn.Linear(width, width) for _ in range(3))))
+    loop.step(torch.randn(2, width))
+
+    def start_over(model):
+        model.zero_grad(set_to_none=True)
+        model(torch.randn(2, width)).square().mean().backward()
+
+    early, changed, _ = loop.step(torch.randn(2, width), then=start_over)
+    assert early and changed
+
+
+def test_gradients_that_a_scaler_has_in_hand_are_taken_back(model):
+    loop = Loop(model)
+    loop.step(batch(1))
+    recorder = Recorder(loop.flat, loop.watch.parts)
+    loop.model.zero_grad()
+    loop.watch.begin(recorder, lambda: 2)
+    loop.model(batch(2)).square().mean().backward()
+    assert recorder.early and loop.watch.end(2, trusted=False)
+    assert loop.step(batch(3))[0] == []
 
 
 def test_a_weight_that_turns_out_otherwise_is_noticed(model):

@@ -8,7 +8,7 @@ import torch
 from shoal.core.replica import NoMoreSteps
 from shoal.sim import Compute, Simulation
 from shoal.strategies import BMUF, DiLoCo, Local, PostLocal, SlowMo, StreamingDiLoCo, Sync
-from shoal.testing.problems import Quadratic
+from shoal.testing.problems import Quadratic, VectorReplica
 
 AVERAGING = [
     Sync(),
@@ -89,3 +89,29 @@ def test_a_block_is_weighed_by_the_steps_that_each_worker_did_in_it():
         x += sum(n * m for n, m in zip(counts, moved, strict=True)) / sum(counts)
     run = train(Local(period=4), (3, 5))
     assert [run.worker(k).x.item() for k in range(2)] == pytest.approx([x] * 2, rel=1e-15)
+
+
+@pytest.mark.parametrize("strategy", [Sync(), PostLocal(switch=6, period=3), SlowMo(period=4)], ids=repr)
+def test_a_falling_rate_does_not_part_who_ended_early_from_the_others(strategy):
+    class Falling(VectorReplica):
+        lr = property(lambda self: 0.25 * 0.9**self._step, lambda self, value: None)
+
+        def descend(self, g):
+            self.x.sub_(g, alpha=self.lr)
+
+    problem, start = Quadratic(targets=(0.0, 4.0, -3.0), counts=(1, 2, 4)), torch.tensor([8.0])
+
+    def replica(rank):
+        falling = Falling(problem, rank, start.clone())
+        compute = falling.gradient
+
+        async def gradient():
+            if falling._step >= (6, 30, 30)[rank]:
+                raise NoMoreSteps
+            return await compute()
+
+        falling.gradient = gradient
+        return falling
+
+    run = Simulation(strategy, replica, workers=3, steps=None).run()
+    assert len({strategy.solution(run.worker(k)).item() for k in range(3)}) == 1

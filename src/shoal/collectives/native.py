@@ -75,6 +75,11 @@ class Merged:
         self._parts.append(slice(0, 2 + last.stop))
         self._reduction: Reduction | None = None  # from the first part on
 
+    @property
+    def begun(self) -> bool:
+        """Whether a part is under way."""
+        return self._reduction is not None
+
     def ready(self, part: int) -> None:
         """Sum a part that is in `out`."""
         if self._reduction is None:

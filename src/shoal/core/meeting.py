@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.core.client import Pending
 from shoal.core.replica import NoMoreSteps
 from shoal.core.streaming import Coming, Merges, Merging, Streamed, Streams
+from shoal.core.transport import Message
 
 if TYPE_CHECKING:
     from shoal.core.node import Mean, Node
@@ -55,6 +56,7 @@ class Meeting:
         self._mean = mean
         self._under_way: list[Exchange] = []
         self._started = 0
+        self._all_ended = False
         self._merges: bool | None = None  # whether gradients are merged while they are computed
 
     async def mean(self, v: Tensor | Awaitable[Tensor], weight: float | None) -> Tensor:
@@ -68,8 +70,7 @@ class Meeting:
             if node.size > 1:
                 mine = 0.0 if ended else (own or PRESENT) if weight is None else weight
                 average, total = await self._mean(node, average, mine)
-        if total == 0 and node.has_ended and node.size > 1:
-            raise NoMoreSteps
+        self._end_if_all_have(total)
         node.merged += round(total) if weight is None else own * node.size
         return average
 
@@ -91,6 +92,33 @@ class Meeting:
         for exchange in self._under_way:
             await exchange.progress()
 
+    async def agree(self, solution: Tensor) -> None:
+        """Once all have ended: take the solution of one that had data to the end.
+
+        Who ended before went on with a learning rate that its own schedule did not change any more.
+        """
+        node = self._node
+        if not self._all_ended:
+            return
+        others = [rank for rank in range(node.size) if rank != node.rank]
+        for rank in others:
+            await node.send(rank, Message("ended", clock=node.clock))
+        clocks = {rank: (await node.recv("ended", src=rank)).clock for rank in others}
+        clocks[node.rank] = node.clock
+        last = max(sorted(clocks), key=clocks.__getitem__)
+        for rank in sorted(clocks):
+            if clocks[rank] == clocks[last]:
+                continue
+            if node.rank == last:
+                await node.send(rank, Message("solution", (solution,)))
+            elif node.rank == rank:
+                solution.copy_((await node.recv("solution", src=last)).body)
+
+    def _end_if_all_have(self, total: float) -> None:
+        if total == 0 and self._node.has_ended and self._node.size > 1:
+            self._all_ended = True
+            raise NoMoreSteps
+
     async def _later(self, v: Tensor, weight: float) -> Tensor:
         alone = self._node.size == 1
         return self._taken(*((v, weight) if alone else await self._mean(self._node, v, weight)))
@@ -102,9 +130,8 @@ class Meeting:
 
     def _taken(self, average: Tensor, total: float) -> Tensor:
         """An average that was started, accounted for: of a part of the model, only that part is merged."""
+        self._end_if_all_have(total)
         node = self._node
-        if total == 0 and node.has_ended and node.size > 1:
-            raise NoMoreSteps
         part, whole = average.numel(), node.x.numel()
         if part == whole:
             node.merged += round(total)
@@ -130,7 +157,8 @@ class Meeting:
         try:
             gradient = await node.computed(partial(cast(Streams, node.replica).stream, merging))
         except NoMoreSteps:
-            gradient = Streamed(out.zero_(), 0, None, changed=False, fill=out.zero_)
+            begun = merging.begun  # the loop ended after a back-propagation, whose gradient is not to count
+            gradient = Streamed(out if begun else out.zero_(), 0, None, changed=begun, fill=out.zero_)
         own = node.take_unmerged()
         average, total = await merging.finish(gradient, own or (0.0 if node.has_ended else PRESENT))
         return average, own, total
@@ -138,12 +166,9 @@ class Meeting:
     def _merging(self) -> Merging | None:
         """An average to be formed while the gradient is computed; None where that cannot be."""
         node = self._node
-        replica, mean = cast(object, node.replica), cast(object, self._mean)
-        if (
-            node.size == 1
-            or node.unmerged
-            or not isinstance(mean, Merges)
-            or not isinstance(replica, Streams)
-        ):
+        if self._merges is None:  # asked once: such questions take their time
+            able = isinstance(cast(object, self._mean), Merges) and isinstance(node.replica, Streams)
+            self._merges = node.size > 1 and able
+        if not self._merges or node.unmerged:
             return None
-        return mean.begin(node, replica.parts)
+        return cast(Merges, self._mean).begin(node, cast(Streams, node.replica).parts)

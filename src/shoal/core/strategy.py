@@ -86,6 +86,7 @@ class Strategy(ABC):
             return
         with suppress(NoMoreSteps):
             await self.worker(node)
+        await node.meeting.agree(self.solution(node))
         await self.finish(node)
 
     def solution(self, node: Node) -> Tensor:

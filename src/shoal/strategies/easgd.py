@@ -44,7 +44,7 @@ class EASGD(Strategy):
                 w.x -= force
 
     async def finish(self, w: Node) -> None:
-        if w.unmerged:  # what was done since the last exchange
+        if w.unmerged or (self.synchronous and w.t):  # what was done since the last exchange
             await exchange(self, w)
         w.x.copy_(self.solution(w) if self.synchronous else await w.pull(SERVER))
 
