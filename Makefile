@@ -23,7 +23,8 @@ demo: $(READY) ## compare seven ways to train, four workers on this machine; wri
 	    --epochs 5 --seed 0 --strategy.period 4 --transport processes --json demo.json --report demo.html
 
 # What runs in virtual time shares out the cores; tests of real processes have the machine to themselves.
-VIRTUAL := tests/core tests/collectives tests/sim tests/strategies tests/report tests/tasks tests/journal tests/test_house.py
+VIRTUAL := tests/core tests/collectives tests/sim tests/strategies tests/report tests/tasks tests/journal \
+    tests/test_house.py tests/test_topologies.py tests/test_tiny.py tests/train/test_growth.py
 
 test: $(READY) ## run the tests; ARGS='-k easgd' picks some
 	$(BIN)/python -m pytest -n auto $(VIRTUAL) $(ARGS) || test $$? -eq 5
