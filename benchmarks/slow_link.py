@@ -53,10 +53,10 @@ from shoal.strategies import STRATEGIES
 from shoal.tasks import TASKS
 
 DDP = "ddp"
-EVERY_STEP: dict[str, float] = {"lr": 0.08, "sgd_momentum": 0.9}
-TUNED: dict[str, dict[str, float]] = {  # found by a search for the defaults below; all others have EVERY_STEP
-    "bmuf": {"lr": 0.35, "sgd_momentum": 0.0, "momentum": 0.6, "warmup": 0},
-    "diloco": {"lr": 0.35, "sgd_momentum": 0.0, "momentum": 0.6, "rate": 0.9, "warmup": 0},
+EVERY_STEP: dict[str, Any] = {"lr": 0.12, "sgd_momentum": 0.9}
+TUNED: dict[str, dict[str, Any]] = {  # found by a search for the defaults below; all others have EVERY_STEP
+    "bmuf": {"lr": 0.2, "sgd_momentum": 0.5, "momentum": 0.6, "warmup": 0, "reset_momentum": "false"},
+    "diloco": {"lr": 0.25, "sgd_momentum": 0.5, "momentum": 0.6, "rate": 0.9, "warmup": 0},
 }
 PORT = 29500  # where the workers meet; every namespace has all its ports to itself
 STARTING_SECONDS = 180.0  # that workers may take to load the data and to meet

@@ -34,7 +34,7 @@ DEFAULTS = {
     },
     "ensemble": {"all_data": False},
     "sync_server": {"backup": 0},
-    "hierarchical": {"groups": 2},
+    "hierarchical": {"groups": 2, "collect": None},
     "asgd": {},
     "staleness_aware": {},
     "softsync": {"collect": None, "wait": False, "staleness_aware": True},

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 import torch
-from central import Census, Drawn, Trail
+from central import Census, Drawn, Trail, mean, mean_staleness
 
 from shoal.codecs import FP16
 from shoal.core.instrument import Instrument
 from shoal.sim import Compute, Faults, Network, Simulation
-from shoal.strategies import Hierarchical, SoftSync, Sync, SyncServer
+from shoal.strategies import ASGD, Hierarchical, SoftSync, Sync, SyncServer
 from shoal.testing.problems import Quadratic, Slope, simulate
 
 WELLS = Quadratic(lr=0.5, targets=(0.0, 4.0, -8.0, 12.0), counts=(1, 3))
@@ -217,6 +217,95 @@ def test_an_aggregator_that_dies_before_the_first_step_is_never_missed():
     faults = Faults(noticed_after=0.25).kill(rank=6, moment=0.0)
     run = simulate(Hierarchical(groups=2), WELLS, compute=Compute(mean=1.0), faults=faults, **options)
     assert torch.equal(run.server.x, simulate(Sync(), WELLS, **options).worker(0).x)
+
+
+def test_aggregators_that_do_not_wait_for_all_by_hand():
+    # Workers 0, 1 are a group, worker 2 is another; gradients take 1, 1.5 and 4 s; two are sent on as one.
+    x0 = 8.0
+    # 1.0 s worker 0 saw x0, sees x0 again; 1.5 s worker 1 saw x0
+    x1 = x0 - 0.5 * ((x0 - 0) + (x0 - 4)) / 2
+    # 2.0 s worker 0 saw x0, sees x1; 3.0 s worker 1 saw x1
+    x2 = x1 - 0.5 * ((x0 - 0) + (x1 - 4)) / 2
+    # 3.0 s worker 0 saw x1, its third, before worker 1; 4.0 s worker 2 saw x0, and must wait for a second
+    # 4.5 s worker 1 saw x2, its third: worker 0's is taken with it
+    x3 = x2 - 0.5 * ((x1 - 0) + (x2 - 4)) / 2
+    # 8.0 s worker 2 saw x0 again, for its aggregator knew no newer
+    x4 = x3 - 0.5 * (x0 + 8)
+    # 12.0 s worker 2 saw x4, and nobody is left to give a second one
+    x5 = x4 - 0.5 * (x4 + 8)
+    trail = Trail()
+    run = simulate(
+        Hierarchical(groups=2, collect=2),
+        Quadratic(lr=0.5, targets=(0.0, 4.0, -8.0)),
+        workers=3,
+        steps=3,
+        start=[x0],
+        compute=Compute(mean=1.0, slow={1: 1.5, 2: 4.0}),
+        observers=[trail],
+    )
+    assert trail.x == [x1, x2, x3, x4, x5]
+    assert trail.at == [1.5, 3.0, 4.5, 8.0, 12.0]
+    assert run.server.merged == 9
+
+
+class Ages(Instrument):
+    """How many versions of the root every gradient is behind when it is in the model, level by level.
+
+    Needs a model whose one element is the number of its versions.
+    """
+
+    def __init__(self):
+        self.leaf, self.root, self.whole = [], [], []
+        self._read, self._waiting = Counter(), {}
+
+    def receive(self, node, m):
+        if m.tag == "reply":
+            self._read[node.rank] = int(m.body.item())
+        elif m.tag == "push" and node.role > 0:
+            self._waiting.setdefault(node.rank, []).append(self._read[m.src])
+        elif m.tag == "push":
+            held = self._read[m.src]
+            for read in self._waiting.pop(m.src):
+                self.leaf.append(held - read)
+                self.root.append(node.version - held)
+                self.whole.append(node.version - read)
+
+
+@pytest.mark.parametrize("collect", [1, 2, 3])
+def test_the_staleness_of_the_levels_adds(collect):
+    ages, workers, groups = Ages(), 12, 4
+    run = simulate(
+        Hierarchical(groups=groups, collect=collect),
+        Slope(gradients=(-1.0,)),  # with a rate of 1: every version is one more
+        workers=workers,
+        steps=40,
+        compute=Compute(mean=1.0, jitter=0.2),
+        observers=[ages],
+    )
+    assert run.server.x.item() == run.server.version
+    aggregators = sum((node.meter.staleness for node in run.nodes[workers + 1 :]), Counter())
+    assert mean_staleness(run.server.meter.staleness) == pytest.approx(groups - 1, rel=0.1)
+    assert mean(ages.leaf) == pytest.approx(groups * mean_staleness(aggregators), rel=0.1)
+    assert mean(ages.whole) == pytest.approx(mean(ages.leaf) + mean(ages.root))
+    if collect == 1:  # as old as with one server for all
+        flat = simulate(ASGD(), Slope(), workers=workers, steps=40, compute=Compute(mean=1.0, jitter=0.2))
+        assert mean(ages.whole) == pytest.approx(mean_staleness(flat.server.meter.staleness), rel=0.1)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("collect", [1, 2, 5])
+def test_no_gradient_is_left_with_an_aggregator(collect, shards):
+    run = simulate(
+        Hierarchical(groups=2, collect=collect),
+        Census(steps=4),
+        workers=5,
+        steps=4,
+        start=[0.0] * 20,
+        shards=shards,
+        compute=Compute(mean=1.0, jitter=0.5),
+    )
+    assert all(share > 0 for share in run.solution.tolist())
+    assert run.server.merged == 20
 
 
 @pytest.mark.parametrize(("groups", "text"), [(0, "groups=0 must be at least 1"), (-1, "groups=-1")])

@@ -12,17 +12,19 @@ from shoal.core.strategy import Central, at_least
 
 @dataclass(frozen=True)
 class Hierarchical(Central):
-    """Synchronous SGD in two levels: an aggregator sends on its group's mean gradient and sample count.
+    """SGD in two levels: an aggregator sends on its group's mean gradient and sample count.
 
+    Synchronous, unless `collect` is given: then aggregators do not wait for all, nor the server for them.
     Workers whose aggregator dies turn to the server itself.
     """
 
     recovers: ClassVar[str] = "memory"  # what an aggregator sent on is not its own to repeat
 
     groups: int = 2  # aggregators; workers are shared out among them in order of rank
+    collect: int | None = None  # gradients an aggregator sends on as one, whoever they are from; None: all
 
     def __post_init__(self) -> None:
-        at_least(1, groups=self.groups)
+        at_least(1, groups=self.groups, collect=self.collect)
 
     @property
     def servers(self) -> int:
@@ -48,9 +50,14 @@ class Hierarchical(Central):
         gathering = Gathering(s)
         async for m in gathering.inbox():
             if m.tag == "push":
-                gathering.add(m, m.rate)
-            if len(gathering) > 0 and all(self._has_given(s, gathering, rank) for rank in s.active):
+                gathering.add(m, m.rate, waits=self.collect is None)
+            if len(gathering) > 0 and self._is_complete(s, gathering):
                 await make_step(s, gathering)
+
+    def _is_complete(self, s: Node, gathering: Gathering) -> bool:
+        """Whether the round is over, or nobody is left who could give to it."""
+        is_enough = self.collect is not None and len(gathering) >= (self.collect if s.role else 1)
+        return is_enough or all(self._has_given(s, gathering, rank) for rank in s.active)
 
     def _has_given(self, s: Node, gathering: Gathering, rank: int) -> bool:
         """Whether this worker's gradient is in, by itself or through its aggregator; others' need not be."""
