@@ -107,8 +107,11 @@ class Batches:
         self._speeds = speeds
 
     def seek(self, owner: int, place: int) -> None:
-        """Take one batch from another worker's share next."""
-        self._detour = owner, place
+        """Take one batch from another worker's share next; in its own, go on from there."""
+        if owner == self._rank:
+            self.position, self._detour = place, None
+        else:
+            self._detour = owner, place
 
     def next(self) -> tuple[Tensor, Tensor]:
         """The next batch; goes on for ever."""

@@ -63,8 +63,11 @@ class Splits:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal gathers") if ahead else None
 
     def seek(self, owner: int, place: int) -> None:
-        """Take one batch from another worker's splits next."""
-        self._detour = owner, place
+        """Take one batch from another worker's splits next; in its own, go on from there."""
+        if owner == self._rank:
+            self.position, self._detour = place, None
+        else:
+            self._detour = owner, place
 
     def next(self) -> tuple[Tensor, Tensor]:
         """The next batch; goes on for ever."""

@@ -10,7 +10,7 @@ from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD
 from shoal.testing.problems import Slope
 
 EVERY = [
-    Gossip(),
+    Gossip(help=False),
     GossipGraD(),
     GossipGraD(partners="hypercube"),
     GossipGraD(mode="grad"),
@@ -20,7 +20,7 @@ EVERY = [
     SGP(),
     SGP(topology="exponential", overlap=1),
     SGP(topology="ring", overlap=2),
-    ADPSGD(),
+    ADPSGD(help=False),
     CHOCO(),
 ]
 FLAT = Slope(gradients=(0.0,))

@@ -55,7 +55,17 @@ DEFAULTS = {
     "hogwild": {},
     "easgd": {"rate": None, "period": 10, "synchronous": False},
     "eamsgd": {"rate": None, "period": 10, "synchronous": False, "momentum": 0.9},
+    "gossip": {"period": 1, "topology": "complete", "help": True},
+    "gossipgrad": {"partners": "dissemination", "mode": "model", "shuffle": True, "seed": 0},
+    "dpsgd": {"topology": "ring", "overlap": True},
+    "sgp": {"topology": "one_peer", "overlap": 0},
+    "adpsgd": {"topology": "complete", "help": True},
+    "choco": {"topology": "ring", "rate": None},
 }
+
+
+def test_none_is_left_out():
+    assert DEFAULTS.keys() == set(STRATEGIES)
 
 
 @pytest.mark.parametrize("word", DEFAULTS)

@@ -20,7 +20,7 @@ def test_two_workers_at_their_own_pace_by_hand():
     a2 = ((a1 - 1) + b1) / 2  # 2.250 s
     b2 = ((b1 - 1) + a2) / 2  # 2.750 s  worker 0 is done since 2.5 s, and still tells
     run, paths = watch(
-        Gossip(),
+        Gossip(help=False),
         [8.0, 16.0],
         Slope(),
         steps=2,
@@ -33,7 +33,7 @@ def test_two_workers_at_their_own_pace_by_hand():
 
 
 def test_questions_are_a_period_apart():
-    run, paths = watch(Gossip(period=2), [8.0, 0.0], steps=4, compute=Compute(1.0, slow={1: 1.5}))
+    run, paths = watch(Gossip(help=False, period=2), [8.0, 0.0], steps=4, compute=Compute(1.0, slow={1: 1.5}))
     assert paths.x[0] == [8, (8 + 0) / 2, 4, (4 + paths.x[1][1]) / 2]
     asked = 2
     told = 2
@@ -41,7 +41,7 @@ def test_questions_are_a_period_apart():
 
 
 def test_who_is_asked_does_not_change_so_the_sum_is_not_conserved():
-    _, paths = watch(Gossip(), [8.0, 0.0], steps=1, compute=Compute(1.0, slow={1: 5.0}))
+    _, paths = watch(Gossip(help=False), [8.0, 0.0], steps=1, compute=Compute(1.0, slow={1: 5.0}))
     assert (paths.x[0], paths.x[1]) == ([4.0], [(0 + 4) / 2])
 
 
@@ -51,7 +51,8 @@ def test_where_workers_are_not_in_step_the_mean_moves_about_two_thirds_as_far():
     # by s: the renewal paradox. So x_j - x_i = -(1 - age) v on average, and x_i moves by
     # v = (1 + (1 - age) v) / 2, which is v = 1 / (1 + age): 2 / 3 for s = 0.
     def moved(compute):
-        return -simulate(Gossip(), Slope(), workers=8, steps=120, compute=compute).worker(0).x.item()
+        run = simulate(Gossip(help=False), Slope(), workers=8, steps=120, compute=compute)
+        return -run.worker(0).x.item()
 
     for s in (0.3, 0.5):
         age = (1 + s * s) / 2
@@ -62,7 +63,8 @@ def test_where_workers_are_not_in_step_the_mean_moves_about_two_thirds_as_far():
 @pytest.mark.parametrize("topology", ["complete", "ring", "exponential"])
 def test_all_come_together(topology):
     places = [float(k * k) for k in range(8)]
-    _, paths = watch(Gossip(topology=topology), places, steps=60, compute=Compute(1.0, jitter=0.3))
+    strategy = Gossip(help=False, topology=topology)
+    _, paths = watch(strategy, places, steps=60, compute=Compute(1.0, jitter=0.3))
     assert max(paths.at(59)) - min(paths.at(59)) < 0.05
 
 
@@ -85,7 +87,7 @@ def test_a_worker_asks_its_neighbours_alone(tmp_path):
 @pytest.mark.parametrize("latency", [0.0, 0.3, 4.0])
 def test_it_never_deadlocks(slow, latency):
     run, paths = watch(
-        Gossip(),
+        Gossip(help=False),
         [64.0, 0.0, -8.0, 3.0, 1.0],
         steps=12,
         compute=Compute(1.0, jitter=0.4, slow=slow),
@@ -98,7 +100,7 @@ def test_it_never_deadlocks(slow, latency):
 def test_nobody_waits_longer_than_a_round_trip():
     # worker 1 takes 100 s for a step, and answers all the same
     slow = {"compute": Compute(1.0, slow={1: 100.0}), "network": Network(latency=0.25)}
-    run, _ = watch(Gossip(), [0.0, 8.0], steps=3, **slow)
+    run, _ = watch(Gossip(help=False), [0.0, 8.0], steps=3, **slow)
     # at the end it knows that worker 0 is done, so only the mean goes up and down
     assert run.seconds == 3 * 100 + 3 * 0.5 + 0.5
     assert run.worker(1).meter.waited_for[0] == pytest.approx(3 * 0.5 + 0.5)
@@ -106,13 +108,13 @@ def test_nobody_waits_longer_than_a_round_trip():
 
 def test_one_worker_is_single_bit_for_bit():
     options = {"steps": 20, "start": [0.3, 0.7, -0.2]}
-    alone = simulate(Gossip(), Drawn(lr=0.1, momentum=0.5), **options)
+    alone = simulate(Gossip(help=False), Drawn(lr=0.1, momentum=0.5), **options)
     serial = simulate(Single(), Drawn(lr=0.1, momentum=0.5), **options)
     assert torch.equal(alone.worker(0).x, serial.worker(0).x)
 
 
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="period=0 must be at least 1"):
-        Gossip(period=0)
+        Gossip(help=False, period=0)
     with pytest.raises(ValueError, match=r"Gossip sends models as they are, so FP16\(\) would do nothing"):
-        simulate(Gossip(), Slope(), workers=2, codec=FP16())
+        simulate(Gossip(help=False), Slope(), workers=2, codec=FP16())

@@ -105,7 +105,7 @@ def test_the_weight_of_a_dead_neighbour_stays_with_oneself_by_hand():
     assert [paths.x[k][1] for k in (0, 1)] == pytest.approx([x0, x1])
 
 
-@pytest.mark.parametrize("strategy", [Gossip(), DPSGD(), SGP(), ADPSGD()], ids=name)
+@pytest.mark.parametrize("strategy", [Gossip(help=False), DPSGD(), SGP(), ADPSGD(help=False)], ids=name)
 def test_the_death_is_noted(strategy):
     run, _ = watch(strategy, PLACES, PROBLEM, steps=6, faults=Faults().crash(rank=1, step=2), **ROUGH)
     assert run.worker(0).meter.faults == ["worker 1 was lost"]

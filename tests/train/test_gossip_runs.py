@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import shoal
 from shoal.launch.environment import Place
 from shoal.script import run_script
 from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, STRATEGIES, Gossip, GossipGraD
+from shoal.tasks import TASKS
 from shoal.testing import blobs
 
 GOSSIP = [word for word in STRATEGIES if STRATEGIES[word].survives and not STRATEGIES[word].independent]
@@ -167,3 +171,51 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(word, tmp_path):
         shoal.run(blobs(), word, on_progress=press_ctrl_c, **settings)
     assert list(tmp_path.glob("step-*/worker-2.json"))
     assert shoal.run(blobs(), word, **settings).samples == 60 * 300
+
+
+# -- helping ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["gossip", "adpsgd"])
+def test_a_run_in_which_some_helped_goes_on_from_where_all_was_done(word, tmp_path):
+    settings = {
+        "workers": 3,
+        "transport": "sim",
+        "compute": shoal.Compute(0.02, jitter=0.1, slow={2: 6.0}),
+        "checkpoint": tmp_path,
+        "every": 5,
+    }
+    task = blobs()
+    first = shoal.run(task, word, epochs=4, **settings)
+    samples = [node["samples"] for node in first.nodes]
+    assert max(samples) > 3 * min(samples)
+    assert first.samples == sum(samples) == 4 * len(task.data().x)
+    assert shoal.run(task, word, epochs=4, **settings).seconds < 0.1 * first.seconds
+    more = shoal.run(task, word, epochs=7, **settings)
+    assert more.samples == 7 * len(task.data().x)
+
+
+class SlowForOne:
+    """A loss whose computing takes longer in the first process that comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            place = self.folder / "slow"
+            with contextlib.suppress(FileExistsError):
+                place.symlink_to(str(os.getpid()))
+            time.sleep(0.05 if str(place.readlink()) == str(os.getpid()) else 0.01)
+        return torch.nn.functional.cross_entropy(outputs, labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("word", ["gossip", "adpsgd"])
+def test_processes_do_the_batches_of_a_slow_one(word, transport, tmp_path):
+    task = dataclasses.replace(TASKS.make("digits"), loss=SlowForOne(tmp_path))
+    result = shoal.run(task, word, workers=3, epochs=10, threads=1, transport=transport)
+    slowest, *others = sorted(node["samples"] for node in result.nodes)
+    assert result.samples == slowest + sum(others) == 10 * 1437
+    assert slowest < 0.7 * min(others)

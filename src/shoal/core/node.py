@@ -112,7 +112,7 @@ class Node:
         self.locate = locate  # how people call an element of the vector
         self._pace = pace
         self._background = background
-        self._boundary = boundary
+        self.boundary = boundary
         self._observers = tuple(observers)
         self.kept: dict[str, Tensor] = {}
         self.codec_states: dict[str, State] = {}
@@ -178,12 +178,12 @@ class Node:
         """Numbers of the steps to do, from where a checkpoint left off; those before `until`, if it is given.
 
         With a server it ends when every batch of every worker is in the model: whoever has done its own
-        share does what workers that died have left undone.
+        share does what workers that died have left undone; among peers, what those who are behind give it.
         """
         while until is None or self.t < until:
-            if self._boundary is not None:
-                await self._boundary(self)
-            if self.last_step is not None and self.t >= self.last_step and not await self._has_more():
+            if self.boundary is not None:
+                await self.boundary(self)
+            if self.is_last(self.t - 1) and not await self._has_more():
                 return
             await self.meeting.progress()
             yield self.t
@@ -194,7 +194,7 @@ class Node:
 
     def is_last(self, t: int) -> bool:
         """Whether no step is known to follow step `t`: what it leaves behind must be in the model by then."""
-        return self.last_step is not None and t + 1 >= self.last_step
+        return self.last_step is not None and t + 1 >= self.last_step - self.peers.helping.given
 
     async def blocks(self, period: int, warmup: int = 0) -> AsyncIterator[int]:
         """Local steps, `period` at a time: yields the last step's number after each block.
@@ -385,9 +385,9 @@ class Node:
         """A worker has saved its state before this step: save too once all have, and all are still there."""
         saved = self._saved.setdefault(step, set())
         saved.add(rank)
-        if len(saved) == self.size and not self.service.has_lost_a_worker and self._boundary is not None:
+        if len(saved) == self.size and not self.service.has_lost_a_worker and self.boundary is not None:
             self.t = step
-            await self._boundary(self)
+            await self.boundary(self)
 
     # -- for those who look on -----------------------------------------------------------------
 
@@ -449,8 +449,8 @@ class Node:
         return taken
 
     async def _has_more(self) -> bool:
-        """Whether there is a batch that another worker left undone; if so it comes next."""
-        work = await self.client.take_more() if self.servers else None
+        """Whether there is a batch that another worker leaves undone; if so it comes next."""
+        work = await (self.client.take_more() if self.servers else self.peers.take_more())
         if work is None:
             return False
         owner, place, self.clock = work

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoal.core.attending import Handlers
 from shoal.core.errors import PeerLost
+from shoal.core.helping import HELP, Helping
 from shoal.core.transport import Message
 
 if TYPE_CHECKING:
@@ -34,23 +35,31 @@ class Peers:
 
     def __init__(self, node: Node) -> None:
         self.answers: Handlers = {}
+        self.helping = Helping(node)
         self._node = node
         self._held: dict[tuple[int, int], Message] = {}  # (sender, round) -> arrived, not taken yet
         self._latest: dict[int, int] = {}  # sender -> the last round it has sent something for
         self._speaks_at = 0.0
 
-    async def rounds(self, answers: Handlers | None = None) -> AsyncIterator[int]:
+    async def rounds(self, answers: Handlers | None = None, helps: bool = False) -> AsyncIterator[int]:
         """The steps to do. After each of them its samples count as merged, as many for every worker.
 
         From now on `answers` deals with questions whenever this worker waits, also when it has no step left.
+        Where it `helps`, as all then must, whoever is done does batches of those who are behind.
         """
         node = self._node
-        self.answers = answers or {} if node.size > 1 else {}
+        if answers and node.size > 1:
+            self.answers = {**answers, HELP: self.helping.answer} if helps else answers
         async for t in node.steps():
             yield t
-            node.merged += node.unmerged * node.size
+            if not self.helping.is_helping:  # by then as many as all are to do
+                node.merged += node.unmerged * node.size
             node.unmerged = 0.0
             await self._reassure()
+
+    async def take_more(self) -> tuple[int, int, int] | None:
+        """A batch that another worker gives away, where they do: whose it is, its place there, the clock."""
+        return await self.helping.more() if HELP in self.answers else None
 
     def here(self, ranks: Iterable[int]) -> list[int]:
         """Those of them that have not gone and take part in further rounds, as far as this worker knows."""

@@ -39,7 +39,10 @@ class Replica(Protocol):
         ...
 
     def seek(self, owner: int, place: int) -> None:
-        """Take the next batch from another worker's share: the one at `place` of `owner`'s."""
+        """Take the next batch from another worker's share: the one at `place` of `owner`'s.
+
+        In its own share it goes on from that place.
+        """
         ...
 
     def descend(self, g: Tensor) -> None:

@@ -54,7 +54,7 @@ class Boundary:
             return
         stopping = await self._stops_here(node)
         due = node.t == node.last_step or (self._every is not None and node.t % self._every == 0)
-        due = due and node.t not in (0, self._resumed_at)
+        due = due and node.t not in (0, self._resumed_at) and not node.peers.helping.is_helping
         if self._checkpoints is not None and (due or stopping):
             self._save(node)
             for server in range(node.size, node.size + node.servers * node.shards):
@@ -69,7 +69,7 @@ class Boundary:
             if self._checkpoints is None and node.servers:
                 return True  # there is nothing to save, and servers do without those who leave
             self._run_to, self._final = node.t, False
-        if node.last_step is not None and node.t >= node.last_step:
+        if node.is_last(node.t - 1):
             self._control.tell("idle")  # it may wait long for others now, and could not pause
             return False
         while node.t == self._run_to and not self._final:

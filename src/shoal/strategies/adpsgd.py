@@ -21,6 +21,7 @@ class ADPSGD(Decentral):
     """
 
     topology: str = "complete"  # only its edges between an odd and an even rank are used
+    help: bool = True  # who is done does batches of those who are behind
 
     def __post_init__(self) -> None:
         both_ways(self.topology)
@@ -41,7 +42,7 @@ class ADPSGD(Decentral):
             await w.send(m.src, Message("swapped", (public,), seq=m.seq))
             public.add_(m.body.to(public.device)).mul_(0.5)
 
-        async for t in w.peers.rounds({"swap": swap}):
+        async for t in w.peers.rounds({"swap": swap}, self.help):
             peer = w.peers.draw(_across(graph, w.rank, w.size, t)) if w.rank % 2 else None
             if peer is not None:
                 await w.send(peer, Message("swap", (public,), seq=t))

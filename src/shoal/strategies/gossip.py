@@ -16,6 +16,7 @@ class Gossip(Decentral):
 
     period: int = 1  # local steps between two questions
     topology: str = "complete"  # whom a worker may ask
+    help: bool = True  # who is done does batches of those who are behind
 
     def __post_init__(self) -> None:
         at_least(1, period=self.period)
@@ -30,7 +31,7 @@ class Gossip(Decentral):
         async def tell(m: Message) -> None:
             await w.send(m.src, Message("model", (w.x,), seq=m.seq))
 
-        async for t in w.peers.rounds({"ask": tell}):
+        async for t in w.peers.rounds({"ask": tell}, self.help):
             w.descend(await w.grad(w.peers.answers))
             if (t + 1) % self.period == 0:
                 peer = w.peers.draw(graph.out_of(w.rank, w.size, t))

@@ -75,8 +75,11 @@ class VectorReplica:
         return Gradient(self._problem.gradient(rank, step, self.x), count, 0.0)
 
     def seek(self, owner: int, place: int) -> None:
-        """Take the next gradient as worker `owner` would have in its step `place`."""
-        self._detour = owner, place
+        """Take the next gradient as worker `owner` would in its step `place`; its own go on from there."""
+        if owner == self._rank:
+            self._step, self._detour = place, None
+        else:
+            self._detour = owner, place
 
     def descend(self, g: Tensor) -> None:
         """One step of SGD with heavy-ball momentum."""
