@@ -7,7 +7,7 @@ of the slowest worker, from the word to go to the merged model; bytes are what t
 interface.
 
     python benchmarks/slow_link.py [--rate 100mbit] [--strategies ddp,sync,bmuf,diloco] [--workers 2]
-        [--samples 15360] [--period 40] [--set bmuf.lr=0.3] [--json FILE]
+        [--samples 15360] [--period 30] [--set bmuf.lr=0.3] [--json FILE]
 
 Needs Linux, root, and the programs `ip` and `tc` of iproute2. SHOAL_DATA names the folder that holds mnist/.
 
@@ -53,10 +53,10 @@ from shoal.strategies import STRATEGIES
 from shoal.tasks import TASKS
 
 DDP = "ddp"
-EVERY_STEP: dict[str, Any] = {"lr": 0.12, "sgd_momentum": 0.9}
+EVERY_STEP: dict[str, Any] = {"lr": 0.1, "sgd_momentum": 0.9}
 TUNED: dict[str, dict[str, Any]] = {  # found by a search for the defaults below; all others have EVERY_STEP
-    "bmuf": {"lr": 0.2, "sgd_momentum": 0.5, "momentum": 0.6, "warmup": 0, "reset_momentum": "false"},
-    "diloco": {"lr": 0.25, "sgd_momentum": 0.5, "momentum": 0.6, "rate": 0.9, "warmup": 0},
+    "bmuf": {"lr": 0.25, "sgd_momentum": 0.5, "momentum": 0.4, "warmup": 0, "reset_momentum": "false"},
+    "diloco": {"lr": 0.25, "sgd_momentum": 0.5, "momentum": 0.5, "rate": 0.9, "warmup": 0},
 }
 PORT = 29500  # where the workers meet; every namespace has all its ports to itself
 STARTING_SECONDS = 180.0  # that workers may take to load the data and to meet
@@ -461,7 +461,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=15360, help="that all workers take together")
     parser.add_argument("--steps", type=int, help="of each worker, instead of --samples")
     parser.add_argument("--batch", type=int, default=32, help="samples a worker and step")
-    parser.add_argument("--period", type=int, default=40, help="steps between exchanges, where there are any")
+    parser.add_argument("--period", type=int, default=30, help="steps between exchanges, where there are any")
     parser.add_argument("--set", action="append", default=[], metavar="WORD.NAME=VALUE", help="bmuf.lr=0.3")
     parser.add_argument("--task", default="mnist", help="mnist or digits")
     parser.add_argument("--hidden", type=int, default=2790, help="units in each of two hidden layers")

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from shoal.core.instrument import Instrument
 from shoal.core.replica import NoMoreSteps
 from shoal.sim import Compute, Simulation
 from shoal.strategies import BMUF, DiLoCo, Local, PostLocal, SlowMo, StreamingDiLoCo, Sync
-from shoal.testing.problems import Quadratic, VectorReplica
+from shoal.testing.problems import Quadratic, VectorReplica, simulate
 
 AVERAGING = [
     Sync(),
@@ -115,3 +116,23 @@ def test_a_falling_rate_does_not_part_who_ended_early_from_the_others(strategy):
 
     run = Simulation(strategy, replica, workers=3, steps=None).run()
     assert len({strategy.solution(run.worker(k)).item() for k in range(3)}) == 1
+
+
+class Averages(Instrument):
+    """How many messages of averages are sent."""
+
+    def __init__(self):
+        self.sent = 0
+
+    def send(self, node, dst, m):
+        self.sent += m.tag == "stripe"
+
+
+@pytest.mark.parametrize("strategy", [Local(period=4), BMUF(period=4, warmup=0), DiLoCo(period=4)], ids=repr)
+@pytest.mark.parametrize(("ends", "averages"), [((8, 8, 8), 2), ((4, 8, 6), 2), ((9, 8, 8), 3)], ids=str)
+def test_nothing_is_averaged_when_all_have_ended(strategy, ends, averages):
+    seen, one = Averages(), Averages()
+    train(strategy, ends, observers=[seen])
+    simulate(strategy, Quadratic(), workers=3, steps=4, observers=[one])
+    assert one.sent > 0
+    assert seen.sent == averages * one.sent

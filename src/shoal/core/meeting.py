@@ -16,6 +16,9 @@ from shoal.core.transport import Message
 if TYPE_CHECKING:
     from shoal.core.node import Mean, Node
 
+WORD = "comes"
+"""Tag of what a worker says before an average: its number, and whether this worker's data has ended."""
+
 PRESENT = 1e-30
 """The weight of a worker without samples that goes on: nothing beside one sample, and more than nothing."""
 
@@ -57,6 +60,8 @@ class Meeting:
         self._under_way: list[Exchange] = []
         self._started = 0
         self._all_ended = False
+        self._numbers = 0  # of the averages so far, where ends are not known beforehand
+        self._words: dict[int, Message] = {}  # the last of each other worker
         self._merges: bool | None = None  # whether gradients are merged while they are computed
 
     async def mean(self, v: Tensor | Awaitable[Tensor], weight: float | None) -> Tensor:
@@ -66,6 +71,8 @@ class Meeting:
             average, own, total = await self._merged(merging)
         else:
             average, ended = await self._brought(v)
+            if node.last_step is None and isinstance(v, Tensor):
+                await self._see_who_comes(ended)
             own = total = node.take_unmerged()
             if node.size > 1:
                 mine = 0.0 if ended else (own or PRESENT) if weight is None else weight
@@ -113,6 +120,23 @@ class Meeting:
                 await node.send(rank, Message("solution", (solution,)))
             elif node.rank == rank:
                 solution.copy_((await node.recv("solution", src=last)).body)
+
+    async def _see_who_comes(self, ended: bool) -> None:
+        """Say whether this worker has data; if not, wait for the others' words: to average nothing is costly.
+
+        Raises NoMoreSteps when nobody has. Who has data does not wait for anybody.
+        """
+        node = self._node
+        self._numbers += 1
+        others = [rank for rank in range(node.size) if rank != node.rank]
+        for rank in others:
+            await node.send(rank, Message(WORD, seq=self._numbers, count=float(ended)))
+        self._words.update((m.src, m) for m in node.poll(WORD))
+        for rank in others if ended else ():
+            while rank not in self._words or self._words[rank].seq < self._numbers:
+                self._words[rank] = await node.recv(WORD, src=rank)
+        if ended and all(self._words[rank].count for rank in others):
+            self._end_if_all_have(0.0)
 
     def _end_if_all_have(self, total: float) -> None:
         if total == 0 and self._node.has_ended and self._node.size > 1:
