@@ -33,8 +33,7 @@ class Native:
 
     def __init__(self) -> None:
         self._mean = averaging(native)
-        self._buffers: list[Tensor] = []
-        self._overlaps = False
+        self._paths: list[Path] = []
 
     async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
@@ -46,12 +45,29 @@ class Native:
 
     def begin(self, node: Node, parts: Sequence[slice]) -> Merged:
         """Begin to average a gradient that is still to be computed, in these parts."""
-        if not self._buffers:  # two: the model's gradients may lie in the one that was used last
-            wide = torch.promote_types(node.x.dtype, torch.float32)
-            self._buffers = [node.x.new_empty(_HEAD + node.x.numel(), dtype=wide) for _ in range(2)]
-            self._overlaps = isinstance(node.transport, Overlaps)
-        self._buffers.reverse()
-        return Merged(node, self._buffers[0], parts, self._overlaps)
+        if not self._paths:  # two: the model's gradients may lie in the one that was used last
+            with_head = _with_head(parts)
+            self._paths = [Path(node, with_head) for _ in range(2)]
+        self._paths.reverse()
+        return Merged(node, self._paths[0])
+
+
+def _with_head(parts: Sequence[slice]) -> list[slice]:
+    """The parts of what is summed: the last of them, which is the first of the gradient, has the head."""
+    *others, last = parts
+    assert last.start == 0, "the first parameter is to come last"
+    return [*(slice(2 + part.start, 2 + part.stop) for part in others), slice(0, 2 + last.stop)]
+
+
+class Path:
+    """What gradients take in turn, made once: a vector with a head, and its parts."""
+
+    def __init__(self, node: Node, parts: list[slice]) -> None:
+        wide = torch.promote_types(node.x.dtype, torch.float32)
+        buffer = node.x.new_empty(_HEAD + node.x.numel(), dtype=wide)
+        self.head, self.out, self.summed = buffer[_WEIGHT:_HEAD], buffer[_HEAD:], buffer[_WEIGHT:]
+        self.parts = parts
+        self.overlaps = isinstance(node.transport, Overlaps)
 
 
 class Merged:
@@ -61,18 +77,14 @@ class Merged:
     to take back what it handed over; where one has, all begin anew.
     """
 
-    def __init__(self, node: Node, buffer: Tensor, parts: Sequence[slice], overlaps: bool) -> None:
-        self.out = buffer[_HEAD:]
+    def __init__(self, node: Node, path: Path) -> None:
+        self.out = path.out
         # All weights together are mostly what they were before: then nothing is left to be divided.
-        self._expected = node.keep("total weight", torch.ones(1, dtype=torch.float64))
-        self.unit = 1 / float(self._expected)
+        self._kept = node.keep("total weight", torch.ones(1, dtype=torch.float64))
+        self._expected = self._kept.item()
+        self.unit = 1 / self._expected
         self._node = node
-        self._buffer = buffer
-        self._overlaps = overlaps
-        *others, last = parts
-        assert last.start == 0, "the first parameter is to come last"
-        self._parts = [slice(2 + part.start, 2 + part.stop) for part in others]
-        self._parts.append(slice(0, 2 + last.stop))
+        self._path = path
         self._reduction: Reduction | None = None  # from the first part on
 
     @property
@@ -88,25 +100,30 @@ class Merged:
 
     async def finish(self, gradient: Streamed, weight: float) -> tuple[Tensor, float]:
         """The average, and the total weight."""
-        head = self._buffer[_WEIGHT:_HEAD]
-        head[0], head[1] = weight, gradient.changed
-        await _complete(self._node, self._reduction or self._begun())
-        if head[1] > 0:
+        total, is_taken_back = await self._sum(weight, gradient.changed)
+        if is_taken_back:
             gradient.fill()
-            head[0], head[1] = weight, 0
-            await _complete(self._node, self._begun())
-        total = float(head[0])
-        if total != float(self._expected) and total > 0:
-            self.out.mul_(float(self._expected) / total)
-        if total >= 1:
-            self._expected.fill_(total)
+            total, _ = await self._sum(weight, False)
+        if total != self._expected:
+            if total > 0:
+                self.out.mul_(self._expected / total)
+            if total >= 1:
+                self._kept.fill_(total)
         return self.out.to(self._node.x.dtype), total
 
+    async def _sum(self, weight: float, changed: bool) -> tuple[float, float]:
+        """Sum what is in `out`; all weights together, and how many workers take back what they gave."""
+        self._path.head.copy_(torch.tensor((weight, changed), dtype=torch.float64))
+        reduction, self._reduction = self._reduction or self._begun(), None
+        await _complete(self._node, reduction)
+        total, takers = self._path.head.tolist()
+        return total, takers
+
     def _begun(self) -> Reduction:
-        node, summed = self._node, self._buffer[_WEIGHT:]
-        if not self._overlaps:
-            return _Whole(node, summed)
-        return cast(Overlaps, node.transport).begin_all_reduce(summed, self._parts, node.timeout)
+        node, path = self._node, self._path
+        if not path.overlaps:
+            return _Whole(node, path.summed)
+        return cast(Overlaps, node.transport).begin_all_reduce(path.summed, path.parts, node.timeout)
 
 
 class _Whole:

@@ -111,7 +111,6 @@ class Watch:
         self._weights: set[float] = set()  # by which it was multiplied
         self._next = 0  # part
         self._trusts = True
-        self._views: dict[int, list[Tensor]] = {}  # by address of a vector that is filled: its parameters
         watched = flat.parameters if len(self.parts) > 1 else []  # a single part comes at the end anyway
         self._hooks: list[RemovableHandle] = [
             p.register_post_accumulate_grad_hook(partial(self._accumulated, n))  # type: ignore[no-untyped-call]
@@ -175,7 +174,7 @@ class Watch:
 
     @torch.no_grad()
     def _fill(self, part: int, out: Tensor, weight: float) -> None:
-        views = self._views_on(out)
+        views = self._flat.views(out)
         for number in self._numbers[part]:
             parameter, view = self._flat.parameters[number], views[number]
             if parameter.grad is None or weight == 0:  # which infinity would survive
@@ -184,12 +183,6 @@ class Watch:
                 torch.mul(parameter.grad, weight, out=view)
             else:  # half precision could hold neither the product nor the sum
                 view.copy_(parameter.grad).mul_(weight)
-
-    def _views_on(self, out: Tensor) -> list[Tensor]:
-        """The parameters in `out`. Whoever takes gradients in uses the same few vectors again and again."""
-        if out.data_ptr() not in self._views:
-            self._views[out.data_ptr()] = list(self._flat.layout.split(out).values())
-        return self._views[out.data_ptr()]
 
     def _state(self, number: int) -> tuple[Mark, Tensor | None]:
         """What changes when somebody changes this gradient: torch's marks, and a few of its elements."""

@@ -9,6 +9,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Flat:
             slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
         ]  # of each parameter in `x`
         self._addresses = [p.data_ptr() for p in self.parameters]
+        self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # vector -> the parameters in it
 
     def parts(self, nbytes: int) -> list[slice]:
         """Slices of whole parameters from the end of `x` to its beginning, each of at least so many bytes.
@@ -117,9 +119,16 @@ class Flat:
                 stop = place.start
         return parts
 
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The parameters in a vector: the same tensors again for the same vector, as long as it lives."""
+        if vector not in self._views:  # of `data`, so that torch counts the changes of each by itself
+            self._views[vector] = [view.data for view in self.layout.split(vector).values()]
+        views: list[Tensor] = self._views[vector]
+        return views
+
     def gradient(self, out: Tensor) -> Tensor:
         """Copy the gradients that back-propagation left into `out`; a parameter without one has zeros."""
-        for p, view in zip(self.parameters, self.layout.split(out).values(), strict=True):
+        for p, view in zip(self.parameters, self.views(out), strict=True):
             if p.grad is None:
                 view.zero_()
             elif p.grad.data_ptr() != view.data_ptr():  # else it was accumulated there
@@ -128,8 +137,8 @@ class Flat:
 
     def set_gradient(self, g: Tensor) -> None:
         """Make every parameter's gradient a view on `g`, for an optimizer to see."""
-        for p, view in zip(self.parameters, self.layout.split(g).values(), strict=True):
-            p.grad = view.data  # torch counts the changes of each by itself then
+        for p, view in zip(self.parameters, self.views(g), strict=True):
+            p.grad = view
 
     def check_still_bound(self) -> None:
         """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""

@@ -26,6 +26,7 @@ class Sums(ABC):
         self._under_way: PartedSum | None = None
         self._closed = False
         self._held: list[PartedSum] = []  # those that failed: their memory may still be written to
+        self._shape: tuple[Sequence[slice], Any, list[Span], Signature] | None = None  # of the last sum
 
     def sum(self, v: Tensor, seconds: float) -> int:
         """Sum `v` over the workers, in place; the bytes this node sent, as a ring algorithm would."""
@@ -39,7 +40,7 @@ class Sums(ABC):
         """A sum of which no part has started yet."""
         if v.dtype not in DTYPES:
             raise ValueError(f"all_reduce cannot sum {v.dtype}; use one of {', '.join(map(str, DTYPES))}")
-        spans = _spans(v, parts)
+        spans, signature = self._shape_of(v, parts)
         if self._under_way is not None:
             raise ValueError(
                 f"all_reduce {self.agreement.here.number} was begun and is not finished: await its finish() "
@@ -47,9 +48,16 @@ class Sums(ABC):
             )
         deadline = time.monotonic() + seconds
         if self.agreement.workers > 1:
-            self.agreement.reach(_signature(v, spans), deadline)
+            self.agreement.reach(signature, deadline)
         self._under_way = PartedSum(self, v.detach(), spans, deadline, seconds)
         return self._under_way
+
+    def _shape_of(self, v: Tensor, parts: Sequence[slice]) -> tuple[list[Span], Signature]:
+        """Where the parts are, checked, and how the others are told; worked out once for the same list."""
+        if self._shape is None or self._shape[0] is not parts or self._shape[1] != (v.shape, v.dtype):
+            spans = _spans(v, parts)
+            self._shape = parts, (v.shape, v.dtype), spans, _signature(v, spans)
+        return self._shape[2], self._shape[3]
 
     def add(self, host: Tensor) -> list[Any]:
         """Begin to sum a flat tensor in host memory, in place; what to wait for."""
