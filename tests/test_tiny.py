@@ -19,7 +19,12 @@ OPTIONS = {
 def run(word, codec="none", **options):
     strategy = STRATEGIES.make(word, **OPTIONS.get(word, {}))
     problem = Quadratic(lr=0.1, targets=(1.0, 3.0))
-    fixed = {"workers": strategy.most_workers or 2, "steps": 80, "start": [50.0, -50.0]}
+    fixed = {
+        "workers": strategy.most_workers or 2,
+        "steps": 80,
+        "start": [50.0, -50.0],
+        "compute": Compute(1.0),
+    }
     return simulate(strategy, problem, codec=CODECS.make(codec), **{**fixed, **options})
 
 
