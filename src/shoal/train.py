@@ -123,7 +123,7 @@ def _simulate(
         compute=compute,
         batch=plan.task.batch if plan.balance or plan.task.growth else None,
         faults=faults,
-        locate=trainable(model)[1].locate,
+        layout=trainable(model)[1],
         codec=plan.codec,
         mean=choose_mean(plan.collective, None, plan.codec, plan.workers, link),
         seed=plan.seed,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from shoal.codecs import CODECS, FP16
+from shoal.codecs.wire import seal
 from shoal.core.codec import Identity, expect
 from shoal.core.errors import WireError
 
@@ -46,7 +47,7 @@ def test_half_precision_does_not_hide_what_is_not_a_number():
 
 
 def test_half_precision_halves_the_bytes_of_single_precision():
-    (half,), _ = FP16().encode(torch.zeros(10), {})
+    (_, half), _ = FP16().encode(torch.zeros(10), {})
     assert half.numel() * half.element_size() == 10 * 2
     assert not FP16().exact
 
@@ -87,7 +88,7 @@ def test_a_wire_error_says_what_came_and_what_was_expected():
     with pytest.raises(
         WireError, match=r"\(torch.float32, 3\).* arrived where .*\(torch.float16, 5\).* was expected"
     ):
-        FP16().decode((torch.zeros(3),), torch.empty(5))
+        FP16().decode(seal(FP16.code, 5, 5, torch.zeros(3)), torch.empty(5))
 
 
 def test_a_payload_that_fits_is_handed_on():

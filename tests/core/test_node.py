@@ -399,7 +399,7 @@ def test_a_server_has_neither_gradient_nor_optimizer():
 class Whole(Codec):
     """Rounds to whole eighths and adds what it left out to the next vector: a codec with a memory."""
 
-    def init(self, like):
+    def init(self, like, seed=0):
         return {"left": torch.zeros_like(like)}
 
     def encode(self, v, state):

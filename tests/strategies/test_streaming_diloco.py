@@ -255,13 +255,7 @@ def test_more_fragments_than_elements_are_refused():
 class Carries(FP16):
     """Half precision that adds what was rounded off to the next vector of the stream."""
 
-    def init(self, like):
-        return {"rest": torch.zeros_like(like)}
-
-    def encode(self, v, state):
-        wanted = v + state["rest"]  # of the same length, or this fails
-        payload, _ = super().encode(wanted, {})
-        return payload, {"rest": wanted - payload[0].to(v.dtype)}
+    feedback = "double"
 
 
 @pytest.mark.parametrize("warmup", [0, 2])
@@ -269,7 +263,7 @@ def test_every_fragment_has_a_codec_memory_of_its_own(warmup):
     streaming = StreamingDiLoCo(period=4, fragments=2, overlap=1, warmup=warmup)
     run = simulate(streaming, BITS, workers=3, steps=11, start=[0.7, -0.1, 0.3, 0.2, 0.9], codec=Carries())
     assert ends(run) == ends(run)[:1] * 3
-    keys = {key for node in run.nodes for key in node.codec_states if key.startswith("fragment")}
+    keys = {key for node in run.nodes for key in node.coding.states if key.startswith("fragment")}
     assert {key[:10] for key in keys} == {"fragment 0", "fragment 1"}
 
 
@@ -279,7 +273,7 @@ def test_with_one_fragment_it_is_also_diloco_s_codec_memory():
     diloco = simulate(DiLoCo(period=4, warmup=2), BITS, **options)
     run = simulate(streaming, BITS, **options)
     assert ends(run) == ends(diloco)
-    assert run.worker(0).codec_states.keys() == diloco.worker(0).codec_states.keys()
+    assert run.worker(0).coding.states.keys() == diloco.worker(0).coding.states.keys()
 
 
 # -- time ------------------------------------------------------------------------------------------

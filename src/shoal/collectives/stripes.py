@@ -54,7 +54,8 @@ class Striped:
     async def send(self) -> None:
         """Send every stripe to the worker that merges it."""
         for k in self._others:
-            payload = self._node.encode(f"{self._key}stripe.{k}", self._v[self._cuts[k]])
+            key, part = f"{self._key}stripe.{k}", self._cuts[k]
+            payload = self._node.coding.encode(key, self._v[part], self._at(part))
             await self._node.send(k, Message(self._stripe, payload, count=self._weight))
 
     async def progress(self) -> None:
@@ -68,26 +69,34 @@ class Striped:
         payload, total = self._merged or await self._merge()
         out = torch.empty_like(self._v)
         mine = self._cuts[node.rank]
-        out[mine] = node.decode(payload, mine.stop - mine.start)  # lossy for all alike, or replicas drift
+        out[mine] = self._decode_average(payload, mine)  # lossy for all alike, or replicas drift
         for k in self._others:
             m = await node.recv(self._average, src=k)
-            out[self._cuts[k]] = node.decode(m.parts, self._cuts[k].stop - self._cuts[k].start)
+            out[self._cuts[k]] = self._decode_average(m.parts, self._cuts[k])
         return out, total
+
+    def _decode_average(self, payload: Payload, part: slice) -> Tensor:
+        return self._node.coding.decode(payload, part.stop - part.start, self._at(part), merged=True)
+
+    def _at(self, part: slice) -> int | None:
+        """Where a stripe begins in the model's vector, if that is what is averaged."""
+        return part.start if self._v.numel() == self._node.x.numel() else None
 
     async def _merge(self) -> tuple[Payload, float]:
         """Average the stripe this worker merges, its own part included, and send it to all."""
-        node, own = self._node, self._v[self._cuts[self._node.rank]]
+        node, mine = self._node, self._cuts[self._node.rank]
+        own, at = self._v[mine], self._at(mine)
         total, acc = 0.0, torch.zeros_like(own, dtype=torch.promote_types(own.dtype, torch.float32))
         for k in range(node.size):  # rank order, so every transport rounds alike
             if k == node.rank:
                 part, count = own, self._weight
             else:
                 m = await node.recv(self._stripe, src=k)
-                part, count = node.decode(m.parts, own.numel()), m.count
+                part, count = node.coding.decode(m.parts, own.numel(), at), m.count
             acc.add_(part, alpha=count)
             total += count
         average = (acc.div_(total) if total else acc).to(own.dtype)
-        payload = node.encode(f"{self._key}average", average)
+        payload = node.coding.encode(f"{self._key}average", average, at, merged=True)
         for k in self._others:
             await node.send(k, Message(self._average, payload))
         return payload, total

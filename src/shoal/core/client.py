@@ -61,7 +61,8 @@ class Client:
         if len(self._posted) >= WINDOW:
             await self.settle()
         for rank, part in self.shards_of(server, v.numel()):
-            m = Message("push", node.encode(f"push.{rank}", v[part]), count=count, clock=node.clock)
+            payload = node.coding.encode(f"push.{rank}", v[part], node.begins + (part.start or 0))
+            m = Message("push", payload, count=count, clock=node.clock)
             m.version, m.rate = self.seen.get(rank, 0), rate
             self._posted.append(await node.mailbox.ask(rank, m))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import WireError
+from shoal.core.vector import Piece
 
 Payload = tuple[Tensor, ...]
 """Up to four flat tensors: what travels instead of a vector."""
@@ -17,23 +19,50 @@ Payload = tuple[Tensor, ...]
 State = dict[str, Tensor]
 """What a codec must remember between two calls for one stream of vectors; empty where nothing."""
 
+FEEDBACK = ("none", "residual", "double")
+"""What becomes of what a payload lacks: it is lost; the sender adds it to its next vector; so does whoever
+merges, who compresses the average anew."""
+
 
 @dataclass(frozen=True)
 class Codec(ABC):
     """A way to write a vector down shorter. Frozen: options only.
 
-    `exact` says that decode(encode(v)) is v, bit for bit, so that the codec may be skipped.
+    `exact` says that decode(encode(v)) is v, bit for bit, so that the codec may be skipped. Its `code` is in
+    the header of all that it writes.
     """
 
     exact: ClassVar[bool] = False
+    code: ClassVar[int] = 0
 
-    def init(self, like: Tensor) -> State:
-        """The state before the first vector shaped like `like`."""
+    @property
+    def feedback(self) -> str:
+        """One of FEEDBACK; most codecs have an option of that name."""
+        return "none"
+
+    @property
+    def merged(self) -> Codec:
+        """What whoever merges writes the average of several such vectors with."""
+        return self
+
+    def fit(self, pieces: Sequence[Piece]) -> Codec:
+        """The codec for a vector that consists of these pieces of layers; of none where that is not known."""
+        return self
+
+    def init(self, like: Tensor, seed: int = 0) -> State:
+        """The state before the first vector shaped like `like`; what is drawn at random follows the seed."""
         return {}
 
     @abstractmethod
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         """What travels for `v`, and the state for the next vector. `v` is left as it was."""
+
+    def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
+        """The same for `v + rest`; leaves in `rest` what the payload lacks of that sum."""
+        rest.add_(v)
+        payload, state = self.encode(rest, state)
+        rest.sub_(self.decode(payload, torch.empty_like(rest)))
+        return payload, state
 
     @abstractmethod
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
@@ -63,3 +92,9 @@ def expect(payload: Payload, *parts: tuple[torch.dtype, int]) -> Payload:
     if got != list(parts):
         raise WireError(f"a payload of {got} arrived where {list(parts)} was expected")
     return payload
+
+
+def one_of_feedback(feedback: str) -> None:
+    """Raise ValueError for a word that is none of FEEDBACK."""
+    if feedback not in FEEDBACK:
+        raise ValueError(f"feedback={feedback!r} should be one of {', '.join(FEEDBACK)}")

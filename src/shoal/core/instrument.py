@@ -44,6 +44,8 @@ class Meter:
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
     send_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
     messages_sent: int = 0
@@ -62,6 +64,8 @@ class Meter:
             "compute_seconds": self.compute_seconds,
             "wait_seconds": self.wait_seconds,
             "send_seconds": self.send_seconds,
+            "encode_seconds": self.encode_seconds,
+            "decode_seconds": self.decode_seconds,
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "messages_sent": self.messages_sent,

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from shoal.core.attending import Background, Handlers, attentively
 from shoal.core.client import FIRST, Client, Pending
-from shoal.core.codec import Codec, Payload, State
+from shoal.core.codec import Codec
+from shoal.core.coding import Coding
 from shoal.core.errors import Diverged
 from shoal.core.fragments import fragments
 from shoal.core.instrument import Instrument, Meter
@@ -33,6 +34,7 @@ from shoal.core.seeds import stream
 from shoal.core.service import NOTED, Service
 from shoal.core.streaming import Coming
 from shoal.core.transport import Lends, Message, Transport
+from shoal.core.vector import Layout
 
 SERVER = FIRST
 """Stands for the server in `push` and `pull`, whatever rank it has; -2 is the second server, and so on."""
@@ -56,8 +58,9 @@ class Node:
     """A worker (rank below `size`) or a server (rank `size` and up) of a run.
 
     `size` is the number of workers. Each server the algorithm names is `shards` nodes that own a slice of
-    the vector each. `pace` tells how many seconds of virtual time a gradient of so many samples has taken,
-    `background` computes one in another thread while this one answers messages.
+    the vector each; `begins` is where that slice does. `pace` tells how many seconds of virtual time a
+    gradient of so many samples has taken, `background` computes one in another thread while this one answers
+    messages.
     `boundary` is awaited before each step of a worker and after the last known one, for checkpoints and
     requests to stop; and at a server when all workers have sent CHECKPOINT for a step, with `t` set to it.
     """
@@ -79,7 +82,8 @@ class Node:
         recovery: float = 0.0,
         incarnation: int = 0,
         log: Log | None = None,
-        locate: Callable[[int], str] = "element {}".format,
+        layout: Layout | None = None,
+        begins: int = 0,
         pace: Callable[[Node, int], float] | None = None,
         background: Background | None = None,
         boundary: Hook | None = None,
@@ -92,7 +96,6 @@ class Node:
         self.incarnation = incarnation
         self.transport = transport
         self.replica = replica
-        self.codec = codec
         self.rng = stream(seed, "algorithm", transport.rank)
         self.last_step = steps
         self.timeout = timeout
@@ -109,13 +112,14 @@ class Node:
         self.client = Client(self)
         self.peers = Peers(self)
         self.meeting = Meeting(self, mean)
-        self.locate = locate  # how people call an element of the vector
+        self.layout = layout  # of the whole model's vector
+        self.begins = begins  # where `x` begins in that
+        self.coding = Coding(self, codec, seed)
         self._pace = pace
         self._background = background
         self.boundary = boundary
         self._observers = tuple(observers)
         self.kept: dict[str, Tensor] = {}
-        self.codec_states: dict[str, State] = {}
         self._saved: dict[int, set[int]] = {}  # server: step -> workers that saved before it
         keeps_pool = transport.rank == workers and steps is not None
         self.service = Service(self, Pool(workers, steps or 0) if keeps_pool else None, log)
@@ -162,6 +166,16 @@ class Node:
     def name_of(self, rank: int) -> str:
         """How messages to people call the node of that rank."""
         return name_of(rank, self.size, self.servers * self.shards)
+
+    @property
+    def codec(self) -> Codec:
+        """What differences are compressed with."""
+        return self.coding.codec
+
+    def locate(self, place: int) -> str:
+        """How people call an element of `x`."""
+        place += self.begins
+        return f"element {place}" if self.layout is None else self.layout.locate(place)
 
     def keep(self, name: str, start: Tensor) -> Tensor:
         """A variable of the algorithm that is checkpointed: a copy of `start`, or what was restored.
@@ -357,19 +371,6 @@ class Node:
     def poll(self, tag: str) -> Iterator[Message]:
         """The messages with that tag that have arrived; never waits."""
         return self.mailbox.poll(tag)
-
-    # -- codecs --------------------------------------------------------------------------------
-
-    def encode(self, key: str, v: Tensor) -> Payload:
-        """Compress one vector of the stream called `key`, whose codec state the node keeps."""
-        state = self.codec_states.get(key)
-        payload, self.codec_states[key] = self.codec.encode(v, self.codec.init(v) if state is None else state)
-        return payload
-
-    def decode(self, payload: Payload, numel: int) -> Tensor:
-        """The vector of `numel` elements that a payload stands for."""
-        here = tuple(part.to(self.x.device) for part in payload)
-        return self.codec.decode(here, torch.empty(numel, dtype=self.x.dtype, device=self.x.device))
 
     # -- checkpoints ---------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ def state_of(node: Node) -> dict[str, Any]:
     return {
         "x": node.x,
         "kept": node.kept,
-        "codec": node.codec_states,
+        "codec": node.coding.states,
         "replica": node.replica.state_dict(),
         "rng": node.rng.get_state(),
         "service": node.service.state(),
@@ -38,7 +38,7 @@ def restore(node: Node, state: dict[str, Any]) -> None:
     node.x.copy_(state["x"])
     here = partial(Tensor.to, device=node.x.device, copy=True)
     node.kept = {name: here(tensor) for name, tensor in state["kept"].items()}
-    node.codec_states = {
+    node.coding.states = {
         key: {name: here(tensor) for name, tensor in memory.items()} for key, memory in state["codec"].items()
     }
     node.replica.load_state_dict(state["replica"])

@@ -208,7 +208,7 @@ class Service:
         """The vector of a push; refused, and None, where it would spoil the model."""
         node = self._node
         try:
-            vector = node.decode(m.parts, node.x.numel())
+            vector = node.coding.decode(m.parts, node.x.numel(), node.begins)
             if (what := flaw(node, vector)) is not None:
                 raise WireError(what)
         except WireError as problem:

@@ -13,6 +13,24 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A parameter, or the part of it that lies in a slice of the flat vector."""
+
+    name: str
+    shape: torch.Size  # of the whole parameter
+    begin: int  # in the slice
+    end: int
+    whole: bool  # whether all of it lies there
+
+    @property
+    def kind(self) -> str:
+        """bias, or by its dimensions: vector, matrix, kernel."""
+        if self.name.rpartition(".")[2] == "bias":
+            return "bias"
+        return ("vector", "vector", "matrix")[len(self.shape)] if len(self.shape) < 3 else "kernel"
+
+
+@dataclass(frozen=True)
 class Layout:
     """Which slice of the flat vector is which parameter, in the module's own order."""
 
@@ -41,6 +59,16 @@ class Layout:
             layers.append(slice(begin, end))
             before = module
         return layers
+
+    def pieces(self, begin: int, end: int) -> list[Piece]:
+        """What lies in that slice of the vector, in order."""
+        found, start = [], 0
+        for name, shape, size in zip(self.names, self.shapes, self.sizes, strict=True):
+            first, last = max(begin, start), min(end, start + size)
+            if first < last:
+                found.append(Piece(name, shape, first - begin, last - begin, last - first == size))
+            start += size
+        return found
 
     def manifest(self, dtype: torch.dtype) -> str:
         """One line that differs for models whose vectors are not the same thing."""

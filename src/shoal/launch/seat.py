@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,12 +73,9 @@ class Seat:
             "incarnation": self.incarnation,
             "recovery": RECOVERY_SECONDS if rejoins else 0.0,
             "log": log,
-            "locate": self._locator(layout),
+            "layout": layout,
+            "begins": self._slice(layout.numel).start if self.serves else 0,
         }
 
     def _slice(self, numel: int) -> slice:
         return slice_of((self.rank - self.workers) % self.shards, self.shards, numel)
-
-    def _locator(self, layout: Layout) -> Callable[[int], str]:
-        start = self._slice(layout.numel).start if self.serves else 0
-        return lambda place: layout.locate(start + place)

@@ -18,6 +18,7 @@ from shoal.core.instrument import Instrument
 from shoal.core.node import Hook, Mean, Node
 from shoal.core.replica import Parameters, Replica
 from shoal.core.strategy import Strategy
+from shoal.core.vector import Layout
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Faults, Weather
 from shoal.sim.kernel import Kernel
@@ -50,7 +51,7 @@ class Simulation:
         weather: Weather | None = None,
         disk: Callable[[int], Disk] | None = None,
         retry: float | None = None,
-        locate: Callable[[int], str] = "element {}".format,
+        layout: Layout | None = None,
         codec: Codec | None = None,
         mean: Mean = stripes,
         seed: int = 0,
@@ -70,7 +71,6 @@ class Simulation:
         self._shards = shards
         self._compute = compute or Compute()
         self._batch = batch
-        self._locate = locate
         self._faults = faults or Faults()
         self._faults.check(workers, nodes)
         self._compute.check(workers)
@@ -83,6 +83,7 @@ class Simulation:
             "shards": shards,
             "mean": mean,
             "codec": codec or Identity(),
+            "layout": layout,
             "seed": seed,
             "steps": steps,
             "retry": retry,
@@ -108,7 +109,7 @@ class Simulation:
                 server,
                 incarnation=incarnation,
                 log=self._disks.get(rank),
-                locate=lambda place: self._locate(mine.start + place),
+                begins=mine.start,
                 **self._common,
             )
         pace = self._pace(Pace(self._compute, rank, self._common["seed"]))

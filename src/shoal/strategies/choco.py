@@ -45,9 +45,9 @@ class CHOCO(Decentral):
         copies = {k: w.keep(f"copy of {k}", nothing) for k in weights}
         async for t in w.peers.rounds():
             w.descend(await w.grad())
-            news = w.encode("difference", w.x - own)
-            own += w.decode(news, own.numel())
+            news = w.coding.encode("difference", w.x - own, 0)
+            own += w.coding.decode(news, own.numel(), 0)
             theirs = await w.peers.exchange(t, weights, *news)
             for k, m in theirs.items():
-                copies[k] += w.decode(m.parts, own.numel())
+                copies[k] += w.coding.decode(m.parts, own.numel(), 0)
                 w.x.add_(copies[k] - own, alpha=gamma * weights[k])

@@ -1,0 +1,68 @@
+"""Coding: the codec at one node, with what each stream of vectors remembers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from shoal.core.codec import Codec, Payload, State
+from shoal.core.seeds import derive
+
+if TYPE_CHECKING:
+    from shoal.core.node import Node
+
+REST = "rest"
+"""Where the state of a stream holds what its payloads have lacked so far."""
+
+
+class Coding:
+    """What a node encodes and decodes. A stream is all vectors that are sent under one key.
+
+    `at` is where a vector begins in the model's, None where it is no slice of it. An average that is
+    compressed anew is `merged`, for whoever encodes it and whoever decodes it.
+    """
+
+    def __init__(self, node: Node, codec: Codec, seed: int) -> None:
+        self.codec = codec
+        self.states: dict[str, State] = {}
+        self._node = node
+        self._seed = seed
+        self._fitted: dict[tuple[int, int, bool], Codec] = {}
+
+    def encode(self, key: str, v: Tensor, at: int | None = None, *, merged: bool = False) -> Payload:
+        """Compress one vector of the stream called `key`."""
+        began = self._node.transport.now()
+        codec = self._codec(at, v.numel(), merged)
+        state = self.states.get(key)
+        if state is None:
+            state = codec.init(v, derive(self._seed, "codec", self._node.rank, key))
+        if codec.feedback == "double" or (codec.feedback == "residual" and not merged):
+            rest = state.pop(REST) if REST in state else torch.zeros_like(v)
+            payload, state = codec.encode_rest(v, rest, state)
+            state = {**state, REST: rest}
+        else:
+            payload, state = codec.encode(v, state)
+        self.states[key] = state
+        self._node.meter.encode_seconds += self._node.transport.now() - began
+        return payload
+
+    def decode(self, payload: Payload, numel: int, at: int | None = None, *, merged: bool = False) -> Tensor:
+        """The vector of `numel` elements that a payload stands for."""
+        node = self._node
+        began = node.transport.now()
+        here = tuple(part.to(node.x.device) for part in payload)
+        out = torch.empty(numel, dtype=node.x.dtype, device=node.x.device)
+        decoded = self._codec(at, numel, merged).decode(here, out)
+        node.meter.decode_seconds += node.transport.now() - began
+        return decoded
+
+    def _codec(self, at: int | None, numel: int, merged: bool) -> Codec:
+        place = (-1 if at is None else at, numel, merged)
+        if place not in self._fitted:
+            layout = self._node.layout
+            pieces = () if at is None or layout is None else layout.pieces(at, at + numel)
+            codec = self.codec.fit(pieces)
+            self._fitted[place] = codec.merged if merged else codec
+        return self._fitted[place]
