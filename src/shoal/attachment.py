@@ -61,7 +61,7 @@ def attach(
     _was_launched = bool(place.launched)
     chosen = _choose_strategy(place, strategy)
     named = codec if place.codec is None else place.codec
-    coder = named if isinstance(named, Codec) else CODECS.make(named or "none")
+    coder = named if isinstance(named, Codec) else CODECS.read(named or "none")
     chosen.check_codec(coder)
     attachment = Attachment(model, optimizer, chosen, coder, place)
     if attachment.node.is_server:

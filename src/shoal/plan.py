@@ -131,7 +131,7 @@ class Plan:
         """All settings as plain values, for the record of the run."""
         return {
             **self.same_run(),
-            "codec": CODECS.name_of(self.codec),
+            "codec": CODECS.text_of(self.codec),
             "epochs": self.epochs,
             "balance": self.balance,
             "transport": self.transport,

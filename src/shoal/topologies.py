@@ -219,8 +219,7 @@ def named(text: str) -> Topology:
     word, _, rest = text.partition(":")
     if word == "file":
         return File(rest)
-    options = dict(part.partition("=")[::2] for part in rest.split(",") if part)
-    return TOPOLOGIES.make(word, **options)
+    return TOPOLOGIES.read(text)
 
 
 def both_ways(text: str) -> Topology:

@@ -77,7 +77,7 @@ def run(
     plan = Plan(
         task=chosen.but(batch, lr, grow_batch, largest_batch),
         strategy=STRATEGIES.make(strategy) if isinstance(strategy, str) else strategy,
-        codec=CODECS.make(codec) if isinstance(codec, str) else codec,
+        codec=CODECS.read(codec) if isinstance(codec, str) else codec,
         workers=workers,
         servers=servers,
         epochs=epochs,

@@ -128,3 +128,16 @@ def test_a_catalogue_is_a_mapping():
     assert list(BOATS) == ["boat", "barge"]
     assert "boat" in BOATS
     assert "raft" not in BOATS
+
+
+def test_options_may_follow_the_word():
+    assert BOATS.read("boat") == Boat()
+    assert BOATS.read("boat:masts=3,name=Pinta,crew=auto") == Boat(masts=3, name="Pinta")
+    with pytest.raises(ValueError, match="boat 'boat' has no option 'mast'. Did you mean 'masts'"):
+        BOATS.read("boat:mast=3")
+
+
+@pytest.mark.parametrize("text", ["boat", "boat:masts=3", "boat:speed=0.5,leaky=True,crew=7,name=Pinta"])
+def test_a_thing_is_written_as_it_is_read(text):
+    assert BOATS.text_of(BOATS.read(text)) == text
+    assert BOATS.text_of(object()) == "object"

@@ -58,7 +58,7 @@ def compare(
     balance: Annotated[
         bool, typer.Option("--balance", help="Faster workers take more of a step's samples.")
     ] = False,
-    codec: Annotated[str, typer.Option(help="How messages are compressed.")] = "none",
+    codec: Annotated[str, typer.Option(help="How messages are compressed, as top_k:density=0.001.")] = "none",
     transport: Annotated[str, typer.Option(help="processes, gloo or sim.")] = "processes",
     collective: Collective = "auto",
     servers: Servers = 1,
@@ -106,7 +106,7 @@ def compare(
     check_checkpoint(checkpoint, every)
     common: dict[str, Any] = {
         "task": TASKS.make(task).but(batch, lr, grow_batch, largest_batch),
-        "codec": CODECS.make(codec),
+        "codec": CODECS.read(codec),
         "epochs": epochs,
         "seed": seed,
         "transport": "sim" if sim else transport,

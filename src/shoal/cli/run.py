@@ -72,7 +72,11 @@ def run(
     ] = None,
     codec: Annotated[
         str | None,
-        typer.Option(metavar="WORD", help="How messages are compressed.", show_default="the script's"),
+        typer.Option(
+            metavar="WORD",
+            help="How messages are compressed, as top_k:density=0.001.",
+            show_default="the script's",
+        ),
     ] = None,
     transport: Annotated[
         str | None,
@@ -107,7 +111,7 @@ def run(
     """
     script, rest = find_script([script, *(arguments or [])] if script else [], ctx.meta[PASSED])
     chosen = choose_strategy(strategy, ctx.meta[DOTTED])
-    check_collective(collective, CODECS.make(codec or "none"))
+    check_collective(collective, CODECS.read(codec or "none"))
     found = Place.find()
     kind = transport or found.transport
     check_word("transport", kind, {name: TRANSPORTS[name] for name in ("processes", "gloo", "grpc", "mpi")})

@@ -63,6 +63,21 @@ class Catalogue(Mapping[str, Callable[..., T]], Generic[T]):
         }
         return self[word](**values)
 
+    def read(self, text: str) -> T:
+        """What a word stands for, with its options if it has any: 'torus:rows=2'."""
+        word, _, rest = text.partition(":")
+        return self.make(word, **dict(part.partition("=")[::2] for part in rest.split(",") if part))
+
+    def text_of(self, thing: object) -> str:
+        """What `read` makes such a thing from: its word, and the options that are not as they would be."""
+        word = self.name_of(thing)
+        if word not in self or not dataclasses.is_dataclass(thing):
+            return word
+        defaults = {option.name: option.default for option in self.options(word).values()}
+        told = {name: getattr(thing, name) for name in defaults if getattr(thing, name) != defaults[name]}
+        options = ",".join(f"{name}={value}" for name, value in told.items())
+        return f"{word}:{options}" if options else word
+
     def name_of(self, thing: object) -> str:
         """The word for an object made here, or its class name for one that was not."""
         for word, factory in self._entries.items():
