@@ -30,7 +30,7 @@ import shoal
 from shoal.strategies import STRATEGIES
 from shoal.tasks import TASKS
 
-RUNS = "sync,sync+balance,bmuf+balance,diloco+balance,sgp,adpsgd"
+RUNS = "sync,sync+balance,bmuf+balance,diloco+balance,sgp,gossip,adpsgd"
 BALANCED = "+balance"
 PERIOD = 8  # of strategies that have one; the runs are short
 
