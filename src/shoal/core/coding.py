@@ -31,14 +31,19 @@ class Coding:
         self._seed = seed
         self._fitted: dict[tuple[int, int, bool], Codec] = {}
 
-    def encode(self, key: str, v: Tensor, at: int | None = None, *, merged: bool = False) -> Payload:
-        """Compress one vector of the stream called `key`."""
+    def encode(
+        self, key: str, v: Tensor, at: int | None = None, *, merged: bool = False, feeds: bool = True
+    ) -> Payload:
+        """Compress one vector of the stream called `key`.
+
+        It does not feed back what was lost to a sender that sees to that itself.
+        """
         began = self._node.transport.now()
         codec = self._codec(at, v.numel(), merged)
         state = self.states.get(key)
         if state is None:
             state = codec.init(v, derive(self._seed, "codec", self._node.rank, key))
-        if codec.feedback == "double" or (codec.feedback == "residual" and not merged):
+        if feeds and (codec.feedback == "double" or (codec.feedback == "residual" and not merged)):
             rest = state.pop(REST) if REST in state else torch.zeros_like(v)
             payload, state = codec.encode_rest(v, rest, state)
             state = {**state, REST: rest}

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence, Set
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,15 @@ from torch import Tensor
 
 from shoal.core.errors import PeerLost
 from shoal.transports.agreement import GRACE_SECONDS, Agreement, Position
+from shoal.transports.nccl import finish_on_gpu, join_gpus, leave_gpus
 from shoal.transports.rendezvous import Store, await_keys
 from shoal.transports.sums import Sums
 
 FOR_EVER = timedelta(days=3650)
 """For what waits in gloo itself: a wait that times out there closes every connection of its group."""
+
+JOINING_SECONDS = 60.0
+"""How long the others may take to say which GPU is theirs: they are at the same sum."""
 
 BREAK_TAG = 2
 """Of a receive that nobody ever answers."""
@@ -46,6 +50,9 @@ class GlooSums(Sums):
     def __init__(self, ring: Gloo, rank: int, workers: int, store: Store, gone: Set[int]) -> None:
         super().__init__(_StoreAgreement(rank, workers, gone, store, self))
         self._ring: Gloo | None = ring
+        self._store = store
+        self._gpus: Any = None  # a group of NCCL's
+        self._asked_for_gpus = False
 
     def stop(self) -> None:
         """Make everyone give up who is in a sum, or comes to one.
@@ -60,16 +67,31 @@ class GlooSums(Sums):
         super().close()
         if self._held:
             self.stop()
+        if self._gpus is not None:
+            leave_gpus(self._gpus)
+            self._gpus = None
         self._ring = None  # waits for its thread: after this nobody writes to the vectors
         self._held.clear()
 
-    def _post(self, host: Tensor) -> list[dist.Work]:
+    def carried(self, piece: Tensor) -> Tensor:
+        """Itself on a GPU too, where every worker has one of its own."""
+        if not piece.is_cuda or self.agreement.workers == 1:
+            return super().carried(piece)
+        if not self._asked_for_gpus:  # all come to the same sum: so all ask
+            rank, workers = self.agreement.rank, self.agreement.workers
+            self._gpus = join_gpus(self._store, rank, workers, piece.device, JOINING_SECONDS)
+            self._asked_for_gpus = True
+        return super().carried(piece) if self._gpus is None else piece
+
+    def _post(self, carried: Tensor) -> list[dist.Work]:
         assert self._ring is not None
-        return [self._ring.allreduce(host, dist.ReduceOp.SUM, FOR_EVER)]
+        if carried.is_cuda:
+            return [self._gpus.allreduce([carried])]
+        return [self._ring.allreduce(carried, dist.ReduceOp.SUM, FOR_EVER)]
 
     def _wait(self, works: list[dist.Work], deadline: float) -> None:
         try:
-            finish(works, deadline)
+            finish(works, deadline) if self._gpus is None else finish_on_gpu(works, deadline)
         except RuntimeError as error:
             raise self.agreement.failure(deadline) from error
 

@@ -59,13 +59,13 @@ class Sums(ABC):
             self._shape = parts, (v.shape, v.dtype), spans, _signature(v, spans)
         return self._shape[2], self._shape[3]
 
-    def add(self, host: Tensor) -> list[Any]:
-        """Begin to sum a flat tensor in host memory, in place; what to wait for."""
+    def add(self, carried: Tensor) -> list[Any]:
+        """Begin to sum a flat tensor that is where it can be summed, in place; what to wait for."""
         if self._closed:
             raise ValueError(
                 f"node {self.agreement.rank} has closed its transport and cannot go on with a sum"
             )
-        return self._post(host) if self.agreement.workers > 1 and host.numel() else []
+        return self._post(carried) if self.agreement.workers > 1 and carried.numel() else []
 
     def settle(self, parted: PartedSum, works: list[Any], deadline: float) -> None:
         """Wait for what was begun. Raises PeerLost if it fails; its memory is held from then on."""
@@ -84,6 +84,10 @@ class Sums(ABC):
         """What a dtype is summed in."""
         return dtype
 
+    def carried(self, piece: Tensor) -> Tensor:
+        """A part of a vector where it can be summed: itself in host memory, or a copy there."""
+        return piece.to("cpu", self.travels_as(piece.dtype)).contiguous()
+
     def close(self) -> None:
         """Begin nothing more. What was begun and never finished is held, as what failed is."""
         self._closed = True
@@ -92,7 +96,7 @@ class Sums(ABC):
             self._under_way = None
 
     @abstractmethod
-    def _post(self, host: Tensor) -> list[Any]:
+    def _post(self, carried: Tensor) -> list[Any]:
         """Begin to sum it; it has elements."""
 
     @abstractmethod
@@ -109,20 +113,22 @@ class PartedSum:
         self._started = 0
         self._nbytes = 0
         self._works: list[Any] = []
-        self._hosts: list[tuple[Tensor, Tensor]] = []  # each part, and what travels: one memory if it can be
+        self._carried: list[
+            tuple[Tensor, Tensor]
+        ] = []  # each part, and what travels: one memory if it can be
 
     def start(self, part: int) -> None:
-        """Part number `part` is ready. One that is not in host memory is copied there first."""
+        """Part number `part` is ready. One that is not where it can be summed is copied there first."""
         if part != self._started or part >= len(self._spans):
             due = f"{self._started} is next" if self._started < len(self._spans) else "all have started"
             raise ValueError(f"parts start in order, each once: not part {part} of {len(self._spans)}, {due}")
         self._started += 1
         begin, end = self._spans[part]
         piece = self._v[begin:end]
-        host = piece.to("cpu", self._sums.travels_as(piece.dtype)).contiguous()
-        self._hosts.append((piece, host))
-        self._nbytes += host.nbytes
-        self._works += self._sums.add(host)
+        carried = self._sums.carried(piece)
+        self._carried.append((piece, carried))
+        self._nbytes += carried.nbytes
+        self._works += self._sums.add(carried)
 
     async def finish(self) -> int:
         """Start the rest, wait until all is summed; the bytes this node sent, as a ring algorithm would."""
@@ -135,11 +141,11 @@ class PartedSum:
         # somebody computed for longer than the timeout: that alone is no reason to give up
         least = time.monotonic() + min(self._seconds, GRACE_SECONDS)
         self._sums.settle(self, self._works, max(self._deadline, least))
-        for piece, host in self._hosts:
-            if host.data_ptr() != piece.data_ptr():
-                piece.copy_(host)
+        for piece, carried in self._carried:
+            if carried.data_ptr() != piece.data_ptr():
+                piece.copy_(carried)
         self._works.clear()
-        self._hosts.clear()
+        self._carried.clear()
         return self._sums.share_of(self._nbytes)
 
 
@@ -162,6 +168,8 @@ def _spans(v: Tensor, parts: Sequence[slice]) -> list[Span]:
 
 def _signature(v: Tensor, spans: list[Span]) -> Signature:
     whole = f"{len(v)} x {str(v.dtype).removeprefix('torch.')}"
+    if v.device.type != "cpu":
+        whole += f" on {v.device.type}"
     if len(spans) == 1:
         return whole
     return f"{whole} in {len(spans)} parts ({hashlib.sha256(repr(spans).encode()).hexdigest()[:8]})"
