@@ -26,6 +26,7 @@ class Result:
     samples_per_second: float
     bytes_sent: int
     wait_fraction: float  # of the workers' time
+    saved_seconds: float | None  # of a worker's time, by compression, on average; an estimate
     staleness_mean: float | None  # versions; None where it has no meaning
     config: dict[str, Any]
     task: str
@@ -71,6 +72,7 @@ def summarise(
     for r in reports:
         staleness.update({int(late): count for late, count in r["staleness"].items()})
     updates = sum(staleness.values())
+    compressed = [r["saved_seconds"] for r in workers if r["coded_bytes"]]
     return Result(
         strategy=config["strategy"],
         codec=config["codec"],
@@ -83,6 +85,7 @@ def summarise(
         samples_per_second=(samples - before) / seconds if seconds else 0.0,
         bytes_sent=sum(r["bytes_sent"] for r in reports),
         wait_fraction=sum(r["wait_seconds"] for r in workers) / busy if busy else 0.0,
+        saved_seconds=sum(compressed) / len(compressed) if compressed else None,
         staleness_mean=sum(k * v for k, v in staleness.items()) / updates if updates else None,
         config=config,
         task=config["task"],

@@ -96,7 +96,7 @@ class Striped:
             acc.add_(part, alpha=count)
             total += count
         average = (acc.div_(total) if total else acc).to(own.dtype)
-        payload = node.coding.encode(f"{self._key}average", average, at, merged=True)
+        payload = node.coding.encode(f"{self._key}average", average, at, merged=True, times=len(self._others))
         for k in self._others:
             await node.send(k, Message(self._average, payload))
         return payload, total

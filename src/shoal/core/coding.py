@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.seeds import derive
+from shoal.core.transport import Priced
 
 if TYPE_CHECKING:
     from shoal.core.node import Node
@@ -32,11 +33,18 @@ class Coding:
         self._fitted: dict[tuple[int, int, bool], Codec] = {}
 
     def encode(
-        self, key: str, v: Tensor, at: int | None = None, *, merged: bool = False, feeds: bool = True
+        self,
+        key: str,
+        v: Tensor,
+        at: int | None = None,
+        *,
+        merged: bool = False,
+        feeds: bool = True,
+        times: int = 1,
     ) -> Payload:
-        """Compress one vector of the stream called `key`.
+        """Compress one vector of the stream called `key`, to be sent so many times.
 
-        It does not feed back what was lost to a sender that sees to that itself.
+        What was lost is not fed back for a sender that sees to that itself, and does not say `feeds`.
         """
         began = self._node.transport.now()
         codec = self._codec(at, v.numel(), merged)
@@ -50,7 +58,12 @@ class Coding:
         else:
             payload, state = codec.encode(v, state)
         self.states[key] = state
-        self._node.meter.encode_seconds += self._node.transport.now() - began
+        meter = self._node.meter
+        meter.encode_seconds += self._node.transport.now() - began
+        if not codec.exact:
+            meter.dense_bytes += times * v.nbytes
+            meter.coded_bytes += times * sum(part.nbytes for part in payload)
+            self._weigh()
         return payload
 
     def decode(self, payload: Payload, numel: int, at: int | None = None, *, merged: bool = False) -> Tensor:
@@ -62,6 +75,20 @@ class Coding:
         decoded = self._codec(at, numel, merged).decode(here, out)
         node.meter.decode_seconds += node.transport.now() - began
         return decoded
+
+    def _weigh(self) -> None:
+        """Estimate what compression has saved: what did not travel, at the price of what did.
+
+        The price is what the network is known to take, else what sending has taken so far; time that others
+        waited is not counted, so it may have saved more.
+        """
+        meter, transport = self._node.meter, self._node.transport
+        if isinstance(transport, Priced):
+            price = transport.seconds_per_byte
+        else:
+            price = meter.send_seconds / max(1, meter.bytes_sent)
+        spared = (meter.dense_bytes - meter.coded_bytes) * price
+        meter.saved_seconds = spared - meter.encode_seconds - meter.decode_seconds
 
     def _codec(self, at: int | None, numel: int, merged: bool) -> Codec:
         place = (-1 if at is None else at, numel, merged)

@@ -46,6 +46,9 @@ class Meter:
     send_seconds: float = 0.0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
+    dense_bytes: int = 0  # of the vectors that were compressed, as often as they were sent
+    coded_bytes: int = 0  # what travelled for them
+    saved_seconds: float = 0.0  # by that, less what encoding and decoding took; an estimate
     bytes_sent: int = 0
     bytes_received: int = 0
     messages_sent: int = 0
@@ -66,6 +69,9 @@ class Meter:
             "send_seconds": self.send_seconds,
             "encode_seconds": self.encode_seconds,
             "decode_seconds": self.decode_seconds,
+            "dense_bytes": self.dense_bytes,
+            "coded_bytes": self.coded_bytes,
+            "saved_seconds": self.saved_seconds,
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "messages_sent": self.messages_sent,

@@ -39,7 +39,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Those of one vector. All their P lie in one vector, row after row, and so do all their Q."""
+    """Those of one vector. All their P lie in one vector, a column after the other, and so do all their Q."""
 
     rank: int
     each: tuple[Matrix, ...] = ()
@@ -65,17 +65,17 @@ class Matrices:
         return self.rank * sum(m.columns for m in self.each)
 
     def lefts(self, p: Tensor) -> list[Tensor]:
-        """Each P, as a view."""
+        """Each P', as a view."""
         return self._thin(p, [m.rows for m in self.each])
 
     def rights(self, q: Tensor) -> list[Tensor]:
-        """Each Q, as a view."""
+        """Each Q', as a view."""
         return self._thin(q, [m.columns for m in self.each])
 
     def first_right(self, like: Tensor) -> Tensor:
         """The Q to begin with, for a vector like this: the same at every node, for it stands in for M' P."""
         drawn = [
-            torch.randn(m.columns, self.rank, generator=stream(0, "low_rank", m.rows, m.columns))
+            torch.randn(self.rank, m.columns, generator=stream(0, "low_rank", m.rows, m.columns))
             for m in self.each
         ]
         return orthonormal(drawn, like.new_empty(0, dtype=wide(like)))
@@ -83,12 +83,12 @@ class Matrices:
     def left(self, v: Tensor, q: Tensor) -> Tensor:
         """M Q, in the dtype of Q."""
         pairs = zip(self.each, self.rights(q), strict=True)
-        return joined((m.of(v).to(q.dtype) @ right for m, right in pairs), q)
+        return joined((right @ m.of(v).to(q.dtype).T for m, right in pairs), q)
 
     def right(self, v: Tensor, p: Tensor) -> Tensor:
         """M' P, in the dtype of P."""
         pairs = zip(self.each, self.lefts(p), strict=True)
-        return joined((m.of(v).to(p.dtype).T @ left for m, left in pairs), p)
+        return joined((left @ m.of(v).to(p.dtype) for m, left in pairs), p)
 
     def others(self, v: Tensor) -> Tensor:
         """The elements of a vector that lie in no matrix."""
@@ -97,7 +97,10 @@ class Matrices:
     def fill(self, out: Tensor, p: Tensor, q: Tensor, others: Tensor) -> Tensor:
         """The vector in which every matrix is P Q', and the rest of it is `others`; written into `out`."""
         for m, left, right in zip(self.each, self.lefts(p), self.rights(q), strict=True):
-            m.of(out).copy_(left @ right.T)
+            if out.dtype == p.dtype:
+                torch.mm(left.T, right, out=m.of(out))
+            else:
+                m.of(out).copy_(left.T @ right)
         gaps = self.gaps(out.numel())
         parts = torch.split(others, [gap.stop - gap.start for gap in gaps])
         for gap, part in zip(gaps, parts, strict=True):
@@ -112,16 +115,16 @@ class Matrices:
 
     def _thin(self, factors: Tensor, sides: list[int]) -> list[Tensor]:
         parts = torch.split(factors, [side * self.rank for side in sides]) if sides else ()
-        return [part.view(-1, self.rank) for part in parts]
+        return [part.view(self.rank, -1) for part in parts]
 
 
 def orthonormal(thin: Iterable[Tensor], like: Tensor) -> Tensor:
-    """All of these with columns of length 1 at right angles to each other, in one vector like this one.
+    """All of these P', or Q', with rows of length 1 at right angles to each other, in one vector like this.
 
-    Columns of zeros become some that fit the others. So a gradient of zeros, whose Q is zeros, harms nothing
+    Rows of zeros become some that fit the others. So a gradient of zeros, whose Q is zeros, harms nothing
     that comes after it. In double precision, where no gradient is too small or too large.
     """
-    return joined((torch.linalg.qr(factor.double()).Q for factor in thin), like)
+    return joined((torch.linalg.qr(factor.double().T).Q.T for factor in thin), like)
 
 
 def joined(parts: Iterable[Tensor], like: Tensor) -> Tensor:

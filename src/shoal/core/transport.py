@@ -183,6 +183,13 @@ class Lends(Protocol):
 
 
 @runtime_checkable
+class Priced(Protocol):
+    """A transport that knows what a byte costs."""
+
+    seconds_per_byte: float
+
+
+@runtime_checkable
 class Watches(Protocol):
     """A transport that tells only of those who go that its node has talked with, or watches."""
 

@@ -22,6 +22,12 @@ from shoal.core.errors import PeerLost, ShoalError
 from shoal.core.instrument import Instrument
 from shoal.core.node import Node
 
+WARNING_SECONDS = 5.0
+"""How long compression is looked on before it is judged."""
+
+COSTLY = 0.05
+"""The share of a node's time that it may lose without a word."""
+
 PROGRESS_SECONDS = 0.2
 PACKAGE = Path(__file__).parent.parent
 
@@ -97,6 +103,7 @@ class Reporter(Instrument):
         self._next = 0.0
         self._samples_before = 0
         self._waited_before = 0.0
+        self._has_warned = False
 
     def step(self, node: Node) -> None:
         self._report(node)
@@ -114,6 +121,13 @@ class Reporter(Instrument):
         self._next = now + PROGRESS_SECONDS
         elapsed = now - self._began
         self._control.tell("progress", **progress(node, elapsed, self._samples_before, self._waited_before))
+        if (
+            not self._has_warned
+            and elapsed > WARNING_SECONDS
+            and node.meter.saved_seconds < -COSTLY * elapsed
+        ):
+            self._has_warned = True
+            self._control.tell("warning", text=_does_not_pay(node))
 
 
 def progress(
@@ -131,7 +145,17 @@ def progress(
         "samples_per_second": (meter.samples - samples_before) / elapsed if elapsed else 0.0,
         "wait_fraction": (meter.wait_seconds - waited_before) / elapsed if elapsed else 0.0,
         "bytes_sent": meter.bytes_sent,
+        "saved_seconds": meter.saved_seconds if meter.coded_bytes else None,
     }
+
+
+def _does_not_pay(node: Node) -> str:
+    meter = node.meter
+    spent = meter.encode_seconds + meter.decode_seconds
+    return (
+        f"compression costs {node.name} more than it saves: {spent:.1f} s of encoding and decoding for "
+        f"{(meter.dense_bytes - meter.coded_bytes) / 1e6:,.0f} MB that were not sent. Try without a codec."
+    )
 
 
 def leave_with_parent() -> None:

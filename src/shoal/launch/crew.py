@@ -107,6 +107,7 @@ class Crew:
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
     _stop_asked: bool = False
+    _has_warned: bool = False
     _stop_told_at: float | None = None
     _said_a_word: bool = False
     _next_nudge: float = 0.0
@@ -248,6 +249,10 @@ class Crew:
         elif event == "progress":
             member.progress = said
             self.on_progress(said)
+        elif event == "warning":
+            if not self._has_warned:  # all workers may find the same
+                LOG.warning("%s", said["text"])
+            self._has_warned = True
         elif event == "paused":
             member.paused_at = said["step"]
         elif event == "idle":

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from torch import distributed as dist
 
-from shoal.collectives import ALGORITHMS, Link, Native, automatic, averaging, stripes
+from shoal.codecs.low_rank import LowRank
+from shoal.collectives import ALGORITHMS, Link, LowRankMean, Native, automatic, averaging, stripes
 from shoal.core.catalogue import nearest
-from shoal.core.codec import Codec
+from shoal.core.codec import Codec, Identity
 from shoal.core.errors import Unavailable
 from shoal.core.node import Mean
 from shoal.core.transport import AllReduces, Transport
@@ -171,10 +172,15 @@ def start_mpi(timeout: float) -> None:
 def check_collective(collective: str, codec: Codec) -> None:
     """Raise ValueError unless there is that way to form averages, and it fits the codec."""
     check_word("collective", collective, COLLECTIVES)
-    if collective in ALGORITHMS and not codec.exact:
+    if collective in ALGORITHMS and not adds_up(codec):
         raise ValueError(
             f"collective {collective!r} adds up what travels, and {codec} is not exact; take 'stripes'"
         )
+
+
+def adds_up(codec: Codec) -> bool:
+    """Whether averages with this codec can be formed out of sums of what travels."""
+    return codec.exact or isinstance(codec, LowRank)
 
 
 def choose_mean(
@@ -186,6 +192,9 @@ def choose_mean(
     measure it, if they have to choose by it.
     """
     check_collective(collective, codec)
+    if isinstance(codec, LowRank):  # two averages of what is not compressed any further
+        mean = choose_mean(collective, transport, Identity(), workers, link)
+        return LowRankMean(mean, codec.rank, remembers=codec.feedback != "none")
     fits = transport is not None and isinstance(transport, AllReduces) and codec.exact
     if collective == "native" and not fits:
         why = "this transport has none" if codec.exact else f"{codec} is not exact"

@@ -16,7 +16,8 @@ from rich.text import Text
 from shoal.report.units import MISSING, bytes_text, count_text, finite, percent_text
 
 Event = Mapping[str, Any]
-"""What a node reports: rank, role, step, steps, loss, samples_per_second, wait_fraction, bytes_sent.
+"""What a node reports: rank, role, step, steps, loss, samples_per_second, wait_fraction, bytes_sent,
+saved_seconds.
 
 `lost` is true of one that was killed: it is done without.
 """
@@ -114,6 +115,8 @@ class Progress:
         speed = sum(finite(event.get("samples_per_second")) or 0.0 for event in workers)
         mean = sum(losses) / len(losses) if losses else None
         told = [f"step {_step_text(slowest)}", f"loss {_loss_text(mean)}", f"{count_text(speed)} samples/s"]
+        if (saved := finite(slowest.get("saved_seconds"))) is not None:
+            told.append(f"compression {'saved' if saved >= 0 else 'cost'} {abs(saved):.1f} s")
         return f"{self._title}: {', '.join(told)}"
 
     def _display(self) -> RenderableType:

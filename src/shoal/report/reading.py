@@ -77,7 +77,8 @@ def verdict(record: Record, baseline: Record | None = None, *, name: str | None 
     `baseline` is the run on one worker. Without it, or for that run itself, the sentence only states
     what was reached. `name` replaces the run's own name where several runs share it.
     """
-    parts = [part for part in (_comparison(record, baseline), _waiting(record)) if part]
+    told = (_comparison(record, baseline), _waiting(record), _compression(record))
+    parts = [part for part in told if part]
     if _diverged(record):
         parts.insert(0, "diverged, its test loss is not finite")
     return f"{name or run_name(record)}: {'; '.join(parts)}."
@@ -215,6 +216,16 @@ def _waiting(record: Record) -> str:
         sent = finite(record.get("bytes_sent"))
         return "hardly any waiting" if sent is None else f"hardly any waiting, {bytes_text(sent)} sent"
     return f"{percent_text(fraction)} of the time waiting{_mostly_for(record)}"
+
+
+def _compression(record: Record) -> str:
+    """What the codec saved a worker, or cost it; nothing where nothing was compressed."""
+    saved = finite(record.get("saved_seconds"))
+    if saved is None:
+        return ""
+    if saved < 0:
+        return f"compression did not pay: it cost a worker {seconds_text(-saved)} s more than it saved"
+    return f"compression saved a worker about {seconds_text(saved)} s"
 
 
 def _mostly_for(record: Record) -> str:

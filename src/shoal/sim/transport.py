@@ -27,6 +27,7 @@ class Switch:
         self.windows: dict[int, Window] = {}
         self._weather = weather
         self._dice = random.Random(derive(seed, "weather"))
+        self.network = network
         self._wires = Wires(network, seed)
         self._trace = hashlib.blake2b(digest_size=16)
 
@@ -82,6 +83,7 @@ class SimTransport:
     def __init__(self, switch: Switch, rank: int) -> None:
         self.rank = rank
         self.process: Process | None = None  # set when the node's coroutine is spawned
+        self.seconds_per_byte = 1 / switch.network.bandwidth
         self._switch = switch
         self._kernel = switch.kernel
         self._mailbox: deque[Message] = deque()

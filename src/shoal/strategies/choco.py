@@ -45,7 +45,7 @@ class CHOCO(Decentral):
         copies = {k: w.keep(f"copy of {k}", nothing) for k in weights}
         async for t in w.peers.rounds():
             w.descend(await w.grad())
-            news = w.coding.encode("difference", w.x - own, 0, feeds=False)
+            news = w.coding.encode("difference", w.x - own, 0, feeds=False, times=len(weights))
             own += w.coding.decode(news, own.numel(), 0)
             theirs = await w.peers.exchange(t, weights, *news)
             for k, m in theirs.items():
