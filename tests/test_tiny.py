@@ -1,5 +1,7 @@
 """Everything in a few seconds: run it before each commit."""
 
+from contextlib import suppress
+
 import pytest
 
 import shoal
@@ -16,6 +18,14 @@ OPTIONS = {
 }
 
 
+def takes(word, codec):
+    """Whether the strategy does not refuse the codec."""
+    with suppress(ValueError):
+        STRATEGIES.make(word).check_codec(CODECS.make(codec))
+        return True
+    return False
+
+
 def run(word, codec="none", **options):
     strategy = STRATEGIES.make(word, **OPTIONS.get(word, {}))
     problem = Quadratic(lr=0.1, targets=(1.0, 3.0))
@@ -30,7 +40,7 @@ def run(word, codec="none", **options):
 
 @pytest.mark.parametrize(
     ("word", "codec"),
-    [(w, c) for w in STRATEGIES for c in CODECS if STRATEGIES[w].compresses or CODECS.make(c).exact],
+    [(w, c) for w in STRATEGIES for c in CODECS if takes(w, c)],
 )
 def test_every_strategy_descends_with_every_codec(word, codec):
     done = run(word, codec)

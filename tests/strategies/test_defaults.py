@@ -61,6 +61,7 @@ DEFAULTS = {
     "sgp": {"topology": "one_peer", "overlap": 0},
     "adpsgd": {"topology": "complete", "help": True},
     "choco": {"topology": "ring", "rate": None},
+    "strom": {"help": True},
 }
 
 

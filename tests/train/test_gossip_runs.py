@@ -39,7 +39,7 @@ def synchronous() -> float:
 
 
 def test_all_are_tested_here():
-    assert GOSSIP == ["gossip", "gossipgrad", "dpsgd", "sgp", "adpsgd", "choco"]
+    assert GOSSIP == ["gossip", "gossipgrad", "dpsgd", "sgp", "adpsgd", "choco", "strom"]
 
 
 @pytest.mark.slow

@@ -28,11 +28,12 @@ merges, who compresses the average anew."""
 class Codec(ABC):
     """A way to write a vector down shorter. Frozen: options only.
 
-    `exact` says that decode(encode(v)) is v, bit for bit, so that the codec may be skipped. Its `code` is in
-    the header of all that it writes.
+    `exact` says that decode(encode(v)) is v, bit for bit, so that the codec may be skipped. One that is
+    `for_gradients` does more than write them down, as momentum. Its `code` is in the header of all it writes.
     """
 
     exact: ClassVar[bool] = False
+    for_gradients: ClassVar[bool] = False
     code: ClassVar[int] = 0
 
     @property

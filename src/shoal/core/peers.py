@@ -48,8 +48,8 @@ class Peers:
         Where it `helps`, as all then must, whoever is done does batches of those who are behind.
         """
         node = self._node
-        if answers and node.size > 1:
-            self.answers = {**answers, HELP: self.helping.answer} if helps else answers
+        if node.size > 1:
+            self.answers = {**(answers or {}), **({HELP: self.helping.answer} if helps else {})}
         async for t in node.steps():
             yield t
             if not self.helping.is_helping:  # by then as many as all are to do

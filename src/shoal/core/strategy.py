@@ -20,6 +20,7 @@ class Strategy(ABC):
 
     most_workers: ClassVar[int | None] = None
     compresses: ClassVar[bool] = True  # whether what it sends goes through the codec
+    sends_gradients: ClassVar[bool] = True  # or differences of models
     survives: ClassVar[bool] = False  # whether workers that die are done without, though there is no server
     independent: ClassVar[bool] = False  # whether workers have models of their own, and all predict together
     recovers: ClassVar[str] = "journal"  # the most that a server of its can come back with: memory, or none
@@ -62,9 +63,18 @@ class Strategy(ABC):
             )
 
     def check_codec(self, codec: Codec) -> None:
-        """Raise ValueError for a codec that would never be used."""
+        """Raise ValueError for a codec that would never be used, or does not suit what is sent."""
         if not (self.compresses or codec.exact):
             raise ValueError(f"{type(self).__name__} adds to memory as it is, so {codec} would do nothing")
+        self.check_gradients(codec)
+
+    def check_gradients(self, codec: Codec) -> None:
+        """Raise ValueError for a codec of gradients where it would be given something else."""
+        if codec.for_gradients and not self.sends_gradients:
+            raise ValueError(
+                f"{codec} is made for gradients, and {type(self).__name__} sends differences of models; "
+                "take 'top_k' or 'one_bit'"
+            )
 
     @abstractmethod
     async def worker(self, w: Node) -> None:
@@ -166,6 +176,7 @@ class Decentral(Strategy):
             raise ValueError(
                 f"{type(self).__name__} sends models as they are, so {codec} would do nothing; take 'choco'"
             )
+        self.check_gradients(codec)
 
     async def finish(self, w: Node) -> None:
         """Wait until all are done, answering them; then take the mean of all models."""

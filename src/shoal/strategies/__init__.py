@@ -25,6 +25,7 @@ from shoal.strategies.softsync import SoftSync
 from shoal.strategies.ssp import SSP
 from shoal.strategies.staleness_aware import StalenessAware
 from shoal.strategies.streaming_diloco import StreamingDiLoCo
+from shoal.strategies.strom import Strom
 from shoal.strategies.sync import Sync
 from shoal.strategies.sync_server import SyncServer
 
@@ -57,5 +58,6 @@ STRATEGIES: Catalogue[Strategy] = Catalogue(
         "sgp": SGP,
         "adpsgd": ADPSGD,
         "choco": CHOCO,
+        "strom": Strom,
     },
 )

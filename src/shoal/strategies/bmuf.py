@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ class BMUF(Blockwise):
 
     Averaging N models shortens every update N-fold; momentum 1 - 1/N makes up for it.
     """
+
+    sends_gradients: ClassVar[bool] = False
 
     period: int = 50  # tau: local steps in a block
     momentum: float | None = None  # eta; None: 1 - 1/N

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from shoal.core.strategy import Strategy, above, at_least, between
 @dataclass(frozen=True)
 class DiLoCo(Strategy):
     """Local steps of the user's optimizer inside; Nesterov momentum on the average displacement outside."""
+
+    sends_gradients: ClassVar[bool] = False
 
     period: int = 500  # H: inner steps in a round
     rate: float = 0.7  # outer learning rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -14,6 +15,8 @@ from shoal.core.strategy import Strategy, at_least, between
 @dataclass(frozen=True)
 class EASGD(Strategy):
     """Each worker explores on its own; a spring pulls it and a centre towards each other."""
+
+    sends_gradients: ClassVar[bool] = False
 
     rate: float | None = None  # alpha: strength of the spring; None: 0.9 / N
     period: int = 10  # tau: local steps between exchanges

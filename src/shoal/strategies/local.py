@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from shoal.core.strategy import Blockwise, at_least
 @dataclass(frozen=True)
 class Local(Blockwise):
     """Everyone trains alone for a while; then all models become their average."""
+
+    sends_gradients: ClassVar[bool] = False
 
     period: int = 16  # tau: local steps between two averages
     warmup: int = 0  # first steps, averaged one by one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from shoal.core.strategy import Strategy, above, at_least, between
 @dataclass(frozen=True)
 class SlowMo(Strategy):
     """Model averaging whose momentum knows the learning rate: where that falls, it carries on less."""
+
+    sends_gradients: ClassVar[bool] = False
 
     period: int = 48  # tau: local steps in a block
     momentum: float = 0.5  # beta

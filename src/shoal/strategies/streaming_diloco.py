@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from shoal.core.strategy import Strategy, above, at_least, between
 @dataclass(frozen=True)
 class StreamingDiLoCo(Strategy):
     """DiLoCo in which every fragment of the model has its own turn, and nobody waits for an exchange."""
+
+    sends_gradients: ClassVar[bool] = False
 
     period: int = 100  # H: inner steps between two turns of a fragment
     fragments: int = 4  # P: parts of the model, each of whole layers

@@ -1,0 +1,47 @@
+"""Decentralised asynchronous SGD: everyone sends what it learnt to all, and waits for nobody (Strom 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal.core.node import Node
+from shoal.core.strategy import Decentral
+from shoal.core.transport import Message
+
+NEWS = "news"
+"""Tag of a gradient, as the codec wrote it."""
+
+
+@dataclass(frozen=True)
+class Strom(Decentral):
+    """Every model takes every gradient that arrives, at its sender's rate; no server, no barrier.
+
+    Made for the codec 'threshold', which sends a gradient's large elements and keeps the rest for later.
+    """
+
+    compresses: ClassVar[bool] = True
+
+    help: bool = True  # who is done does batches of those who are behind
+
+    async def worker(self, w: Node) -> None:
+        async for _ in w.peers.rounds(helps=self.help):
+            self._take_all(w)
+            g = await w.grad(w.peers.answers)
+            others = sorted(w.working - {w.rank}, key=lambda k: (k - w.rank) % w.size)
+            payload = w.coding.encode(NEWS, g, 0, times=len(others))
+            for k in others:
+                await w.send(k, Message(NEWS, payload, rate=w.lr))
+            self._take(w, Message(NEWS, payload, rate=w.lr))  # its own as the others have it
+
+    async def finish(self, w: Node) -> None:
+        await w.peers.part()
+        self._take_all(w)  # who parts has sent all before
+        await self.meet(w)
+
+    def _take_all(self, w: Node) -> None:
+        for m in w.poll(NEWS):
+            self._take(w, m)
+
+    def _take(self, w: Node, m: Message) -> None:
+        w.x.sub_(w.coding.decode(m.parts, w.x.numel(), 0), alpha=m.rate)
