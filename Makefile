@@ -22,13 +22,10 @@ demo: $(READY) ## compare seven ways to train, four workers on this machine; wri
 	$(BIN)/shoal compare --task digits --strategies single,sync,local,bmuf,diloco,downpour,easgd -n 4 \
 	    --epochs 5 --seed 0 --strategy.period 4 --transport processes --json demo.json --report demo.html
 
-# What runs in virtual time shares out the cores; tests of real processes have the machine to themselves.
-VIRTUAL := tests/core tests/collectives tests/sim tests/strategies tests/report tests/tasks tests/journal \
-    tests/test_house.py tests/test_topologies.py tests/test_tiny.py tests/train/test_growth.py
-
+# Tests share out the cores, but for those that measure time, kill, or look at what the whole machine holds.
 test: $(READY) ## run the tests; ARGS='-k easgd' picks some
-	$(BIN)/python -m pytest -n auto $(VIRTUAL) $(ARGS) || test $$? -eq 5
-	$(BIN)/python -m pytest $(VIRTUAL:%=--ignore=%) $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -n auto --dist loadscope -m "not alone and not soak" $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -m "alone and not soak" $(ARGS) || test $$? -eq 5
 
 soak: $(READY) ## run the long tests that look for what is rare
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)

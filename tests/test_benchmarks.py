@@ -13,7 +13,7 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def last_line(script: str, *arguments: str) -> dict[str, float]:

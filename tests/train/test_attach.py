@@ -269,7 +269,9 @@ def test_a_failure_after_finish_is_a_failure():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "options"), [("sync", {}), ("local", {"period": "5"})])
+@pytest.mark.parametrize(
+    ("strategy", "options"), [("sync", {}), pytest.param("local", {"period": "5"}, marks=pytest.mark.soak)]
+)
 def test_a_loop_of_one_s_own_resumes_bit_for_bit(strategy, options, tmp_path, monkeypatch):
     """With dropout, momentum, an epoch-wise schedule and a second loader."""
     monkeypatch.setenv("SAME_START", "1")

@@ -24,6 +24,7 @@ from shoal.testing import blobs
 GOSSIP = [word for word in STRATEGIES if STRATEGIES[word].survives and not STRATEGIES[word].independent]
 IN_ROUNDS = [GossipGraD(), DPSGD(), SGP(), CHOCO()]  # whoever is how fast, they learn the same
 TRANSPORTS = ["processes", "gloo"]
+MOSTLY = ["processes", pytest.param("gloo", marks=pytest.mark.soak)]  # what differs is tested elsewhere
 POINTS = {"gossip": 8}  # of accuracy that it may be behind: it moves two thirds as far
 LOOP = Path(__file__).with_name("uneven_loop.py")
 
@@ -43,7 +44,7 @@ def test_all_are_tested_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", MOSTLY)
 @pytest.mark.parametrize("word", GOSSIP)
 def test_they_learn_about_as_much_as_synchronous_training(word, transport):
     result = shoal.run("digits", word, workers=4, epochs=10, transport=transport)
@@ -76,8 +77,9 @@ def test_a_compressed_run_sends_less_and_learns():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", MOSTLY)
 @pytest.mark.parametrize("word", GOSSIP)
 def test_a_killed_worker_is_done_without(word, transport, victim, crews, caplog):
     killed = []
@@ -118,7 +120,9 @@ def run_loop(word: str, *arguments: str, workers: int = 3) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["gossip", "dpsgd", "sgp", "adpsgd"])
+@pytest.mark.parametrize(
+    "word", ["gossip", *(pytest.param(w, marks=pytest.mark.soak) for w in ("dpsgd", "sgp", "adpsgd"))]
+)
 def test_loops_of_different_lengths_end_with_the_same_model(word):
     printed = run_loop(word, workers=2)
     assert len(printed) == 2
@@ -211,7 +215,7 @@ class SlowForOne:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", MOSTLY)
 @pytest.mark.parametrize("word", ["gossip", "adpsgd"])
 def test_processes_do_the_batches_of_a_slow_one(word, transport, tmp_path):
     task = dataclasses.replace(TASKS.make("digits"), loss=SlowForOne(tmp_path))

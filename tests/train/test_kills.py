@@ -22,6 +22,8 @@ from shoal.core.errors import WorkerFailed
 from shoal.launch.crew import Crew, Member
 from shoal.testing import blobs
 
+pytestmark = pytest.mark.alone
+
 WORKERS = 4
 SILENCE_SECONDS = 10.0
 """How long a run may show no progress, whatever is killed."""

@@ -14,7 +14,7 @@ def mnist_is_here() -> bool:
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_bmuf_restores_what_plain_averaging_loses_on_eight_workers(monkeypatch):
     monkeypatch.setenv("SHOAL_OFFLINE", "1")

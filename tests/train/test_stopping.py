@@ -21,7 +21,7 @@ from shoal.testing import blobs
 
 Event = dict[str, Any]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(20)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(20)]
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,7 @@ from shoal.transports.memory import SWITCH, Memory, Probe
 from shoal.transports.parcels import MOST_BUFFERS, SMALLEST
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.usefixtures("grpc_core"),
     pytest.mark.skipif(not memory.is_there(), reason="this system shares no memory"),
 ]

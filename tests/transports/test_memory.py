@@ -235,6 +235,7 @@ def test_a_buffer_is_hardly_larger_than_it_must_be(nbytes: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_nothing_is_left_of_a_killed_process() -> None:
     """There is no name in any folder; the kernel frees the memory with the last process."""
     script = (
@@ -259,4 +260,4 @@ def test_nothing_is_left_of_a_killed_process() -> None:
         assert there.words[9] == 7, "who has mapped it keeps it"
         with pytest.raises(WireError, match="cannot be opened"):
             Memory.attach(child.pid, fd, serial, LIMIT)
-    assert set(Path("/dev/shm").iterdir()) == shm
+    assert {p for p in Path("/dev/shm").iterdir() if not p.name.startswith("mpich_")} <= shm

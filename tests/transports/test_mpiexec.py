@@ -227,6 +227,7 @@ def test_stopping_mpiexec_leaves_nothing(stop: signal.Signals, waits: Path) -> N
 
 @needs_mpi
 @pytest.mark.slow
+@pytest.mark.alone
 def test_killing_all_leaves_no_shared_memory(waits: Path) -> None:
     before = set(Path("/dev/shm").glob("mpich_*"))
     with started(2, waits) as job:
