@@ -37,7 +37,7 @@ _MADE = _PARTS | {
     "result",
 }
 _STARTED = _MADE | {"launch"}
-_WHOLE = _STARTED | {"plan", "processes", "train", "attachment", "sharding", "script"}
+_WHOLE = _STARTED | {"plan", "processes", "train", "attachment", "sharding", "script", "ddp"}
 
 MAY_IMPORT = {  # room -> the other rooms it may import
     "core": set(),
@@ -63,6 +63,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import
     "attachment": _STARTED,
     "sharding": _STARTED | {"attachment"},
     "script": _STARTED | {"attachment"},
+    "ddp": {"core", "codecs", "collectives"},
     "report": {"core"},
     "testing": _WHOLE | {"report", FRONT},
     "cli": _WHOLE | {"report", "testing", FRONT},

@@ -20,7 +20,7 @@ from shoal.curve import holds_solution
 from shoal.journal import DURABILITY
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Control
-from shoal.launch.join import TRANSPORTS, check_collective, check_word, local_threads, refuse_mpi
+from shoal.launch.join import TRANSPORTS, adds_up, check_collective, check_word, local_threads, refuse_mpi
 from shoal.launch.seat import REJOINING, check_durability
 from shoal.modules import module_of, steps_of
 from shoal.strategies import STRATEGIES
@@ -62,9 +62,9 @@ class Plan:
         refuse_mpi(self.transport)
         check_collective(self.collective, self.codec)
         check_word("durability", self.durability, DURABILITY)
-        if self.collective == "native" and not (self.transport == "gloo" and self.codec.exact):
+        if self.collective == "native" and not (self.transport == "gloo" and adds_up(self.codec)):
             raise ValueError(
-                "collective 'native' needs transport 'gloo' and no codec; take 'auto' or 'stripes'"
+                "collective 'native' needs transport 'gloo' and no codec, or low_rank; take 'auto'"
             )
         if self.servers > 1 and not self.strategy.servers:
             word = STRATEGIES.name_of(self.strategy)

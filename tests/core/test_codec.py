@@ -60,7 +60,7 @@ def test_encoding_leaves_the_vector_as_it_was(word):
     assert v.tolist() == torch.tensor([1e6, 0.1, -3.0]).tolist()
 
 
-@pytest.mark.parametrize("word", CODECS)
+@pytest.mark.parametrize("word", ["none", "fp16", "bf16"])  # others need not be near: see tests/codecs
 @pytest.mark.parametrize("length", [0, 1, 7])
 def test_every_length_goes_through(word, length):
     v = torch.arange(float(length))

@@ -57,7 +57,7 @@ def test_layout_is_fixed_by_the_protocol() -> None:
         (8, bytes(16), "printable ascii"),
         (24, b"\xff\xff\xff\xff", "node -1"),
         (68, b"\x00", "dtype code 0"),
-        (68, b"\x08", "dtype code 8"),
+        (68, b"\x09", "dtype code 9"),
         (69, b"\xff" * 8, "exceeds the limit"),
         (69, struct.pack("<Q", LIMIT // 4 + 1), "exceeds the limit"),
         (77, b"\x01", "describes more"),

@@ -4,6 +4,7 @@ from shoal.collectives.average import averaging
 from shoal.collectives.butterfly import butterfly
 from shoal.collectives.choice import ALGORITHMS, Cheapest, automatic, cheapest
 from shoal.collectives.link import Link
+from shoal.collectives.low_rank import LowRankMean
 from shoal.collectives.native import Native, native
 from shoal.collectives.rabenseifner import rabenseifner
 from shoal.collectives.ring import ring
@@ -14,6 +15,7 @@ __all__ = [
     "ALGORITHMS",
     "Cheapest",
     "Link",
+    "LowRankMean",
     "Native",
     "automatic",
     "averaging",

@@ -75,6 +75,14 @@ class Striped:
             out[self._cuts[k]] = self._decode_average(m.parts, self._cuts[k])
         return out, total
 
+    def _own(self, own: Tensor, at: int | None) -> Tensor:
+        """What this worker brings to its own stripe: as it is, unless a codec makes something else of it."""
+        coding = self._node.coding
+        if not coding.codec.for_gradients:
+            return own
+        payload = coding.encode(f"{self._key}stripe.{self._node.rank}", own, at, times=0)
+        return coding.decode(payload, own.numel(), at)
+
     def _decode_average(self, payload: Payload, part: slice) -> Tensor:
         return self._node.coding.decode(payload, part.stop - part.start, self._at(part), merged=True)
 
@@ -89,7 +97,7 @@ class Striped:
         total, acc = 0.0, torch.zeros_like(own, dtype=torch.promote_types(own.dtype, torch.float32))
         for k in range(node.size):  # rank order, so every transport rounds alike
             if k == node.rank:
-                part, count = own, self._weight
+                part, count = self._own(own, at), self._weight
             else:
                 m = await node.recv(self._stripe, src=k)
                 part, count = node.coding.decode(m.parts, own.numel(), at), m.count

@@ -58,12 +58,9 @@ class Coding:
         else:
             payload, state = codec.encode(v, state)
         self.states[key] = state
-        meter = self._node.meter
-        meter.encode_seconds += self._node.transport.now() - began
+        self._node.meter.encode_seconds += self._node.transport.now() - began
         if not codec.exact:
-            meter.dense_bytes += times * v.nbytes
-            meter.coded_bytes += times * sum(part.nbytes for part in payload)
-            self._weigh()
+            self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
 
     def decode(self, payload: Payload, numel: int, at: int | None = None, *, merged: bool = False) -> Tensor:
@@ -76,13 +73,15 @@ class Coding:
         node.meter.decode_seconds += node.transport.now() - began
         return decoded
 
-    def _weigh(self) -> None:
-        """Estimate what compression has saved: what did not travel, at the price of what did.
+    def weigh(self, dense: int, coded: int) -> None:
+        """Account for bytes that were compressed, and estimate what that has saved so far.
 
-        The price is what the network is known to take, else what sending has taken so far; time that others
-        waited is not counted, so it may have saved more.
+        That is what did not travel, at the price of what did: what the network is known to take, else what
+        sending has taken so far. Time that others waited is not counted, so it may have saved more.
         """
         meter, transport = self._node.meter, self._node.transport
+        meter.dense_bytes += dense
+        meter.coded_bytes += coded
         if isinstance(transport, Priced):
             price = transport.seconds_per_byte
         else:

@@ -25,6 +25,7 @@ DTYPES = (
     torch.int32,
     torch.int64,
     torch.uint8,
+    torch.int8,
 )
 """What a message may carry. Their order is the protocol: add at the end, never move."""
 

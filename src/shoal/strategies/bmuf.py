@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ class BMUF(Blockwise):
     Averaging N models shortens every update N-fold; momentum 1 - 1/N makes up for it.
     """
 
-    sends_gradients: ClassVar[bool] = False
+    sends_gradients = False
 
     period: int = 50  # tau: local steps in a block
     momentum: float | None = None  # eta; None: 1 - 1/N

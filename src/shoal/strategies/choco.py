@@ -19,7 +19,7 @@ class CHOCO(Decentral):
     What the codec loses stays in that difference, so no error is ever lost.
     """
 
-    sends_gradients: ClassVar[bool] = False
+    sends_gradients = False
     compresses: ClassVar[bool] = True
 
     topology: str = "ring"  # W: Metropolis-Hastings weights on a graph that stays and leads both ways

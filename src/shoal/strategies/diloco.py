@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from shoal.core.strategy import Strategy, above, at_least, between
 class DiLoCo(Strategy):
     """Local steps of the user's optimizer inside; Nesterov momentum on the average displacement outside."""
 
-    sends_gradients: ClassVar[bool] = False
+    sends_gradients = False
 
     period: int = 500  # H: inner steps in a round
     rate: float = 0.7  # outer learning rate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -16,8 +15,7 @@ from shoal.core.strategy import Strategy, at_least, between
 class EASGD(Strategy):
     """Each worker explores on its own; a spring pulls it and a centre towards each other."""
 
-    sends_gradients: ClassVar[bool] = False
-
+    sends_gradients = False
     rate: float | None = None  # alpha: strength of the spring; None: 0.9 / N
     period: int = 10  # tau: local steps between exchanges
     synchronous: bool = False  # all exchange at once, and every worker holds the centre

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from shoal.core.strategy import Blockwise, at_least
 class Local(Blockwise):
     """Everyone trains alone for a while; then all models become their average."""
 
-    sends_gradients: ClassVar[bool] = False
+    sends_gradients = False
 
     period: int = 16  # tau: local steps between two averages
     warmup: int = 0  # first steps, averaged one by one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from shoal.core.strategy import Strategy, at_least
 class PostLocal(Strategy):
     """Synchronous SGD up to the switch; from there on model averaging."""
 
-    sends_gradients: ClassVar[bool] = False
+    sends_gradients = False
 
     switch: int = 100  # t': steps with averaged gradients; the paper's end with the first decay of the rate
     period: int = 16  # H: local steps between two averages, after the switch

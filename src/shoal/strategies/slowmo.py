@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from shoal.core.strategy import Strategy, above, at_least, between
 class SlowMo(Strategy):
     """Model averaging whose momentum knows the learning rate: where that falls, it carries on less."""
 
-    sends_gradients: ClassVar[bool] = False
+    sends_gradients = False
 
     period: int = 48  # tau: local steps in a block
     momentum: float = 0.5  # beta

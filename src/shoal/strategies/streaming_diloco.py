@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from shoal.core.client import Pending
 from shoal.core.node import Node
@@ -17,8 +15,7 @@ from shoal.core.strategy import Strategy, above, at_least, between
 class StreamingDiLoCo(Strategy):
     """DiLoCo in which every fragment of the model has its own turn, and nobody waits for an exchange."""
 
-    sends_gradients: ClassVar[bool] = False
-
+    sends_gradients = False
     period: int = 100  # H: inner steps between two turns of a fragment
     fragments: int = 4  # P: parts of the model, each of whole layers
     overlap: int = 5  # tau: inner steps between handing a fragment over and taking in what came of it
@@ -60,7 +57,7 @@ class StreamingDiLoCo(Strategy):
     async def finish(self, w: Node) -> None:
         w.x.copy_(self.solution(w))
 
-    def solution(self, node: Node) -> Tensor:
+    def solution(self, node: Node) -> torch.Tensor:
         return node.keep("start", node.x)
 
 
@@ -73,7 +70,7 @@ class Turns:
         self._velocity = w.keep("velocity", torch.zeros_like(w.x))
         none = torch.zeros(2, options.fragments, dtype=torch.float64)
         self._samples = w.keep("samples", none)  # own ones at the last turn of each, and at the one before
-        self._under_way: list[tuple[list[slice], Pending[Tensor]]] = []
+        self._under_way: list[tuple[list[slice], Pending[torch.Tensor]]] = []
 
     async def merge_all(self) -> None:
         self._start -= await self._w.mean(self._start - self._w.x)

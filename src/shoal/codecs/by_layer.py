@@ -1,0 +1,86 @@
+"""A codec for each layer, by its role and its size: what is small or delicate travels as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from typing import ClassVar
+
+from torch import Tensor
+
+from shoal.codecs.by_length import ByLength
+from shoal.codecs.layered import Group, Layered
+from shoal.core.codec import Codec, Payload, State
+from shoal.core.vector import Piece
+
+
+@dataclass(frozen=True)
+class ByLayer(Codec):
+    """Chooses a codec for each parameter; all parameters with the same codec are one vector to it.
+
+    Codecs are words, with '/' between their options: 'top_k:density=0.01/feedback=none'. In Python, a rule
+    may choose instead: from a piece (its name, shape and kind) it makes such a word, or a codec. Where no
+    layer is known, the length of the vector decides.
+    """
+
+    code: ClassVar[int] = Layered.code
+
+    large: str = "one_bit"  # for parameters of at least `limit` elements
+    small: str = "none"
+    limit: int = 4096
+    bias: str = "none"  # for biases, however large
+    rule: Callable[[Piece], str | Codec] | None = None
+
+    def __post_init__(self) -> None:
+        for word in (self.large, self.small, self.bias):
+            named(word)
+        if self.rule is not None and not callable(self.rule):
+            raise ValueError(
+                f"rule={self.rule!r} is not a function, and only Python has those; take large, small and bias"
+            )
+
+    @property
+    def merged(self) -> Codec:
+        return self.fit(()).merged
+
+    def fit(self, pieces: Sequence[Piece]) -> Codec:
+        if not pieces:
+            return ByLength(named(self.large), named(self.small), self.limit)
+        chosen: dict[Codec, list[Piece]] = {}
+        for piece in pieces:
+            chosen.setdefault(self._choose(piece), []).append(piece)
+        if len(chosen) == 1:
+            return next(iter(chosen)).fit(pieces)
+        return Layered(tuple(_group(codec, own) for codec, own in chosen.items()))
+
+    def init(self, like: Tensor, seed: int = 0) -> State:
+        return self.fit(()).init(like, seed)
+
+    def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
+        return self.fit(()).encode(v, state)
+
+    def decode(self, payload: Payload, out: Tensor) -> Tensor:
+        return self.fit(()).decode(payload, out)
+
+    def _choose(self, piece: Piece) -> Codec:
+        if self.rule is not None:
+            found = self.rule(piece)
+            return named(found) if isinstance(found, str) else found
+        if piece.kind == "bias":
+            return named(self.bias)
+        return named(self.large if prod(piece.shape) >= self.limit else self.small)
+
+
+def named(word: str) -> Codec:
+    """The codec that a word stands for, with '/' between its options."""
+    from shoal.codecs import CODECS  # which has this file's own codec too
+
+    return CODECS.read(word.replace("/", ","))
+
+
+def _group(codec: Codec, pieces: list[Piece]) -> Group:
+    ends = list(accumulate(piece.end - piece.begin for piece in pieces))
+    moved = [replace(p, begin=end - p.end + p.begin, end=end) for p, end in zip(pieces, ends, strict=True)]
+    return Group(codec.fit(moved), tuple((p.begin, p.end) for p in pieces))

@@ -1,0 +1,48 @@
+"""Trits read back: sixteen at a time are shifted into the upper bits of words, which then are numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from shoal.codecs.kernels import instructions as lanes
+from shoal.codecs.kernels.compiler import compiled
+
+GROUP, LANES = 256, 16
+ONE, TWO, NONE = np.int32(1), np.int32(2), np.int32(0)
+CODE, UPPER = np.int32(-(2**30)), np.int32(-0x55555556)  # the last code of a word; the upper bits of all
+UNIT = np.float32(2.0**-30)  # of a trit in the upper two bits of a word
+
+
+def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> int:
+    """Write what they stand for into `out`, but for a last block that is short; how many elements that is."""
+    whole = out.numel() // block * block
+    _decode(codes.numpy(), scales.numpy(), block, whole, out.numpy())
+    return whole
+
+
+def strange(codes: Tensor) -> bool:
+    """Whether a code is 2, which is never written."""
+    return _strange(codes.numpy())
+
+
+@compiled
+def _decode(codes: Any, scales: Any, block: int, whole: int, out: Any) -> None:
+    code, two = lanes.splat_word(CODE), lanes.splat_word(TWO)
+    for b in range(whole // block):
+        unit = lanes.splat(scales[b] * UNIT)
+        for group in range(b * block, (b + 1) * block, GROUP):
+            words = lanes.load_words(codes, group // LANES)
+            for i in range(group + GROUP - LANES, group - LANES, -LANES):  # the last are in the upper bits
+                lanes.store(out, i, lanes.mul(lanes.to_floats(lanes.both(words, code)), unit))
+                words = lanes.up(words, two)
+
+
+@compiled
+def _strange(codes: Any) -> bool:
+    found = NONE
+    for i in range(codes.size):
+        found |= codes[i] & ~np.int32(codes[i] << ONE)
+    return (found & UPPER) != 0

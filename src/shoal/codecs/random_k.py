@@ -1,0 +1,85 @@
+"""Elements drawn at random: only a seed says which they are (Stich, Cordonnier & Jaggi 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.codecs import draws
+from shoal.codecs.draws import COUNTER, SEED
+from shoal.codecs.pairs import two
+from shoal.codecs.selection import check_density, how_many
+from shoal.codecs.sparse import Sparse
+from shoal.codecs.wire import seal, unseal
+from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
+from shoal.core.errors import WireError
+
+
+@dataclass(frozen=True)
+class RandomK(Codec):
+    """Cuts the vector into as many even stretches as elements travel, and sends one of each, drawn evenly.
+
+    Without feedback each is sent times the length of its stretch, so that the vector is right on average.
+    If anything in the vector is not finite, the first value sent is not a number.
+    """
+
+    code: ClassVar[int] = 10
+
+    density: float = 0.01  # the share of the elements that travels
+    feedback: str = "residual"
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        one_of_feedback(self.feedback)
+
+    @property
+    def merged(self) -> Codec:
+        return self if self.feedback == "double" else Sparse()
+
+    def init(self, like: Tensor, seed: int = 0) -> State:
+        return draws.start(seed)
+
+    def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
+        count = how_many(self.density, v.numel())
+        positions, stretches = drawn(state, count, v.numel(), v.device)
+        scale = stretches.to(v.dtype) if self.feedback == "none" else 1
+        payload = self._sealed(v, v.index_select(0, positions) * scale, state)
+        return payload, draws.after(state, 2 * count)
+
+    def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
+        count = how_many(self.density, v.numel())
+        positions, _ = drawn(state, count, v.numel(), v.device)
+        rest.add_(v)
+        payload = self._sealed(rest, rest.index_select(0, positions), state)
+        rest.index_fill_(0, positions, 0)
+        return payload, draws.after(state, 2 * count)
+
+    def decode(self, payload: Payload, out: Tensor) -> Tensor:
+        count, bodies = unseal(payload, self.code, out.numel())
+        values, begin = two(bodies)
+        if count > out.numel():
+            raise WireError(f"{count} elements of a vector of {out.numel()} arrived")
+        expect(bodies, (out.dtype, count), (torch.int64, 2))
+        state = {SEED: begin[0], COUNTER: begin[1]}
+        positions, _ = drawn(state, count, out.numel(), out.device)
+        out.zero_()[positions] = values
+        return out
+
+    def _sealed(self, v: Tensor, values: Tensor, state: State) -> Payload:
+        if not v.sum().isfinite() and not v.isfinite().all():  # the first is the faster, and mostly enough
+            values[0] = torch.nan
+        begin = torch.stack([state[SEED], state[COUNTER]])
+        return seal(self.code, v.numel(), values.numel(), values, begin)
+
+
+def drawn(state: State, count: int, elements: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """One position in each of `count` stretches, rising, and how long the stretches are."""
+    length, longer = divmod(elements, count) if count else (0, 0)
+    number = torch.arange(count, device=device)
+    lengths = length + (number < longer).long()
+    coarse, fine = draws.uniform(state, 2 * count, device).double().view(-1, 2).unbind(1)
+    place = (coarse + fine * draws.STEP) * lengths  # below the length also when rounded: 48 bits of 53
+    return number * length + number.clamp(max=longer) + place.long(), lengths

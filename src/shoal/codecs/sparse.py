@@ -1,0 +1,34 @@
+"""Sparse streams that turn dense when it pays (SparCML, Renggli et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from shoal.codecs.pairs import seal_pairs, unseal_pairs
+from shoal.codecs.selection import above
+from shoal.codecs.wire import seal
+from shoal.core.codec import Codec, Payload, State
+
+
+@dataclass(frozen=True)
+class Sparse(Codec):
+    """Writes down what is not zero, or the whole vector if that is shorter. Loses nothing but the sign of -0.
+
+    This is how sums of sparse vectors travel on: in as many elements as any of them had.
+    """
+
+    code: ClassVar[int] = 8
+
+    def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
+        elements, bits = v.numel(), 8 * v.element_size()
+        if int(v.count_nonzero()) * (bits + 1) < elements * bits:  # a position takes a bit or more
+            payload = seal_pairs(self.code, elements, *above(v, 0.0))
+            if sum(body.nbytes for body in payload[1:]) < v.nbytes:
+                return payload, state
+        return seal(self.code, elements, elements, v.clone()), state
+
+    def decode(self, payload: Payload, out: Tensor) -> Tensor:
+        return unseal_pairs(payload, self.code, out)

@@ -1,0 +1,97 @@
+"""TernGrad: of each element -1, 0 or 1 times a scale, drawn so that the mean is right (Wen et al. 2017).
+
+The paper also lets all workers share a scale, so that sums of what travels stay whole numbers. That is left
+out: whoever averages here decodes before it adds, and a scale of one's own fits better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.codecs import draws, trits
+from shoal.codecs.blocks import check_block, count
+from shoal.codecs.kernels import on_cpu, on_gpu
+from shoal.codecs.packing import words
+from shoal.codecs.wire import seal, unseal
+from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
+from shoal.core.errors import WireError
+
+GROUP = 256  # elements whose codes fill sixteen words; kernels want blocks of whole groups
+
+
+@dataclass(frozen=True)
+class Ternary(Codec):
+    """Sends the scale of a block, its negative, or 0, at random, so that the mean is the element.
+
+    Elements beyond `clip` standard deviations count as that; with 0, nothing is clipped. A block is a run of
+    `block` elements of the flat vector, so that layers far apart do not share a scale, in which the smaller
+    would vanish; multiples of 256 are fast. With feedback, take a clip of 1.5: at 2.5, what is left grows to
+    fifteen times a gradient.
+    """
+
+    code: ClassVar[int] = 6
+
+    clip: float = 2.5
+    feedback: str = "none"
+    block: int = 2048
+
+    def __post_init__(self) -> None:
+        if not (self.clip >= 0 and isfinite(self.clip)):
+            raise ValueError(f"clip={self.clip} should be 0 or more, such as 2.5")
+        check_block("block", self.block)
+        one_of_feedback(self.feedback)
+
+    def init(self, like: Tensor, seed: int = 0) -> State:
+        return draws.start(seed)
+
+    def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
+        return self._written(v, None, state)
+
+    def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
+        return self._written(v, rest, state)
+
+    def decode(self, payload: Payload, out: Tensor) -> Tensor:
+        n, blocks, block = out.numel(), count(out.numel(), self.block), self.block
+        wrote, bodies = unseal(payload, self.code, n)
+        codes, scales = expect(bodies, (torch.int32, words(n, 2)), (torch.float32, blocks))
+        codes, kernel = codes.contiguous(), self._kernel(out, scales)
+        strange = kernel.strange if kernel else trits.strange
+        if wrote != blocks or strange(codes) or (scales < 0).any():
+            raise WireError("a payload of codec 'ternary' has a count, a code or a scale that none has")
+        done = kernel.decode(codes, scales, block, out) if kernel else 0
+        if done < n:
+            trits.read(codes[words(done, 2) :], scales[count(done, block) :], block, out[done:])
+        return out
+
+    def _written(self, v: Tensor, rest: Tensor | None, state: State) -> tuple[Payload, State]:
+        n, blocks, block = v.numel(), count(v.numel(), self.block), self.block
+        noise = trits.noise(state, block, blocks, v.device)
+        codes = torch.empty(words(n, 2), dtype=torch.int32, device=v.device)
+        scales = torch.empty(blocks, device=v.device)
+        kernel = self._kernel(v) if rest is None else self._kernel(v, rest)
+        done = kernel.encode(v, rest, self.clip, block, noise, codes, scales) if kernel else 0
+        if done < n:
+            u = v[done:] if rest is None else rest[done:].add_(v[done:])
+            code, scale = codes[words(done, 2) :], scales[count(done, block) :]
+            scale.copy_(trits.scale(u, self.clip, block))
+            code.copy_(trits.written(u, scale, block, noise[0], noise[1][count(done, block) :]))
+            if rest is not None:
+                u.sub_(trits.read(code, scale, block, torch.empty_like(u)))
+        return seal(self.code, n, blocks, codes, scales), draws.after(state, block + blocks)
+
+    def _kernel(self, *tensors: Tensor) -> Any:
+        """What does all whole blocks of these, if there is anything."""
+        if self.block % GROUP == 0 and on_cpu(*tensors):
+            from shoal.codecs.kernels import ternary
+
+            return ternary
+        if self.block % GROUP == 0 and on_gpu(*tensors):
+            from shoal.codecs.kernels import ternary_gpu
+
+            return ternary_gpu
+        return None

@@ -1,0 +1,201 @@
+"""comm_hook: a codec in torch's DistributedDataParallel, without the rest of Shoal.
+
+DDP hands over its gradients in buckets, one after the other and in the same order at every rank. Each is a
+stream of vectors of its own. What adds up, single and half precision and the two factors of low rank, goes
+through an all-reduce. Anything else is gathered: every rank decodes what all have written, in rank order.
+"""
+
+# No `from __future__ import annotations` here: torch reads the annotations of a hook, and wants the classes.
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, distributed
+from torch.futures import Future
+
+from shoal.codecs import CODECS
+from shoal.codecs.bf16 import BF16
+from shoal.codecs.fp16 import FP16
+from shoal.codecs.low_rank import LowRank
+from shoal.collectives.low_rank import Rounds
+from shoal.core.codec import Codec, Payload, State
+from shoal.core.seeds import derive
+from shoal.core.transport import DTYPES, MOST_PARTS
+from shoal.core.vector import Piece
+
+WRITTEN = (*DTYPES, torch.int8, torch.int16)
+"""What payloads consist of, by number."""
+
+ALIGNED = 8
+"""Bytes at whose multiples each part begins when it travels, so that it can be read where it lies."""
+
+HALVES: dict[type[Codec], torch.dtype] = {FP16: torch.float16, BF16: torch.bfloat16}
+"""What adds up in half precision. What is out of range becomes infinite: a gradient scaler looks for that."""
+
+Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
+
+Group: TypeAlias = "distributed.ProcessGroup | None"
+"""None is the default one."""
+
+
+def comm_hook(codec: Codec | str, **options: Any) -> Hook:
+    """A hook for DDP that averages gradients with this codec: a word of `shoal list codecs`, or an object.
+
+    `model.register_comm_hook(None, shoal.comm_hook("low_rank", rank=4))`; options may also be in the word,
+    as in "low_rank:rank=4". Instead of None, the process group if it is not the default one. All ranks get
+    the same bits. What the codec remembers is in the hook, so every model needs its own.
+    """
+    if options and not isinstance(codec, str):
+        raise TypeError(
+            f"{codec} has its options already; {', '.join(options)} can be given with a word only"
+        )
+    if isinstance(codec, str):
+        codec = CODECS.make(codec, **options) if options else CODECS.read(codec)
+    streams: dict[int, Stream] = {}
+
+    def shoal_hook(state: Any, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+        group, parameters = group_of(state), bucket.parameters()
+        stream = streams.get(bucket.index())
+        if stream is None or stream.addresses != addresses(parameters):  # DDP arranges its buckets anew
+            stream = streams[bucket.index()] = Stream.begin(codec, parameters, bucket.index(), group)
+        return stream.average(bucket.buffer(), group)
+
+    return shoal_hook
+
+
+def group_of(state: Any) -> Group:
+    """The process group that was registered with the hook."""
+    if state is None or isinstance(state, distributed.ProcessGroup):
+        return state
+    raise TypeError(
+        f"register_comm_hook was given {state!r} as state; shoal.comm_hook takes None or a process group"
+    )
+
+
+def addresses(parameters: list[Tensor]) -> list[int]:
+    """What tells these parameters from others."""
+    return [p.data_ptr() for p in parameters]
+
+
+def pieces_of(parameters: list[Tensor]) -> list[Piece]:
+    """The parameters of a bucket as they lie in it. DDP does not say what they are called."""
+    ends = accumulate(p.numel() for p in parameters)
+    return [
+        Piece(f"parameter {number}", p.shape, end - p.numel(), end, whole=True)
+        for number, (p, end) in enumerate(zip(parameters, ends, strict=True))
+    ]
+
+
+@dataclass
+class Stream:
+    """The gradients of one bucket, with the codec for them and what it remembers."""
+
+    codec: Codec
+    addresses: list[int]
+    seed: int
+    state: State | None = None
+    rest: Tensor | None = None  # what was lacking so far
+
+    @classmethod
+    def begin(cls, codec: Codec, parameters: list[Tensor], index: int, group: Group) -> "Stream":
+        """The stream of a bucket with these parameters."""
+        seed = derive(0, "ddp", distributed.get_rank(group), index)
+        return cls(codec.fit(pieces_of(parameters)), addresses(parameters), seed)
+
+    def average(self, bucket: Tensor, group: Group) -> Future[Tensor]:
+        """The mean over all ranks, in place."""
+        codec = self.codec
+        if codec.exact:
+            return summed(bucket, group, bucket.dtype)
+        if isinstance(codec, LowRank):
+            return self._average_factors(codec, bucket, group)
+        if type(codec) in HALVES:
+            return summed(bucket, group, HALVES[type(codec)])
+        return self._gather(bucket, group)
+
+    def _average_factors(self, codec: LowRank, bucket: Tensor, group: Group) -> Future[Tensor]:
+        rounds, share = Rounds(codec.matrices, bucket, self.state), 1 / distributed.get_world_size(group)
+        first = rounds.first().mul_(share)
+        distributed.all_reduce(first, group=group)
+        second = rounds.second(first).mul_(share)
+        distributed.all_reduce(second, group=group)
+        average, self.state = rounds.finish(second, remembers=codec.feedback != "none")
+        return completed(bucket.copy_(average))
+
+    def _gather(self, bucket: Tensor, group: Group) -> Future[Tensor]:
+        payloads = gathered(self._encode(bucket), bucket.device, group)
+        out = torch.empty_like(bucket)
+        total = torch.zeros_like(bucket, dtype=torch.promote_types(bucket.dtype, torch.float32))
+        for payload in payloads:  # rank order, so that all ranks round alike
+            total.add_(self.codec.decode(payload, out))
+        if not total.isfinite().all():  # as loss scaling has it now and then: nothing of it may stay
+            self.state = self.rest = None
+        return completed(bucket.copy_(total.div_(len(payloads))))
+
+    def _encode(self, v: Tensor) -> Payload:
+        state = self.codec.init(v, self.seed) if self.state is None else self.state
+        if self.codec.feedback == "none":
+            payload, self.state = self.codec.encode(v, state)
+        else:
+            self.rest = torch.zeros_like(v) if self.rest is None else self.rest
+            payload, self.state = self.codec.encode_rest(v, self.rest, state)
+        return payload
+
+
+def summed(bucket: Tensor, group: Group, dtype: torch.dtype) -> Future[Tensor]:
+    """The bucket, when the mean over all ranks has been written into it; what travels is of that dtype."""
+    v = bucket.mul_(1 / distributed.get_world_size(group)).to(dtype)  # divided first, as DDP does it
+    sent: Future[Any] = distributed.all_reduce(v, group=group, async_op=True).get_future()
+    return sent.then(lambda _: bucket if v is bucket else bucket.copy_(v))
+
+
+def completed(bucket: Tensor) -> Future[Tensor]:
+    """The bucket, for which nobody has to wait any more."""
+    future: Future[Tensor] = Future(devices=[bucket.device] if bucket.is_cuda else None)
+    future.set_result(bucket)
+    return future
+
+
+def gathered(payload: Payload, device: torch.device, group: Group) -> list[Payload]:
+    """The payloads of all ranks, in rank order: first what they consist of, then their bytes."""
+    about = torch.full((MOST_PARTS, 2), -1, dtype=torch.int64)
+    for number, part in enumerate(payload):
+        about[number] = torch.tensor((WRITTEN.index(part.dtype), part.numel()))
+    tables = [
+        [(WRITTEN[dtype], length) for dtype, length in table.tolist() if dtype >= 0]
+        for table in all_gather(about.to(device), group)
+    ]
+    longest = max(sum(map(space, table)) for table in tables)
+    parcel = torch.zeros(longest, dtype=torch.uint8, device=device)
+    for place, part in zip(places(tables[distributed.get_rank(group)]), payload, strict=True):
+        parcel[place] = part.contiguous().view(torch.uint8).to(device)
+    return [
+        tuple(raw[place].view(dtype) for place, (dtype, _) in zip(places(table), table, strict=True))
+        for table, raw in zip(tables, all_gather(parcel, group), strict=True)
+    ]
+
+
+def all_gather(v: Tensor, group: Group) -> list[Tensor]:
+    """The vectors of all ranks, which have to be of one length, in rank order."""
+    everybody = [torch.empty_like(v) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(everybody, v, group=group)
+    return everybody
+
+
+def space(part: tuple[torch.dtype, int]) -> int:
+    """Bytes that a part takes in a parcel."""
+    dtype, length = part
+    return -(-length * dtype.itemsize // ALIGNED) * ALIGNED
+
+
+def places(table: list[tuple[torch.dtype, int]]) -> list[slice]:
+    """Where the parts lie in a parcel."""
+    ends = accumulate(map(space, table))
+    begins = [end - space(part) for end, part in zip(ends, table, strict=True)]
+    return [
+        slice(begin, begin + length * dtype.itemsize)
+        for begin, (dtype, length) in zip(begins, table, strict=True)
+    ]

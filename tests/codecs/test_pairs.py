@@ -1,0 +1,55 @@
+"""Every pair of strategy and codec works or is refused in one sentence; the docs say which."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pairs import refusal, table
+
+from shoal.codecs import CODECS
+from shoal.sim import Compute, Network
+from shoal.strategies import STRATEGIES
+from shoal.testing import Quadratic, simulate
+
+DOCS = Path(__file__).parents[2] / "docs" / "codecs.md"
+PERIODIC = ("local", "post_local", "bmuf", "slowmo", "diloco", "easgd", "eamsgd")
+OPTIONS = {
+    **{word: {"period": 2} for word in PERIODIC},
+    "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+}
+WORDS = [word for word in CODECS if word != "none"]
+PAIRS = [(strategy, codec) for strategy in STRATEGIES for codec in WORDS]
+TAKEN = [pair for pair in PAIRS if not refusal(*pair)]
+
+
+def test_the_table_in_the_docs_is_what_the_code_says():
+    assert table() in DOCS.read_text()
+
+
+@pytest.mark.parametrize(("strategy", "codec"), [pair for pair in PAIRS if refusal(*pair)])
+def test_a_refusal_is_one_sentence_that_says_why_and_what_to_take(strategy, codec):
+    said = refusal(strategy, codec)
+    assert type(CODECS.make(codec)).__name__ in said
+    assert "\n" not in said and len(said) < 250
+    assert any(word in said for word in ("take ", "would do nothing"))
+
+
+@pytest.mark.parametrize(("strategy", "codec"), TAKEN)
+def test_a_run_is_repeated_bit_for_bit_and_stays_finite(strategy, codec):
+    def run():
+        made = STRATEGIES.make(strategy, **OPTIONS.get(strategy, {}))
+        return simulate(
+            made,
+            Quadratic(lr=0.05, targets=(1.0, 3.0)),
+            workers=made.most_workers or 3,
+            steps=8,
+            start=[4.0 + k / 7 for k in range(40)],
+            codec=CODECS.make(codec),
+            compute=Compute(1.0, jitter=0.3),
+            network=Network(latency=0.05),
+        )
+
+    first, second = run(), run()
+    assert all(node.x.isfinite().all() for node in first.nodes)
+    assert all(torch.equal(a.x, b.x) for a, b in zip(first.nodes, second.nodes, strict=True))
+    assert first.digest() == second.digest()
