@@ -6,12 +6,16 @@ batches, in the same loop: one wrapped in DDP, the others attached to Shoal, all
 of the slowest worker, from the word to go to the merged model; bytes are what the kernel counted at its
 interface.
 
+A codec may follow a strategy, as in sync+one_bit; ddp+powersgd is DDP with torch's own PowerSGD hook of rank
+2, ddp+one_bit DDP with that codec as its hook.
+
     python benchmarks/slow_link.py [--rate 100mbit] [--strategies ddp,sync,bmuf,diloco] [--workers 2]
         [--samples 15360] [--period 30] [--set bmuf.lr=0.3] [--json FILE]
 
 Needs Linux, root, and the programs `ip` and `tc` of iproute2. SHOAL_DATA names the folder that holds mnist/.
 
-The last line is JSON: for each strategy its seconds and its test accuracy in per cent.
+The last line is JSON: for each strategy its seconds, its test accuracy in per cent, and the median of the
+seconds of a step.
 """
 
 from __future__ import annotations
@@ -41,9 +45,11 @@ from namespaces import INTERFACE, Lab, obstacle, undisturbed
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn import functional as F
 
 import shoal
+from shoal.codecs import CODECS
 from shoal.core.strategy import Strategy
 from shoal.launch.control import leave_with_parent
 from shoal.modules import Batches, evaluate
@@ -53,9 +59,12 @@ from shoal.strategies import STRATEGIES
 from shoal.tasks import TASKS
 
 DDP = "ddp"
+POWER_SGD = "powersgd"
+BUCKET = 64  # MB: the whole model, or torch's PowerSGD mixes up the sums of several buckets over gloo
 EVERY_STEP: dict[str, Any] = {"lr": 0.1, "sgd_momentum": 0.9}
 TUNED: dict[str, dict[str, Any]] = {  # found by a search for the defaults below; all others have EVERY_STEP
     "bmuf": {"lr": 0.25, "sgd_momentum": 0.5, "momentum": 0.4, "warmup": 0, "reset_momentum": "false"},
+    "sync+dgc": {"lr": 0.1, "sgd_momentum": 0.0},  # the codec has the momentum
     "diloco": {"lr": 0.25, "sgd_momentum": 0.5, "momentum": 0.5, "rate": 0.9, "warmup": 0},
 }
 PORT = 29500  # where the workers meet; every namespace has all its ports to itself
@@ -63,7 +72,7 @@ STARTING_SECONDS = 180.0  # that workers may take to load the data and to meet
 ALONE_STEPS = 5  # by which computing without exchange is measured
 REPORT_SECONDS = 0.5  # between two reports of a worker
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
-SUMMARY = ("seconds", "accuracy")
+SUMMARY = ("seconds", "accuracy", "step")
 STAT = Path("/proc/stat")
 
 
@@ -74,7 +83,7 @@ STAT = Path("/proc/stat")
 class Trial:
     """One training, as all its workers are told of it."""
 
-    word: str  # DDP, or a strategy of Shoal's
+    word: str  # DDP, or a strategy of Shoal's; a codec may follow behind a plus sign
     options: dict[str, Any]  # of that strategy
     lr: float
     sgd_momentum: float  # of the workers' own optimizers
@@ -89,7 +98,17 @@ class Trial:
     @property
     def strategy(self) -> Strategy | None:
         """None for DDP."""
-        return None if self.word == DDP else STRATEGIES.make(self.word, **self.options)
+        return None if self.kind == DDP else STRATEGIES.make(self.kind, **self.options)
+
+    @property
+    def kind(self) -> str:
+        """The word without its codec."""
+        return self.word.partition("+")[0]
+
+    @property
+    def codec(self) -> str:
+        """That of Shoal's strategy, or of a hook for DDP."""
+        return self.word.partition("+")[2] or "none"
 
     @property
     def period(self) -> int:
@@ -109,7 +128,10 @@ class Trial:
 
 def trials(options: argparse.Namespace) -> list[Trial]:
     """One for each word. Raises ValueError where something does not fit."""
-    own: dict[str, dict[str, Any]] = {word: dict(TUNED.get(word, EVERY_STEP)) for word in options.strategies}
+    own: dict[str, dict[str, Any]] = {
+        word: dict(TUNED.get(word) or TUNED.get(word.partition("+")[0], EVERY_STEP))
+        for word in options.strategies
+    }
     for setting in options.set:
         name, _, value = setting.partition("=")
         word, _, option = name.partition(".")
@@ -120,7 +142,10 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     made = []
     for word, settings in own.items():
         lr, sgd_momentum = float(settings.pop("lr")), float(settings.pop("sgd_momentum"))
-        if word != DDP and "period" in STRATEGIES.options(word):
+        kind, _, codec = word.partition("+")
+        if codec not in ("", POWER_SGD):
+            CODECS.read(codec)
+        if kind != DDP and "period" in STRATEGIES.options(kind):
             settings.setdefault("period", options.period)
         trial = Trial(
             word,
@@ -171,6 +196,18 @@ class Loop:
             yield time.perf_counter() - began
 
 
+def with_hook(model: nn.parallel.DistributedDataParallel, codec: str) -> nn.Module:
+    """DDP with torch's own PowerSGD, or with a codec of Shoal's."""
+    if codec == POWER_SGD:
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=2, start_powerSGD_iter=2
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif codec != "none":
+        model.register_comm_hook(None, shoal.comm_hook(codec))
+    return model
+
+
 def work(trial: Trial) -> None:
     """The process of one worker: says when it is ready, trains when told to, and reports."""
     leave_with_parent()
@@ -189,11 +226,13 @@ def work(trial: Trial) -> None:
     finish: Callable[[], object]
     if trial.strategy is None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=trial.timeout))
-        loop = loop_for(nn.parallel.DistributedDataParallel(model))
+        loop = loop_for(
+            with_hook(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=BUCKET), trial.codec)
+        )
         finish = dist.barrier  # DDP's models are the same after every step
     else:
         loop = loop_for(model)
-        finish = shoal.attach(model, loop.optimizer, trial.strategy).finish
+        finish = shoal.attach(model, loop.optimizer, trial.strategy, codec=trial.codec).finish
     say(ready=True)
     if sys.stdin.readline() != "go\n":
         return
@@ -350,6 +389,7 @@ def measure(lab: Lab, trial: Trial, folder: Path, tell: Callable[[str], None]) -
         "accuracy": workers[0]["accuracy"],
         "test_loss": workers[0]["test_loss"],
         "bytes_sent": [w["bytes_sent"] for w in workers],
+        "step": median(workers[0]["step_seconds"]),
         "computing_seconds": computing,
         "exchange_seconds": exchange,
         "load_before": load,
@@ -518,7 +558,7 @@ def main() -> None:
     finally:
         if results:
             show(results, chosen[0], options.rate)
-    print(json.dumps({word: {name: round(r[name], 2) for name in SUMMARY} for word, r in results.items()}))
+    print(json.dumps({word: {name: round(r[name], 4) for name in SUMMARY} for word, r in results.items()}))
 
 
 if __name__ == "__main__":

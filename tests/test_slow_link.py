@@ -59,7 +59,7 @@ def test_every_strategy_has_its_figures_and_the_kernel_counts_what_is_expected(t
     assert run.returncode == 0, complaints
     figures = json.loads(said.splitlines()[-1])
     assert figures.keys() == {"ddp", "sync", "bmuf"}
-    assert all(each.keys() == {"seconds", "accuracy"} for each in figures.values())
+    assert all(each.keys() == {"seconds", "accuracy", "step"} for each in figures.values())
     assert figures["sync"]["accuracy"] == pytest.approx(figures["ddp"]["accuracy"], abs=0.6)  # two samples
     exchanges = {"ddp": 8, "sync": 8 + 1, "bmuf": 2}  # a loop under sync ends with an exchange of nothing
     written = json.loads((tmp_path / "all").read_text())
