@@ -26,7 +26,7 @@ from shoal.core.seeds import derive
 from shoal.core.transport import DTYPES, MOST_PARTS
 from shoal.core.vector import Piece
 
-WRITTEN = (*DTYPES, torch.int8, torch.int16)
+WRITTEN = DTYPES
 """What payloads consist of, by number."""
 
 ALIGNED = 8

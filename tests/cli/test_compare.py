@@ -15,7 +15,8 @@ from shoal.train import run
 
 KEYS = {
     *("strategy", "codec", "transport", "workers", "test_accuracy", "test_loss", "seconds", "samples"),
-    *("samples_per_second", "bytes_sent", "wait_fraction", "staleness_mean", "config", "task"),
+    *("samples_per_second", "bytes_sent", "wait_fraction", "saved_seconds", "staleness_mean"),
+    *("config", "task"),
     *("parameters", "curve", "staleness", "nodes", "digest"),
 }
 

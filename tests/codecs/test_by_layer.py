@@ -19,7 +19,7 @@ from shoal.core.codec import Identity
 from shoal.core.errors import WireError
 from shoal.core.transport import DTYPES
 from shoal.core.vector import Layout
-from shoal.strategies import Sync, SyncServer
+from shoal.strategies import CHOCO, Sync, SyncServer
 from shoal.testing.problems import Problem, simulate
 
 LAYOUT = Layout(
@@ -52,9 +52,10 @@ def test_a_parameter_is_large_small_or_a_bias():
     )
 
 
-def test_where_all_have_the_same_codec_it_is_that_one():
-    assert ByLayer(large="int8", small="int8", bias="int8").fit(WHOLE) == Int8()
-    assert CHOICE.fit(LAYOUT.pieces(20, 40)) == Int8(block=64)
+def test_where_all_have_the_same_codec_all_is_one_vector_to_it():
+    codec, v = ByLayer(large="int8", small="int8", bias="int8").fit(WHOLE), drawn(6110)
+    assert torch.equal(round_trip(v, codec), round_trip(v, Int8()))
+    assert CHOICE.fit(LAYOUT.pieces(20, 40)).groups == (Group(Int8(block=64), ((0, 20),)),)
 
 
 def test_the_size_is_that_of_the_whole_parameter_however_little_lies_there():
@@ -73,8 +74,8 @@ def test_a_rule_in_python_may_choose():
         large="int8", rule=lambda piece: "fp16" if piece.name.startswith("b") else QSGD(levels=3)
     )
     assert by_name.fit(WHOLE).groups == (
-        Group(QSGD(levels=3), ((0, 5000), (5000, 5100))),
-        Group(FP16(), ((5100, 6100), (6100, 6110))),
+        Group(QSGD(levels=3), ((0, 5100),)),
+        Group(FP16(), ((5100, 6110),)),
     )
     by_kind = ByLayer(large="int8", rule=lambda piece: {"matrix": "int8"}.get(piece.kind, "none"))
     assert [group.codec for group in by_kind.fit(WHOLE).groups] == [Int8(), Identity()]
@@ -111,6 +112,7 @@ def test_words_have_options_of_their_own():
         ({"large": "int8", "small": "int8:blocks=3"}, "has no option 'blocks'"),
         ({"large": "int8", "bias": "int8:block=0"}, "block=0 should be from 1"),
         ({"large": "int8", "rule": "large"}, "rule='large' is not a function"),
+        ({"large": "dgc"}, "would do it to some layers only; take it for all of them"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(options, told):
@@ -150,16 +152,15 @@ def test_bytes_by_a_formula():
 
 def test_each_group_has_draws_of_its_own_and_a_copy_of_its_state_goes_on_alike():
     codec = ByLayer(large="qsgd", small="qsgd:levels=3", bias="int8:feedback=residual").fit(WHOLE)
-    v = drawn(6110)
+    v, rest = drawn(6110), torch.zeros(6110)
     state = codec.init(v, seed=5)
     assert state.keys() == {"0.seed", "0.counter", "2.seed", "2.counter"}
     assert state["0.seed"] != state["2.seed"]
-    _, state = codec.encode(v, state)
-    assert state.keys() == {"0.seed", "0.counter", "1.rest", "2.seed", "2.counter"}
-    saved = copy.deepcopy(state)
-    first, after = codec.encode(v, state)
-    second, after_copy = codec.encode(v, saved)
-    assert all(map(torch.equal, first, second))
+    _, state = codec.encode_rest(v, rest, state)
+    saved, kept = copy.deepcopy(state), rest.clone()
+    first, after = codec.encode_rest(v, rest, state)
+    second, after_copy = codec.encode_rest(v, kept, saved)
+    assert all(map(torch.equal, first, second)) and torch.equal(rest, kept)
     assert all(torch.equal(after[name], after_copy[name]) for name in after)
 
 
@@ -167,28 +168,51 @@ def test_each_group_has_draws_of_its_own_and_a_copy_of_its_state_goes_on_alike()
 
 
 def test_each_group_keeps_what_its_own_payloads_lack():
-    # in whole numbers, so that no sum is rounded
-    codec = ByLayer(large="top_k:density=0.1", small="top_k:density=0.3/feedback=double").fit(WHOLE)
-    given, sent, state = torch.zeros(6110), torch.zeros(6110), codec.init(torch.zeros(6110))
+    # in whole numbers, so that no sum is rounded; the codec of the second group loses what it lacks
+    codec = ByLayer(large="top_k:density=0.1", small="top_k:density=0.3/feedback=none").fit(WHOLE)
+    assert codec.feedback == "residual"
+    given, sent, rest = torch.zeros(6110), torch.zeros(6110), torch.zeros(6110)
     for step in range(5):
         v = drawn(6110, seed=step).mul(8).round()
         given += v
-        payload, state = codec.encode(v, state)
+        payload, _ = codec.encode_rest(v, rest, {})
         sent += codec.decode(payload, torch.empty(6110))
-    rest = torch.cat([state["0.rest"], torch.zeros(100), state["2.rest"], torch.zeros(10)])
-    assert torch.equal(sent + rest, given)
-    assert state["0.rest"].any() and state["2.rest"].any()
+    assert torch.equal((sent + rest)[:5100], given[:5100]) and rest[:5000].any()
+    assert not rest[5000:].any() and not torch.equal(sent[5100:6100], given[5100:6100])
+
+
+def test_stretches_of_one_codec_keep_what_it_lacks_where_they_lie():
+    codec = ByLayer(large="int8:feedback=residual", small="int8:feedback=residual").fit(WHOLE)
+    v, rest, together = drawn(6110), torch.zeros(6110), torch.zeros(6000)
+    for _ in range(2):
+        codec.encode_rest(v, rest, {})
+        Int8().encode_rest(torch.cat([v[:5000], v[5100:6100]]), together, {})
+    assert torch.equal(rest[:5000], together[:5000]) and torch.equal(rest[5100:6100], together[5000:])
+
+
+def test_who_sees_to_feedback_itself_gets_none():
+    codec = ByLayer(large="int8:feedback=double").fit(WHOLE)
+    v = drawn(6110)
+    first, state = codec.encode(v, codec.init(v))
+    second, state = codec.encode(v, state)
+    assert all(map(torch.equal, first, second)) and not state
 
 
 def test_whoever_merges_keeps_what_a_codec_with_double_feedback_lacks_and_no_other():
-    codec = ByLayer(large="int8:feedback=double", small="int8:block=8/feedback=residual").fit(WHOLE).merged
-    assert codec.feedback == "none"  # it does all that itself
+    codec = ByLayer(large="int8:feedback=double", small="int8:block=8/feedback=residual").fit(WHOLE)
     v = drawn(6110)
-    first, state = codec.encode(v, codec.init(v))
-    assert state.keys() == {"0.rest"}
-    lacks = v - codec.decode(first, torch.empty(6110))
-    assert torch.equal(state["0.rest"], lacks[:5000])
-    assert codec.merged == codec
+    for end, keeps in (
+        (codec, (True, True)),
+        (codec.merged, (True, False)),
+        (codec.merged.merged, (True, False)),
+    ):
+        rest = torch.zeros(6110)
+        payload, _ = end.encode_rest(v, rest, end.init(v))
+        lacks = v - end.decode(payload, torch.empty(6110))
+        assert end.feedback == "double"
+        assert torch.equal(rest[:5000], lacks[:5000]) == keeps[0]
+        assert torch.equal(rest[5100:6100], lacks[5100:6100]) == keeps[1]
+        assert rest[5100:6100].any() == keeps[1]
 
 
 def test_whoever_merges_writes_what_each_codec_would_have_merged():
@@ -199,12 +223,14 @@ def test_whoever_merges_writes_what_each_codec_would_have_merged():
     assert ByLayer(large="int8").merged == ByLayer(large="int8").fit(()).merged
 
 
-def test_without_layers_feedback_is_kept_too():
-    codec = ByLayer(large="int8:feedback=residual").fit(())
+def test_without_layers_feedback_is_the_same():
+    codec = ByLayer(large="int8:feedback=residual")
     v = drawn(5000)
-    _, state = codec.encode(v, codec.init(v))
-    assert state.keys() == {"0.rest"} and state["0.rest"].any()
-    assert codec.merged.encode(v, {})[1] == {}
+    for end, keeps in ((codec, True), (codec.fit(()), True), (codec.merged, False)):
+        rest = torch.zeros(5000)
+        end.encode_rest(v, rest, {})
+        assert end.feedback == "residual" and rest.any() == keeps
+    assert ByLayer(large="int8").feedback == "none"
 
 
 class Drawn(Problem):
@@ -232,6 +258,21 @@ def test_four_workers_with_codecs_that_lose_nothing_are_dense_sync_bit_for_bit(s
     )
     for k in range(4):
         assert torch.equal(coded.worker(k).x, dense.worker(k).x)
+
+
+def test_choco_sees_to_feedback_itself():
+    runs = [
+        simulate(
+            CHOCO(),
+            Drawn(lr=0.1),
+            workers=3,
+            steps=5,
+            start=[0.3, -0.7, 0.1] * 10,
+            codec=ByLayer(large=f"int8:feedback={feedback}", limit=1),
+        )
+        for feedback in ("none", "double")
+    ]
+    assert all(torch.equal(runs[0].worker(k).x, runs[1].worker(k).x) for k in range(3))
 
 
 # -- hostile payloads ------------------------------------------------------------------------------

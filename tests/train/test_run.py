@@ -10,6 +10,7 @@ import sabotage
 import torch
 
 import shoal
+from shoal.codecs.wire import HEADER
 from shoal.strategies import STRATEGIES, PostLocal, SlowMo, StreamingDiLoCo
 from shoal.testing import blobs
 
@@ -79,9 +80,8 @@ def test_fp16_halves_the_traffic_and_still_learns():
     half = shoal.run(blobs(), "sync", workers=2, epochs=2, codec="fp16")
     payload = exact.bytes_sent - half.bytes_sent
     steps = 2 * exact.nodes[0]["steps"]
-    assert (
-        payload == steps * exact.parameters * 2
-    )  # a stripe up and one down at both workers: m elements, 2 bytes less
+    # a stripe up and one down at both workers: m elements, 2 bytes less, and two headers more
+    assert payload == steps * (exact.parameters * 2 - 2 * HEADER.size)
     assert half.test_accuracy > 75
 
 

@@ -35,11 +35,15 @@ class ByLayer(Codec):
 
     def __post_init__(self) -> None:
         for word in (self.large, self.small, self.bias):
-            named(word)
+            chosen(word)
         if self.rule is not None and not callable(self.rule):
             raise ValueError(
                 f"rule={self.rule!r} is not a function, and only Python has those; take large, small and bias"
             )
+
+    @property
+    def feedback(self) -> str:
+        return self.fit(()).feedback
 
     @property
     def merged(self) -> Codec:
@@ -47,13 +51,11 @@ class ByLayer(Codec):
 
     def fit(self, pieces: Sequence[Piece]) -> Codec:
         if not pieces:
-            return ByLength(named(self.large), named(self.small), self.limit)
-        chosen: dict[Codec, list[Piece]] = {}
+            return ByLength(chosen(self.large), chosen(self.small), self.limit)
+        groups: dict[Codec, list[Piece]] = {}
         for piece in pieces:
-            chosen.setdefault(self._choose(piece), []).append(piece)
-        if len(chosen) == 1:
-            return next(iter(chosen)).fit(pieces)
-        return Layered(tuple(_group(codec, own) for codec, own in chosen.items()))
+            groups.setdefault(self._choose(piece), []).append(piece)
+        return Layered(tuple(_group(codec, own) for codec, own in groups.items()))
 
     def init(self, like: Tensor, seed: int = 0) -> State:
         return self.fit(()).init(like, seed)
@@ -61,26 +63,38 @@ class ByLayer(Codec):
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         return self.fit(()).encode(v, state)
 
+    def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
+        return self.fit(()).encode_rest(v, rest, state)
+
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         return self.fit(()).decode(payload, out)
 
     def _choose(self, piece: Piece) -> Codec:
         if self.rule is not None:
-            found = self.rule(piece)
-            return named(found) if isinstance(found, str) else found
+            return chosen(self.rule(piece))
         if piece.kind == "bias":
-            return named(self.bias)
-        return named(self.large if prod(piece.shape) >= self.limit else self.small)
+            return chosen(self.bias)
+        return chosen(self.large if prod(piece.shape) >= self.limit else self.small)
 
 
-def named(word: str) -> Codec:
-    """The codec that a word stands for, with '/' between its options."""
+def chosen(word: str | Codec) -> Codec:
+    """The codec that a word stands for; raises ValueError for one that must have all of a gradient."""
     from shoal.codecs import CODECS  # which has this file's own codec too
 
-    return CODECS.read(word.replace("/", ","))
+    codec = CODECS.read(word.replace("/", ",")) if isinstance(word, str) else word
+    if codec.for_gradients:
+        raise ValueError(
+            f"{codec} does more than write gradients down, and would do it to some layers only; "
+            "take it for all of them, or another codec here, as top_k"
+        )
+    return codec
 
 
 def _group(codec: Codec, pieces: list[Piece]) -> Group:
     ends = list(accumulate(piece.end - piece.begin for piece in pieces))
     moved = [replace(p, begin=end - p.end + p.begin, end=end) for p, end in zip(pieces, ends, strict=True)]
-    return Group(codec.fit(moved), tuple((p.begin, p.end) for p in pieces))
+    places: list[tuple[int, int]] = []
+    for p in pieces:
+        begin = places.pop()[0] if places and places[-1][1] == p.begin else p.begin
+        places.append((begin, p.end))
+    return Group(codec.fit(moved), tuple(places))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.codecs.layered import Group, Layered
+from shoal.codecs.layered import Group, Layered, strongest
 from shoal.core.codec import Codec, Payload, State
 
 
@@ -23,6 +23,10 @@ class ByLength(Codec):
     merging: bool = False
 
     @property
+    def feedback(self) -> str:
+        return strongest((self.large, self.small))
+
+    @property
     def merged(self) -> Codec:
         return replace(self, merging=True)
 
@@ -31,6 +35,9 @@ class ByLength(Codec):
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         return self._fitted(v).encode(v, state)
+
+    def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
+        return self._fitted(v).encode_rest(v, rest, state)
 
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         return self._fitted(out).decode(payload, out)

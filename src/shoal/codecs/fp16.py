@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from shoal.codecs.kernels import on_cpu
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 
@@ -21,10 +23,23 @@ class FP16(Codec):
     code: ClassVar[int] = 1
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
-        half = v.clamp(-LARGEST, LARGEST).half()
+        if on_cpu(v) and (kernel := _kernel()) is not None:
+            half = kernel.to_half(v)
+        else:
+            half = v.clamp(-LARGEST, LARGEST).half()
         return seal(self.code, v.numel(), v.numel(), half), state
 
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         _, bodies = unseal(payload, self.code, out.numel())
         (half,) = expect(bodies, (torch.float16, out.numel()))
-        return out.copy_(half)
+        if on_cpu(out) and (kernel := _kernel()) is not None:
+            kernel.from_half(half.contiguous(), out)
+        else:
+            out.copy_(half)
+        return out
+
+
+def _kernel() -> ModuleType | None:
+    from shoal.codecs.kernels import halves
+
+    return halves if halves.able() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from shoal.codecs.joined import join, split
 from shoal.codecs.wire import seal, unseal
-from shoal.core.codec import Codec, Payload, State, expect
-from shoal.core.coding import REST
+from shoal.core.codec import FEEDBACK, Codec, Payload, State, expect
 from shoal.core.seeds import derive
 from shoal.core.transport import MOST_PARTS
 
@@ -38,12 +38,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Layered(Codec):
-    """Writes each group with its own codec, in that codec's own state and with its feedback."""
+    """Writes each group with its own codec, in that codec's own state; each feeds back as it does alone."""
 
     code: ClassVar[int] = 15
 
     groups: tuple[Group, ...]
     merging: bool = False  # whether these are the codecs of whoever merges
+
+    @property
+    def feedback(self) -> str:
+        return strongest(group.codec for group in self.groups)
 
     @property
     def merged(self) -> Codec:
@@ -55,27 +59,37 @@ class Layered(Codec):
         return {f"{i}.{name}": value for i, state in enumerate(inner) for name, value in state.items()}
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
+        return self._encode(v, None, state)
+
+    def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
+        return self._encode(v, rest, state)
+
+    def decode(self, payload: Payload, out: Tensor) -> Tensor:
+        nbytes, bodies = unseal(payload, self.code, out.numel())
+        parts = (torch.int64, 2 * MOST_PARTS * len(self.groups)), (torch.uint8, nbytes)
+        for group, inner in zip(self.groups, split(*expect(bodies, *parts)), strict=True):
+            group.give(group.codec.decode(inner, group.of(out)), out)
+        return out
+
+    def _encode(self, v: Tensor, rest: Tensor | None, state: State) -> tuple[Payload, State]:
         payloads, after = [], {}
         for i, group in enumerate(self.groups):
-            before = {name.partition(".")[2]: t for name, t in state.items() if name.startswith(f"{i}.")}
-            payload, inner = self._encode(group.codec, group.of(v), before)
+            inner = {name.partition(".")[2]: t for name, t in state.items() if name.startswith(f"{i}.")}
+            if rest is None or not self._feeds(group.codec):
+                payload, inner = group.codec.encode(group.of(v), inner)
+            else:
+                lacks = group.of(rest)
+                payload, inner = group.codec.encode_rest(group.of(v), lacks, inner)
+                group.give(lacks, rest)
             payloads.append(payload)
             after.update({f"{i}.{name}": value for name, value in inner.items()})
         table, written = join(payloads, v.device)
         return seal(self.code, v.numel(), written.numel(), table, written), after
 
-    def decode(self, payload: Payload, out: Tensor) -> Tensor:
-        nbytes, bodies = unseal(payload, self.code, out.numel())
-        table, written = expect(
-            bodies, (torch.int64, 2 * MOST_PARTS * len(self.groups)), (torch.uint8, nbytes)
-        )
-        for group, inner in zip(self.groups, split(table, written), strict=True):
-            group.give(group.codec.decode(inner, group.of(out)), out)
-        return out
+    def _feeds(self, codec: Codec) -> bool:
+        return codec.feedback == "double" or (codec.feedback == "residual" and not self.merging)
 
-    def _encode(self, codec: Codec, v: Tensor, state: State) -> tuple[Payload, State]:
-        if codec.feedback == "none" or (codec.feedback == "residual" and self.merging):
-            return codec.encode(v, state)
-        rest = state.pop(REST) if REST in state else torch.zeros_like(v)
-        payload, state = codec.encode_rest(v, rest, state)
-        return payload, {**state, REST: rest}
+
+def strongest(codecs: Iterable[Codec]) -> str:
+    """The feedback that keeps all that any of these codecs wants kept."""
+    return max((codec.feedback for codec in codecs), key=FEEDBACK.index, default="none")

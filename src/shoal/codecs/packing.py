@@ -29,7 +29,8 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
 def unpacked(packed: Tensor, bits: int, elements: int) -> Tensor:
     """The numbers, in int64, that these words hold."""
     rows = packed.long().view(-1, 1, ROW) >> _places(bits, packed.device)
-    return (rows & (2**bits - 1)).flatten()[:elements]
+    numbers: Tensor = (rows & (2**bits - 1)).flatten()
+    return numbers[:elements]
 
 
 def _places(bits: int, device: torch.device) -> Tensor:

@@ -10,9 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from shoal.codecs.kernels.lanes import FLOATS, LANES, SINGLE, WORD, WORDS, call, memory, op
+from shoal.codecs.kernels.lanes import FLOATS, LANES, SINGLE, WORD, WORDS, call, declared, memory, op
 
 ZEROS = ir.Constant(WORDS.vector, [0] * LANES)
 HALF = ir.HalfType()
@@ -26,7 +25,7 @@ def _splat(builder: Any, value: Any) -> Any:
 def _prefetch(builder: Any, place: Any) -> Any:
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, WORD, WORD, WORD])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    function = declared(builder.module, kind, "prefetch.p0")
     builder.call(function, [builder.bitcast(place, byte), WORD(0), WORD(3), WORD(1)])
 
 

@@ -12,15 +12,13 @@ from typing import Any, cast
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.datamodel import models, register_default
-from numba.extending import intrinsic
+from numba.extending import intrinsic, models, register_model
 
 LANES = 16
 SINGLE, WORD = ir.FloatType(), ir.IntType(32)
 
 
-class Lanes(types.Type):  # type: ignore[misc]
+class Lanes(types.Type):
     """Sixteen floats, or sixteen words of 32 bits, in registers."""
 
     def __init__(self, name: str, element: Any) -> None:
@@ -28,12 +26,12 @@ class Lanes(types.Type):  # type: ignore[misc]
         super().__init__(name=name)
 
 
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
+class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Lanes) -> None:
-        super().__init__(manager, kind, kind.vector)
+        super().__init__(manager, kind, kind.vector)  # type: ignore[no-untyped-call]
 
 
-register_default(Lanes)(_Model)
+register_model(Lanes)(_Model)
 FLOATS, WORDS = Lanes("sixteen floats", SINGLE), Lanes("sixteen words", WORD)
 _LLVM = {FLOATS: FLOATS.vector, WORDS: WORDS.vector, types.float32: SINGLE, types.int32: WORD}
 
@@ -52,10 +50,14 @@ def call(result: Any, name: str, count: int, *first: Any, **flags: Any) -> Any:
 
     def build(builder: Any, *values: Any) -> Any:
         kind = ir.FunctionType(_LLVM[result], [value.type for value in (*first, *values)])
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}")
-        return builder.call(function, (*first, *values), **flags)
+        return builder.call(declared(builder.module, kind, name), (*first, *values), **flags)
 
     return op(result, build, count)
+
+
+def declared(module: Any, kind: Any, name: str) -> Any:
+    """That function, of which each module must hear once."""
+    return module.globals.get(f"llvm.{name}") or ir.Function(module, kind, f"llvm.{name}")
 
 
 def memory(result: Any, element: Any, build: Callable[..., Any], count: int = 0) -> Any:

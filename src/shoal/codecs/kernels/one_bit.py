@@ -47,8 +47,6 @@ def _encode(v: Any, rest: Any, column: int, whole: int, signs: Any, values: Any)
         if rest is not None:
             below, above = lanes.splat(low), lanes.splat(high)
             for i in range(begin, begin + column, LANES):
-                lanes.prefetch(v, i + column)
-                lanes.prefetch(rest, i + column)
                 u = lanes.load(rest, i)
                 lanes.store(rest, i, lanes.sub(u, lanes.where_below(lanes.bits(u), below, above)))
 

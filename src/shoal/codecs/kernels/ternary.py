@@ -61,7 +61,7 @@ def _scale(v: Any, rest: Any, clip: float, begin: int, block: int) -> Any:
             lanes.store(rest, i, u)
         top = lanes.larger(top, lanes.both(lanes.bits(u), below_sign))
         squares = lanes.mul_add(u, u, squares)
-    most, total = np.int32(lanes.largest(top)).view(np.float32), np.float64(lanes.total(squares))
+    most, total = np.int32(lanes.largest(top)).view(np.float32), float(lanes.total(squares))
     if not most < np.inf:
         return np.float32(np.nan)
     if most < SMALLEST:

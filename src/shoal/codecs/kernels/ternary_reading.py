@@ -45,4 +45,4 @@ def _strange(codes: Any) -> bool:
     found = NONE
     for i in range(codes.size):
         found |= codes[i] & ~np.int32(codes[i] << ONE)
-    return (found & UPPER) != 0
+    return bool((found & UPPER) != 0)

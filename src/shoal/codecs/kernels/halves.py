@@ -1,0 +1,84 @@
+"""Two bytes an element, sixteen elements at a time: on ARM, torch takes one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite.binding import get_host_cpu_features
+from torch import Tensor
+
+from shoal.codecs.kernels import instructions as lanes
+from shoal.codecs.kernels.compiler import compiled
+
+LANES = 16
+LARGEST = 65504.0
+ONE, UPPER, BELOW_HALF, NAN = np.uint32(1), np.uint32(16), np.uint32(0x7FFF), np.uint32(0x7FC00000)
+_HAS = get_host_cpu_features()
+
+
+def able() -> bool:
+    """Whether this processor has instructions for halves; else LLVM calls a function that is not there."""
+    return bool(_HAS.get("neon") or _HAS.get("f16c"))
+
+
+def to_half(v: Tensor) -> Tensor:
+    """Rounded to half precision, what is out of range to the largest."""
+    half = torch.empty(v.numel(), dtype=torch.float16)
+    whole = v.numel() // LANES * LANES
+    _to_half(v.detach().numpy(), whole, _words(half))
+    half[whole:] = v[whole:].clamp(-LARGEST, LARGEST)
+    return half
+
+
+def from_half(half: Tensor, out: Tensor) -> Tensor:
+    """Write these halves into `out`."""
+    whole = out.numel() // LANES * LANES
+    _from_half(_words(half), whole, out.numpy())
+    out[whole:] = half[whole:]
+    return out
+
+
+def to_brain(v: Tensor) -> Tensor:
+    """The upper halves of floats, rounded to the nearest, ties to even."""
+    short = torch.empty(v.numel(), dtype=torch.bfloat16)
+    _to_brain(v.detach().numpy().view(np.uint32), _words(short))
+    return short
+
+
+def from_brain(short: Tensor, out: Tensor) -> Tensor:
+    """Write what these are the upper halves of into `out`."""
+    _from_brain(_words(short), out.numpy().view(np.uint32))
+    return out
+
+
+def _words(short: Tensor) -> Any:
+    return short.view(torch.int16).numpy().view(np.uint16)  # numpy knows no brain floats
+
+
+@compiled
+def _to_half(v: Any, whole: int, out: Any) -> None:
+    least, most = lanes.splat(np.float32(-LARGEST)), lanes.splat(np.float32(LARGEST))
+    for i in range(0, whole, LANES):
+        lanes.store_halves(out, i, lanes.lesser(lanes.greater(lanes.load(v, i), least), most))
+
+
+@compiled
+def _from_half(half: Any, whole: int, out: Any) -> None:
+    for i in range(0, whole, LANES):
+        lanes.store(out, i, lanes.load_halves(half, i))
+
+
+@compiled
+def _to_brain(bits: Any, out: Any) -> None:
+    for i in range(bits.size):
+        x = bits[i]
+        rounded = np.uint32(x + BELOW_HALF + ((x >> UPPER) & ONE))
+        out[i] = np.uint16((rounded if np.uint32(x << ONE) <= np.uint32(0xFF000000) else NAN) >> UPPER)
+
+
+@compiled
+def _from_brain(short: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = np.uint32(short[i]) << UPPER
