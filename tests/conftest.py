@@ -20,7 +20,7 @@ GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way ou
 POLL_SECONDS = 0.01
 
 PROC = Path("/proc/self")
-HAS_FDS = (PROC / "fd").is_dir()
+HAS_FDS = (PROC / "fd").is_dir() and not torch.cuda.is_available()  # CUDA opens what it likes
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one of each serves all tests
 # C libraries open these once and keep them; the map is where oneDNN tells perf which kernels it compiled
 KEPT_OPEN = {"/dev/random", "/dev/urandom", f"/tmp/perf-{os.getpid()}.map"}

@@ -50,7 +50,7 @@ def test_two_blocks_and_a_short_one():
 
 
 def test_a_draw_and_an_element_make_a_scale_or_not():
-    # an element of 3/4 of the scale is 3/4 of 2^31 steps: 1 with draws from 1/4 on; -1/4 is -1 with the others
+    # 3/4 of the scale is 3/4 of 2^31 steps: 1 with draws from 1/4 on; and -1/4 is -1 with those below 1/4
     table = torch.tensor([0, 2**29 - 4096, 2**29 + 4096, 2**31 - 64], dtype=torch.int32)
     scales, mask = torch.tensor([4.0]), torch.tensor([0], dtype=torch.int32)
     codes = trits.written(torch.tensor([3.0, 3, 3, 3]), scales, 4, table, mask)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,8 +15,6 @@ from shoal.codecs.packing import packed, unpacked, words
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
 from shoal.core.errors import WireError
-
-GROUP = 512  # elements whose bits fill sixteen words; kernels want columns of whole groups
 
 
 @dataclass(frozen=True)
@@ -47,37 +46,33 @@ class OneBit(Codec):
         if wrote != columns:
             raise WireError(f"a payload of {wrote} columns arrived where {columns} were expected")
         signs, values = expect(bodies, (torch.int32, words(n, 1)), (torch.float32, 2 * columns))
-        kernel = self._kernel(out, values)
-        done = kernel.decode(signs.contiguous(), values, self.column, out) if kernel else 0
-        if done < n:
-            read(signs[words(done, 1) :], values[2 * count(done, self.column) :], self.column, out[done:])
-        return out
+        if (kernel := self._kernel(out, values)) is not None:
+            kernel.decode(signs.contiguous(), values, self.column, out)
+            return out
+        return read(signs, values, self.column, out)
 
     def _written(self, v: Tensor, rest: Tensor | None) -> Payload:
         n, columns = v.numel(), count(v.numel(), self.column)
-        signs = torch.empty(words(n, 1), dtype=torch.int32, device=v.device)
-        values = torch.empty(2 * columns, device=v.device)
-        kernel = self._kernel(v) if rest is None else self._kernel(v, rest)
-        done = kernel.encode(v, rest, self.column, signs, values) if kernel else 0
-        if done < n:
-            u = v[done:] if rest is None else rest[done:].add_(v[done:])
-            parts = signs[words(done, 1) :], values[2 * count(done, self.column) :]
-            for part, new in zip(parts, written(u, self.column), strict=True):
-                part.copy_(new)
+        if (kernel := self._kernel(v) if rest is None else self._kernel(v, rest)) is not None:
+            signs = torch.empty(words(n, 1), dtype=torch.int32, device=v.device)
+            values = torch.empty(2 * columns, device=v.device)
+            kernel.encode(v, rest, self.column, signs, values)
+        else:
+            u = v if rest is None else rest.add_(v)
+            signs, values = written(u, self.column)
             if rest is not None:
-                u.sub_(read(*parts, self.column, torch.empty_like(u)))
+                rest.sub_(read(signs, values, self.column, torch.empty_like(rest)))
         return seal(self.code, n, columns, signs, values)
 
-    def _kernel(self, *tensors: Tensor) -> Any:
-        """What does all whole columns of these, if there is anything."""
-        if self.column % GROUP == 0 and on_cpu(*tensors):
+    def _kernel(self, *tensors: Tensor) -> ModuleType | None:
+        if on_cpu(*tensors):
             from shoal.codecs.kernels import one_bit
 
-            return one_bit
-        if self.column % GROUP == 0 and on_gpu(*tensors):
+            return one_bit if one_bit.able(self.column) else None
+        if on_gpu(*tensors):
             from shoal.codecs.kernels import one_bit_gpu
 
-            return one_bit_gpu
+            return one_bit_gpu if one_bit_gpu.able(self.column) else None
         return None
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,8 +21,6 @@ from shoal.codecs.packing import words
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
 from shoal.core.errors import WireError
-
-GROUP = 256  # elements whose codes fill sixteen words; kernels want blocks of whole groups
 
 
 @dataclass(frozen=True)
@@ -60,38 +59,36 @@ class Ternary(Codec):
         wrote, bodies = unseal(payload, self.code, n)
         codes, scales = expect(bodies, (torch.int32, words(n, 2)), (torch.float32, blocks))
         codes, kernel = codes.contiguous(), self._kernel(out, scales)
-        strange = kernel.strange if kernel else trits.strange
+        strange = trits.strange if kernel is None else kernel.strange
         if wrote != blocks or strange(codes) or (scales < 0).any():
             raise WireError("a payload of codec 'ternary' has a count, a code or a scale that none has")
-        done = kernel.decode(codes, scales, block, out) if kernel else 0
-        if done < n:
-            trits.read(codes[words(done, 2) :], scales[count(done, block) :], block, out[done:])
+        if kernel is None:
+            return trits.read(codes, scales, block, out)
+        kernel.decode(codes, scales, block, out)
         return out
 
     def _written(self, v: Tensor, rest: Tensor | None, state: State) -> tuple[Payload, State]:
         n, blocks, block = v.numel(), count(v.numel(), self.block), self.block
         noise = trits.noise(state, block, blocks, v.device)
-        codes = torch.empty(words(n, 2), dtype=torch.int32, device=v.device)
-        scales = torch.empty(blocks, device=v.device)
-        kernel = self._kernel(v) if rest is None else self._kernel(v, rest)
-        done = kernel.encode(v, rest, self.clip, block, noise, codes, scales) if kernel else 0
-        if done < n:
-            u = v[done:] if rest is None else rest[done:].add_(v[done:])
-            code, scale = codes[words(done, 2) :], scales[count(done, block) :]
-            scale.copy_(trits.scale(u, self.clip, block))
-            code.copy_(trits.written(u, scale, block, noise[0], noise[1][count(done, block) :]))
+        if (kernel := self._kernel(v) if rest is None else self._kernel(v, rest)) is not None:
+            codes = torch.empty(words(n, 2), dtype=torch.int32, device=v.device)
+            scales = torch.empty(blocks, device=v.device)
+            kernel.encode(v, rest, self.clip, block, noise, codes, scales)
+        else:
+            u = v if rest is None else rest.add_(v)
+            scales = trits.scale(u, self.clip, block)
+            codes = trits.written(u, scales, block, *noise)
             if rest is not None:
-                u.sub_(trits.read(code, scale, block, torch.empty_like(u)))
+                rest.sub_(trits.read(codes, scales, block, torch.empty_like(rest)))
         return seal(self.code, n, blocks, codes, scales), draws.after(state, block + blocks)
 
-    def _kernel(self, *tensors: Tensor) -> Any:
-        """What does all whole blocks of these, if there is anything."""
-        if self.block % GROUP == 0 and on_cpu(*tensors):
+    def _kernel(self, *tensors: Tensor) -> ModuleType | None:
+        if on_cpu(*tensors):
             from shoal.codecs.kernels import ternary
 
-            return ternary
-        if self.block % GROUP == 0 and on_gpu(*tensors):
+            return ternary if ternary.able(self.block) else None
+        if on_gpu(*tensors):
             from shoal.codecs.kernels import ternary_gpu
 
-            return ternary_gpu
+            return ternary_gpu if ternary_gpu.able(self.block) else None
         return None

@@ -14,7 +14,7 @@ from shoal.codecs.kernels.compiler import compiled
 
 LANES = 16
 LARGEST = 65504.0
-ONE, UPPER, BELOW_HALF, NAN = np.uint32(1), np.uint32(16), np.uint32(0x7FFF), np.uint32(0x7FC00000)
+UPPER = np.uint32(16)
 _HAS = get_host_cpu_features()
 
 
@@ -43,7 +43,9 @@ def from_half(half: Tensor, out: Tensor) -> Tensor:
 def to_brain(v: Tensor) -> Tensor:
     """The upper halves of floats, rounded to the nearest, ties to even."""
     short = torch.empty(v.numel(), dtype=torch.bfloat16)
-    _to_brain(v.detach().numpy().view(np.uint32), _words(short))
+    whole = v.numel() // LANES * LANES
+    _to_brain(v.detach().numpy(), whole, _words(short))
+    short[whole:] = v[whole:]
     return short
 
 
@@ -71,11 +73,14 @@ def _from_half(half: Any, whole: int, out: Any) -> None:
 
 
 @compiled
-def _to_brain(bits: Any, out: Any) -> None:
-    for i in range(bits.size):
-        x = bits[i]
-        rounded = np.uint32(x + BELOW_HALF + ((x >> UPPER) & ONE))
-        out[i] = np.uint16((rounded if np.uint32(x << ONE) <= np.uint32(0xFF000000) else NAN) >> UPPER)
+def _to_brain(v: Any, whole: int, out: Any) -> None:
+    low, high = lanes.splat_word(np.int32(15)), lanes.splat_word(np.int32(31))
+    half, nan = lanes.splat_word(np.int32(0x7FFF)), lanes.splat_word(np.int32(0x7FC00000))
+    for i in range(0, whole, LANES):
+        u = lanes.load(v, i)
+        odd = lanes.down(lanes.up(lanes.bits(u), low), high)  # so that ties go to the even
+        rounded = lanes.plus(lanes.plus(lanes.bits(u), odd), half)
+        lanes.store_upper(out, i, lanes.where_number(u, rounded, nan))
 
 
 @compiled

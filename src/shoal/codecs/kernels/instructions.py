@@ -37,6 +37,11 @@ def _store_halves(builder: Any, place: Any, value: Any) -> Any:
     builder.store(builder.fptrunc(value, ir.VectorType(HALF, LANES)), place, align=2)
 
 
+def _store_upper(builder: Any, place: Any, value: Any) -> Any:
+    upper = builder.lshr(value, ir.Constant(WORDS.vector, [16] * LANES))
+    builder.store(builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES)), place, align=2)
+
+
 def _load_halves(builder: Any, place: Any) -> Any:
     return builder.fpext(builder.load(place, align=2), FLOATS.vector)
 
@@ -47,6 +52,11 @@ def _middle(builder: Any, x: Any, y: Any) -> Any:
     return builder.trunc(builder.ashr(total, ir.Constant(wide, [1] * LANES)), WORDS.vector)
 
 
+def _fixed(builder: Any, x: Any) -> Any:
+    function = declared(builder.module, ir.FunctionType(FLOATS.vector, [FLOATS.vector]), "arithmetic.fence.v16f32")
+    return builder.bitcast(builder.call(function, [builder.bitcast(x, FLOATS.vector)]), WORDS.vector)
+
+
 # An array and the index of the first of sixteen elements.
 load = memory(FLOATS, SINGLE, lambda builder, place: builder.load(place, align=4))
 load_words = memory(WORDS, WORD, lambda builder, place: builder.load(place, align=4))
@@ -54,6 +64,7 @@ load_halves = memory(FLOATS, HALF, _load_halves)
 store = memory(types.void, SINGLE, _store, 1)
 store_words = memory(types.void, WORD, _store, 1)
 store_halves = memory(types.void, HALF, _store_halves, 1)
+store_upper = memory(types.void, ir.IntType(16), _store_upper, 1)  # the upper halves of words
 prefetch = memory(types.void, SINGLE, _prefetch)  # needed soon; harmless where there is no such memory
 
 # Of floats.
@@ -76,6 +87,8 @@ differ = op(WORDS, lambda builder, x, y: builder.xor(x, y), 2)
 flip = op(WORDS, lambda builder, x: builder.not_(x), 1)
 up = op(WORDS, lambda builder, x, by: builder.shl(x, by), 2)
 down = op(WORDS, lambda builder, x, by: builder.lshr(x, by), 2)
+plus = op(WORDS, lambda builder, x, y: builder.add(x, y), 2)
+fixed = op(WORDS, _fixed, 1)  # the same; LLVM does not look behind it for a way that it takes for shorter
 middle = op(WORDS, _middle, 2)  # (x + y) / 2, rounded down
 larger = call(WORDS, "smax.v16i32", 2)
 largest = call(types.int32, "vector.reduce.smax.v16i32", 1)
@@ -84,6 +97,7 @@ sum_words = call(types.int32, "vector.reduce.add.v16i32", 1)
 any_bits = call(types.int32, "vector.reduce.or.v16i32", 1)
 to_floats = op(FLOATS, lambda builder, x: builder.sitofp(x, FLOATS.vector), 1)
 
-# The second where a word is below 0, or has any bit set; the third elsewhere.
+# The second where a float is a number, a word is below 0, or has any bit set; the third elsewhere.
 where_below = op(FLOATS, lambda builder, x, y, z: builder.select(builder.icmp_signed("<", x, ZEROS), y, z), 3)
+where_number = op(WORDS, lambda builder, x, y, z: builder.select(builder.fcmp_ordered("ord", x, x), y, z), 3)
 where_any = op(FLOATS, lambda builder, x, y, z: builder.select(builder.icmp_signed("!=", x, ZEROS), y, z), 3)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from shoal.codecs.kernels import instructions as lanes
 from shoal.codecs.kernels.compiler import compiled
@@ -20,59 +22,81 @@ ZERO, ONE = np.float32(0), np.float32(1)
 NONE, FIRST, SIGN = np.int32(0), np.int32(1), np.int32(-(2**31))
 
 
-def encode(v: Tensor, rest: Tensor | None, column: int, signs: Tensor, values: Tensor) -> int:
-    """Write the bits and means of all whole columns of `v`, or of `v + rest`; how many elements these are.
+def able(column: int) -> bool:
+    """Whether it knows columns of that length."""
+    return column % GROUP == 0
 
-    Leaves in `rest` what they lack.
-    """
-    whole = v.numel() // column * column
+
+def encode(v: Tensor, rest: Tensor | None, column: int, signs: Tensor, values: Tensor) -> None:
+    """Write the bits and means of `v`, or of `v + rest`; leave in `rest` what they lack."""
+    n, whole = v.numel(), v.numel() // column * column
     left = None if rest is None else rest.numpy()
-    _encode(v.detach().numpy(), left, column, whole, signs.numpy(), values.numpy())
-    return whole
+    _encode(v.detach().numpy(), left, column, column, signs.numpy(), values.numpy()[: 2 * whole // column])
+    if whole < n:  # a short column is filled up with what is below 0 and adds nothing
+        fill = (0, column - (n - whole))
+        last, more = pad(v.detach()[whole:], fill, value=-0.0), torch.empty(column // 32, dtype=torch.int32)
+        behind = None if rest is None else pad(rest[whole:], fill, value=-0.0)
+        left = None if behind is None else behind.numpy()
+        _encode(last.numpy(), left, column, n - whole, more.numpy(), values.numpy()[-2:])
+        signs[whole // 32 :] = more[: signs.numel() - whole // 32]
+        if rest is not None and behind is not None:
+            rest[whole:] = behind[: n - whole]
 
 
-def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> int:
-    """Write what they stand for into `out`, but for a last, short column; how many elements that is."""
-    whole = out.numel() // column * column
-    _decode(signs.numpy(), values.numpy(), column, whole, out.numpy())
-    return whole
+def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> None:
+    """Write what they stand for into `out`."""
+    n, whole = out.numel(), out.numel() // column * column
+    _decode(signs.numpy(), values.numpy()[: 2 * whole // column], column, out.numpy())
+    if whole < n:
+        last, more = torch.empty(column), signs[whole // 32 :]
+        more = pad(more, (0, column // 32 - more.numel()))
+        _decode(more.numpy(), values.numpy()[-2:], column, last.numpy())
+        out[whole:] = last[: n - whole]
 
 
 @compiled
-def _encode(v: Any, rest: Any, column: int, whole: int, signs: Any, values: Any) -> None:
-    for c in range(whole // column):
+def _encode(v: Any, rest: Any, column: int, length: int, signs: Any, values: Any) -> None:
+    for c in range(values.size // 2):
         begin = c * column
-        low, high = _means(v, rest, begin, begin + column, signs)
+        low, high = _means(v, rest, begin, column, length, signs)
         values[2 * c], values[2 * c + 1] = low, high
         if rest is not None:
             below, above = lanes.splat(low), lanes.splat(high)
             for i in range(begin, begin + column, LANES):
-                u = lanes.load(rest, i)
+                lanes.prefetch(v, i + column)
+                lanes.prefetch(rest, i + column)
+                u = lanes.add(lanes.load(v, i), lanes.load(rest, i))
                 lanes.store(rest, i, lanes.sub(u, lanes.where_below(lanes.bits(u), below, above)))
 
 
 @compiled
-def _means(v: Any, rest: Any, begin: int, end: int, signs: Any) -> Any:
-    zero, sign, one = lanes.splat(ZERO), lanes.splat_word(SIGN), lanes.splat_word(FIRST)
-    low, high, few = zero, zero, 0
-    for group in range(begin, end, GROUP):
+def _means(v: Any, rest: Any, begin: int, column: int, length: int, signs: Any) -> Any:
+    zero = lanes.splat(ZERO)
+    low, high, few = zero, zero, length - column  # what it was filled up with does not count
+    for group in range(begin, begin + column, GROUP):
         below = lanes.splat_word(NONE)
-        for i in range(group, group + GROUP, LANES):
-            u = lanes.load(v, i)
+        for i in range(group, group + GROUP, 2 * LANES):  # two rows at a time: nothing is moved in between
+            u, w = lanes.load(v, i), lanes.load(v, i + LANES)
             if rest is not None:
-                u = lanes.add(u, lanes.load(rest, i))
-                lanes.store(rest, i, u)
-            low, high = lanes.add(low, lanes.lesser(u, zero)), lanes.add(high, lanes.greater(u, zero))
-            below = lanes.either(lanes.both(lanes.bits(u), sign), lanes.down(below, one))
+                u, w = lanes.add(u, lanes.load(rest, i)), lanes.add(w, lanes.load(rest, i + LANES))
+            low = lanes.add(lanes.add(low, lanes.lesser(u, zero)), lanes.lesser(w, zero))
+            high = lanes.add(lanes.add(high, lanes.greater(u, zero)), lanes.greater(w, zero))
+            below = _behind(lanes.fixed(_behind(below, u)), w)
         lanes.store_words(signs, group // 32, lanes.flip(below))
         few += lanes.sum_words(lanes.ones(below))
-    many = np.float32(end - begin - few)
+    many = np.float32(length - few)
     return lanes.total(low) / max(np.float32(few), ONE), lanes.total(high) / max(many, ONE)
 
 
 @compiled
-def _decode(signs: Any, values: Any, column: int, whole: int, out: Any) -> None:
-    for c in range(whole // column):
+def _behind(signs: Any, u: Any) -> Any:
+    sign = lanes.both(lanes.bits(u), lanes.splat_word(SIGN))
+    return lanes.either(sign, lanes.down(signs, lanes.splat_word(FIRST)))
+
+
+@compiled
+def _decode(signs: Any, values: Any, column: int, out: Any) -> None:
+    for c in range(values.size // 2):
         low, high = lanes.splat(values[2 * c]), lanes.splat(values[2 * c + 1])
         for group in range(c * column, (c + 1) * column, GROUP):
             words = lanes.load_words(signs, group // 32)

@@ -11,26 +11,24 @@ LONGEST = 8192  # a column that its registers hold
 GROUP = 512
 
 
-def encode(v: Tensor, rest: Tensor | None, column: int, signs: Tensor, values: Tensor) -> int:
-    """Write the bits and means of `v`, or of `v + rest`; of how many elements.
+def able(column: int) -> bool:
+    """Whether it knows columns of that length."""
+    return column % GROUP == 0 and column & (column - 1) == 0 and column <= LONGEST
 
-    Leaves in `rest` what they lack. Columns that are no power of 2, or too long, are none of its.
-    """
-    if column & (column - 1) or column > LONGEST:
-        return 0
+
+def encode(v: Tensor, rest: Tensor | None, column: int, signs: Tensor, values: Tensor) -> None:
+    """Write the bits and means of `v`, or of `v + rest`; leave in `rest` what they lack."""
     n, columns = v.numel(), max(1, TILE // column)
     given = (v, v if rest is None else rest, signs, values, n)
     if n:
         _encode[(triton.cdiv(n, columns * column),)](*given, column, columns, rest is not None)
-    return n
 
 
-def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> int:
-    """Write what they stand for into `out`; how many elements that is."""
-    n, groups = out.numel(), TILE // GROUP
+def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> None:
+    """Write what they stand for into `out`."""
+    n = out.numel()
     if n:
-        _decode[(triton.cdiv(n, TILE),)](signs, values, out, n, column, groups)
-    return n
+        _decode[(triton.cdiv(n, TILE),)](signs, values, out, n, column, TILE // GROUP)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

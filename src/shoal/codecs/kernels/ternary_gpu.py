@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.codecs.trits import SMALLEST, STEPS, strange
 
-__all__ = ["decode", "encode", "strange"]
+__all__ = ["able", "decode", "encode", "strange"]
 
 TILE = 2048  # elements that a program takes, or a block if that is longer
 LONGEST = 8192  # a block that its registers hold
@@ -17,28 +17,26 @@ GROUP = 256
 Noise = tuple[Tensor, Tensor]
 
 
+def able(block: int) -> bool:
+    """Whether it knows blocks of that length."""
+    return block % GROUP == 0 and block & (block - 1) == 0 and block <= LONGEST
+
+
 def encode(
     v: Tensor, rest: Tensor | None, clip: float, block: int, noise: Noise, codes: Tensor, scales: Tensor
-) -> int:
-    """Write the codes and scales of `v`, or of `v + rest`; of how many elements.
-
-    Leaves in `rest` what they lack. Blocks that are no power of 2, or too long, are none of its.
-    """
-    if block & (block - 1) or block > LONGEST:
-        return 0
+) -> None:
+    """Write the codes and scales of `v`, or of `v + rest`; leave in `rest` what they lack."""
     n, blocks = v.numel(), max(1, TILE // block)
     given = (v, v if rest is None else rest, *noise, codes, scales, n, clip, STEPS, SMALLEST)
     if n:
         _encode[(triton.cdiv(n, blocks * block),)](*given, block, blocks, rest is not None)
-    return n
 
 
-def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> int:
-    """Write what they stand for into `out`; how many elements that is."""
+def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
+    """Write what they stand for into `out`."""
     n = out.numel()
     if n:
         _decode[(triton.cdiv(n, TILE),)](codes, scales, out, n, block, TILE // GROUP)
-    return n
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from shoal.codecs.kernels import instructions as lanes
 from shoal.codecs.kernels.compiler import compiled
@@ -16,11 +18,15 @@ CODE, UPPER = np.int32(-(2**30)), np.int32(-0x55555556)  # the last code of a wo
 UNIT = np.float32(2.0**-30)  # of a trit in the upper two bits of a word
 
 
-def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> int:
-    """Write what they stand for into `out`, but for a last block that is short; how many elements that is."""
-    whole = out.numel() // block * block
-    _decode(codes.numpy(), scales.numpy(), block, whole, out.numpy())
-    return whole
+def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
+    """Write what they stand for into `out`."""
+    n, whole, blocks = out.numel(), out.numel() // block * block, out.numel() // block
+    _decode(codes.numpy(), scales.numpy()[:blocks], block, out.numpy())
+    if whole < n:
+        last, more = torch.empty(block), codes[whole // 16 :]
+        more = pad(more, (0, block // 16 - more.numel()))
+        _decode(more.numpy(), scales.numpy()[-1:], block, last.numpy())
+        out[whole:] = last[: n - whole]
 
 
 def strange(codes: Tensor) -> bool:
@@ -29,9 +35,9 @@ def strange(codes: Tensor) -> bool:
 
 
 @compiled
-def _decode(codes: Any, scales: Any, block: int, whole: int, out: Any) -> None:
+def _decode(codes: Any, scales: Any, block: int, out: Any) -> None:
     code, two = lanes.splat_word(CODE), lanes.splat_word(TWO)
-    for b in range(whole // block):
+    for b in range(scales.size):
         unit = lanes.splat(scales[b] * UNIT)
         for group in range(b * block, (b + 1) * block, GROUP):
             words = lanes.load_words(codes, group // LANES)

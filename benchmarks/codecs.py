@@ -1,0 +1,207 @@
+"""How fast codecs write vectors down and read them back, as ratios to a copy in memory in the same run.
+
+    python benchmarks/codecs.py [--elements 75_000_000] [--rounds 5] [--codecs fp16,one_bit] [--device cuda]
+        [--json FILE]
+
+One thread compresses 75 million float32 (300 MB), the layers of a model, again and again. What a payload
+lacks is kept and added the next time where the codec does so by default; checksums are part of it. Every
+round visits a copy of the vector and all codecs in turn; a figure is the median over the rounds, its spread
+the quartiles. A rate is the bytes of the vector by the seconds, which are the thread's own: those in which
+another process had the core do not count. Beside each codec is the same without kernels, in lines of torch,
+on fewer elements for time's sake.
+
+The last line is JSON: for each codec its rate, writing and reading together, as a share of the copy's; of
+those that seek elements, writing alone. `ternary` is with feedback, `ternary_none` without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.codecs import CODECS, kernels
+from shoal.core.codec import Codec, Payload
+from shoal.core.vector import Layout, Piece
+
+ELEMENTS = 75_000_000
+FEWER = 5_000_000  # in lines of torch
+WIDTH = 1000  # of the layers, which are square
+
+TARGETS = {
+    **dict.fromkeys(("one_bit", "ternary", "ternary_none"), 0.25),
+    **dict.fromkeys(("fp16", "bf16"), 0.3),
+    **dict.fromkeys(("threshold", "top_k"), 0.15),
+}
+ENCODING_ALONE = ("threshold", "top_k")
+
+
+def chosen(words: list[str]) -> dict[str, Codec]:
+    """The codecs of these words with their default options, by the names of their figures."""
+    codecs = {}
+    for word in words:
+        codecs[word] = CODECS.make(word)
+        if word == "ternary":
+            codecs |= {word: CODECS.make(word, feedback="residual"), f"{word}_none": CODECS.make(word)}
+    return codecs
+
+
+def layers(elements: int) -> list[Piece]:
+    """Square layers, and a bias of what is left."""
+    squares, left = divmod(elements, WIDTH * WIDTH)
+    names = [f"{number}.weight" for number in range(squares)] + ["bias"] * (left > 0)
+    shapes = [(WIDTH, WIDTH)] * squares + [(left,)] * (left > 0)
+    return list(Layout(tuple(names), tuple(map(torch.Size, shapes))).pieces(0, elements))
+
+
+class Visit:
+    """A codec at work on a stream of vectors, as it is between two nodes."""
+
+    def __init__(self, codec: Codec, v: Tensor, out: Tensor) -> None:
+        self.codec, self.v, self.out = codec, v, out
+        self.state = codec.init(v)
+        self.rest = torch.zeros_like(v) if codec.feedback != "none" else None
+        self.payload: Payload = ()
+
+    def encode(self) -> None:
+        """Write the vector down, and keep what that lacks."""
+        self.payload = ()  # its memory may be taken again, as after a send
+        if self.rest is None:
+            self.payload, self.state = self.codec.encode(self.v, self.state)
+        else:
+            self.payload, self.state = self.codec.encode_rest(self.v, self.rest, self.state)
+
+    def decode(self) -> None:
+        """Read it back."""
+        self.codec.decode(tuple(part.to(self.v.device) for part in self.payload), self.out)
+
+    def share(self) -> float:
+        """Of the vector's bytes, that which travels."""
+        return sum(part.nbytes for part in self.payload) / self.v.nbytes
+
+
+@dataclass
+class Figures:
+    """Seconds of every visit, of vectors of so many bytes, and what share of these travels."""
+
+    nbytes: int
+    seconds: dict[str, list[float]]
+    shares: dict[str, float]
+
+    def rate(self, name: str) -> float:
+        """GB/s in the median."""
+        return self.nbytes / statistics.median(self.seconds[name]) / 1e9
+
+    def counted(self, name: str) -> list[float]:
+        """Seconds of what its target is about."""
+        encode, decode = self.seconds[f"{name} encode"], self.seconds[f"{name} decode"]
+        return encode if name in ENCODING_ALONE else [a + b for a, b in zip(encode, decode, strict=True)]
+
+    def over_copy(self, name: str) -> list[float]:
+        """Its rate as a share of the copy's, in every round."""
+        return [copy / spent for copy, spent in zip(self.seconds["copy"], self.counted(name), strict=True)]
+
+
+def measure(codecs: dict[str, Codec], elements: int, rounds: int, device: str) -> Figures:
+    """Visit all in turn; the first round warms up and does not count."""
+    v = 1e-3 * torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(device)
+    out, pieces = torch.zeros_like(v), layers(elements)
+    visits = {name: Visit(codec.fit(pieces), v, out) for name, codec in codecs.items()}
+    works: dict[str, Callable[[], object]] = {"copy": lambda: out.copy_(v)}
+    for name, visit in visits.items():
+        works |= {f"{name} encode": visit.encode, f"{name} decode": visit.decode}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name, work in works.items():
+            spent = timed(work, device)
+            if number:
+                seconds[name].append(spent)
+    return Figures(v.nbytes, seconds, {name: visit.share() for name, visit in visits.items()})
+
+
+def timed(work: Callable[[], object], device: str) -> float:
+    """Seconds: of the thread itself, or until a GPU is done."""
+    if device == "cpu":
+        began = time.thread_time()
+        work()
+        return time.thread_time() - began
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def lines_of_torch() -> Iterator[None]:
+    """Without kernels."""
+    had = kernels._has_numba, kernels._has_triton
+    kernels._has_numba = kernels._has_triton = lambda: False
+    try:
+        yield
+    finally:
+        kernels._has_numba, kernels._has_triton = had
+
+
+def show(full: Figures, few: Figures) -> dict[str, float]:
+    """Print a line for each codec; the medians of its share of the copy's rate."""
+    print(f"a copy: {full.rate('copy'):.2f} GB/s; in lines of torch: {few.nbytes / 4e6:g} million elements")
+    print(f"  {'':13} encode decode GB/s   bytes   share of the copy's rate   by its lines of torch")
+    medians = {}
+    for name, share in full.shares.items():
+        low, middle, high = spread(full.over_copy(name))
+        medians[name] = round(middle, 3)
+        plain = statistics.median(few.counted(name)) * full.nbytes / few.nbytes
+        faster = plain / statistics.median(full.counted(name))
+        rates = f"{full.rate(f'{name} encode'):6.2f} {full.rate(f'{name} decode'):6.2f}"
+        goal = ""
+        if name in TARGETS:
+            met = "met" if middle >= TARGETS[name] else "MISSED"
+            alone = "encoding " if name in ENCODING_ALONE else ""
+            goal = f"   {alone}at least {TARGETS[name]:g}: {met}"
+        quartiles = f"{middle:6.3f}   ({low:.3f} to {high:.3f})"
+        print(f"  {name:13} {rates}      {share:6.4f}  {quartiles}   {faster:6.1f} times{goal}")
+    return medians
+
+
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def main() -> None:
+    """Measure, print, and say which targets were met."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--elements", type=int, default=ELEMENTS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--codecs", default=",".join(word for word in CODECS if word != "none"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    codecs = chosen(options.codecs.split(","))
+    size = f"{options.elements:,} float32, {4 * options.elements / 1e6:g} MB"
+    print(f"{size}, {options.rounds} rounds; one thread, {options.device}")
+    with lines_of_torch():
+        few = measure(codecs, min(FEWER, options.elements), 1, options.device)
+    medians = show(measure(codecs, options.elements, options.rounds, options.device), few)
+    if options.json is not None:
+        options.json.write_text(json.dumps(medians, indent=2) + "\n")
+    print(json.dumps(medians))
+
+
+if __name__ == "__main__":
+    main()
