@@ -38,16 +38,22 @@ AIMS = {
 DEFAULT = ";".join(
     [
         *("fp16", "bf16", "int8", "one_bit", "ternary", "qsgd", "top_k:density=0.001", "threshold"),
-        *("dgc:density=0.001", "low_rank:rank=2", CONTROL),
+        *("dgc:density=0.001,warmup=10", "low_rank:rank=2", CONTROL),
     ]
 )
+
+
+MOMENTUM_RATE = 0.3
+"""By what the rate is multiplied for a codec that brings momentum, whose steps are longer."""
 
 
 def train(codec: str, strategy: Strategy, options: argparse.Namespace, seed: int) -> float:
     """Test accuracy in per cent."""
     task = TASKS.make(options.task)
-    if options.lr is not None:
-        task = replace(task, lr=options.lr)
+    lr = task.lr if options.lr is None else options.lr
+    if CODECS.read(codec).for_gradients:
+        lr *= MOMENTUM_RATE
+    task = replace(task, lr=lr)
     result = shoal.run(
         task,
         strategy,

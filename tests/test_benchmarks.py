@@ -72,3 +72,10 @@ def test_parameter_server_prints_its_ratios():
         "two_shards_over_one",
         "server_memory_ratio",
     }
+
+
+def test_codecs_prints_a_share_of_a_copy_for_each_codec():
+    figures = last_line(
+        "codecs.py", "--elements", "300000", "--rounds", "2", "--codecs", "bf16,one_bit,ternary"
+    )
+    assert figures.keys() == {"bf16", "one_bit", "ternary", "ternary_none"}

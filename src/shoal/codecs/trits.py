@@ -13,7 +13,7 @@ from shoal.codecs.blocks import from_rows, rows
 from shoal.codecs.packing import packed, unpacked
 from shoal.core.codec import State
 
-SMALLEST = 2.0**-90  # a block with nothing larger travels as zeros: more than 2^31 / scale could not be
+SMALLEST = 2.0**-80  # a block with nothing larger travels as zeros: so that STEPS / scale is a float32
 STEPS = 2**31 * (1 + 2.0**-22)  # to the scale; a little more, so that it is all however a division is rounded
 
 

@@ -42,10 +42,6 @@ def _store_upper(builder: Any, place: Any, value: Any) -> Any:
     builder.store(builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES)), place, align=2)
 
 
-def _load_halves(builder: Any, place: Any) -> Any:
-    return builder.fpext(builder.load(place, align=2), FLOATS.vector)
-
-
 def _middle(builder: Any, x: Any, y: Any) -> Any:
     wide = ir.VectorType(ir.IntType(64), LANES)
     total = builder.add(builder.sext(x, wide), builder.sext(y, wide))
@@ -53,14 +49,15 @@ def _middle(builder: Any, x: Any, y: Any) -> Any:
 
 
 def _fixed(builder: Any, x: Any) -> Any:
-    function = declared(builder.module, ir.FunctionType(FLOATS.vector, [FLOATS.vector]), "arithmetic.fence.v16f32")
+    kind = ir.FunctionType(FLOATS.vector, [FLOATS.vector])
+    function = declared(builder.module, kind, "arithmetic.fence.v16f32")
     return builder.bitcast(builder.call(function, [builder.bitcast(x, FLOATS.vector)]), WORDS.vector)
 
 
 # An array and the index of the first of sixteen elements.
 load = memory(FLOATS, SINGLE, lambda builder, place: builder.load(place, align=4))
 load_words = memory(WORDS, WORD, lambda builder, place: builder.load(place, align=4))
-load_halves = memory(FLOATS, HALF, _load_halves)
+load_halves = memory(FLOATS, HALF, lambda b, place: b.fpext(b.load(place, align=2), FLOATS.vector))
 store = memory(types.void, SINGLE, _store, 1)
 store_words = memory(types.void, WORD, _store, 1)
 store_halves = memory(types.void, HALF, _store_halves, 1)
@@ -94,8 +91,7 @@ larger = call(WORDS, "smax.v16i32", 2)
 largest = call(types.int32, "vector.reduce.smax.v16i32", 1)
 ones = call(WORDS, "ctpop.v16i32", 1)
 sum_words = call(types.int32, "vector.reduce.add.v16i32", 1)
-any_bits = call(types.int32, "vector.reduce.or.v16i32", 1)
-to_floats = op(FLOATS, lambda builder, x: builder.sitofp(x, FLOATS.vector), 1)
+floats = op(FLOATS, lambda builder, x: builder.bitcast(x, FLOATS.vector), 1)  # that have these bits
 
 # The second where a float is a number, a word is below 0, or has any bit set; the third elsewhere.
 where_below = op(FLOATS, lambda builder, x, y, z: builder.select(builder.icmp_signed("<", x, ZEROS), y, z), 3)

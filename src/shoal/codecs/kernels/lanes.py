@@ -1,7 +1,7 @@
 """Lanes: sixteen elements at a time, for kernels in which no compiler finds them by itself.
 
 What they can do is in `instructions`. Sixteen floats are four registers of an ARM, two of AVX2, one of
-AVX-512.
+AVX-512. What numba keeps on disk of a kernel does not notice a change of these two files: `make clean` then.
 """
 
 from __future__ import annotations

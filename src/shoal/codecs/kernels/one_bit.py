@@ -1,8 +1,7 @@
 """One bit in one pass: a column is added up while it is read, and lessened while it is near the processor.
 
-Sums are of float32, in sixteen lanes; the lines of torch add up in float64. So the means may differ by a few
-units in their last place, and the rest with them. Where sums are exact, as of small whole numbers, nothing
-differs.
+Sums are of float32, in sixteen lanes; the lines of torch add up in float64. So means may differ in their last
+place, and the rest with them. Where sums are exact, as of small whole numbers, nothing differs.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from torch.nn.functional import pad
 from shoal.codecs.kernels import instructions as lanes
 from shoal.codecs.kernels.compiler import compiled
 
-GROUP, LANES = 512, 16
-ZERO, ONE = np.float32(0), np.float32(1)
-NONE, FIRST, SIGN = np.int32(0), np.int32(1), np.int32(-(2**31))
+GROUP, LANES, SIGN = 512, 16, np.int32(-(2**31))
+ZERO, ONE, NONE, FIRST = np.float32(0), np.float32(1), np.int32(0), np.int32(1)
 
 
 def able(column: int) -> bool:
@@ -30,17 +28,16 @@ def able(column: int) -> bool:
 def encode(v: Tensor, rest: Tensor | None, column: int, signs: Tensor, values: Tensor) -> None:
     """Write the bits and means of `v`, or of `v + rest`; leave in `rest` what they lack."""
     n, whole = v.numel(), v.numel() // column * column
-    left = None if rest is None else rest.numpy()
+    left: Any = None if rest is None else rest.numpy()
     _encode(v.detach().numpy(), left, column, column, signs.numpy(), values.numpy()[: 2 * whole // column])
     if whole < n:  # a short column is filled up with what is below 0 and adds nothing
         fill = (0, column - (n - whole))
         last, more = pad(v.detach()[whole:], fill, value=-0.0), torch.empty(column // 32, dtype=torch.int32)
-        behind = None if rest is None else pad(rest[whole:], fill, value=-0.0)
-        left = None if behind is None else behind.numpy()
+        left = None if rest is None else pad(rest[whole:], fill, value=-0.0).numpy()
         _encode(last.numpy(), left, column, n - whole, more.numpy(), values.numpy()[-2:])
         signs[whole // 32 :] = more[: signs.numel() - whole // 32]
-        if rest is not None and behind is not None:
-            rest[whole:] = behind[: n - whole]
+        if rest is not None:
+            rest.numpy()[whole:] = left[: n - whole]
 
 
 def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> None:
@@ -48,8 +45,7 @@ def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> None:
     n, whole = out.numel(), out.numel() // column * column
     _decode(signs.numpy(), values.numpy()[: 2 * whole // column], column, out.numpy())
     if whole < n:
-        last, more = torch.empty(column), signs[whole // 32 :]
-        more = pad(more, (0, column // 32 - more.numel()))
+        last, more = torch.empty(column), pad(signs[whole // 32 :], (0, column // 32))
         _decode(more.numpy(), values.numpy()[-2:], column, last.numpy())
         out[whole:] = last[: n - whole]
 
@@ -57,15 +53,12 @@ def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> None:
 @compiled
 def _encode(v: Any, rest: Any, column: int, length: int, signs: Any, values: Any) -> None:
     for c in range(values.size // 2):
-        begin = c * column
-        low, high = _means(v, rest, begin, column, length, signs)
+        low, high = _means(v, rest, c * column, column, length, signs)
         values[2 * c], values[2 * c + 1] = low, high
         if rest is not None:
             below, above = lanes.splat(low), lanes.splat(high)
-            for i in range(begin, begin + column, LANES):
-                lanes.prefetch(v, i + column)
-                lanes.prefetch(rest, i + column)
-                u = lanes.add(lanes.load(v, i), lanes.load(rest, i))
+            for i in range(c * column, (c + 1) * column, LANES):
+                u = lanes.load(rest, i)
                 lanes.store(rest, i, lanes.sub(u, lanes.where_below(lanes.bits(u), below, above)))
 
 
@@ -75,10 +68,12 @@ def _means(v: Any, rest: Any, begin: int, column: int, length: int, signs: Any) 
     low, high, few = zero, zero, length - column  # what it was filled up with does not count
     for group in range(begin, begin + column, GROUP):
         below = lanes.splat_word(NONE)
-        for i in range(group, group + GROUP, 2 * LANES):  # two rows at a time: nothing is moved in between
+        for i in range(group, group + GROUP, 2 * LANES):  # two rows, so that their loads come first
             u, w = lanes.load(v, i), lanes.load(v, i + LANES)
             if rest is not None:
                 u, w = lanes.add(u, lanes.load(rest, i)), lanes.add(w, lanes.load(rest, i + LANES))
+                lanes.store(rest, i, u)
+                lanes.store(rest, i + LANES, w)
             low = lanes.add(lanes.add(low, lanes.lesser(u, zero)), lanes.lesser(w, zero))
             high = lanes.add(lanes.add(high, lanes.greater(u, zero)), lanes.greater(w, zero))
             below = _behind(lanes.fixed(_behind(below, u)), w)
@@ -90,8 +85,8 @@ def _means(v: Any, rest: Any, begin: int, column: int, length: int, signs: Any) 
 
 @compiled
 def _behind(signs: Any, u: Any) -> Any:
-    sign = lanes.both(lanes.bits(u), lanes.splat_word(SIGN))
-    return lanes.either(sign, lanes.down(signs, lanes.splat_word(FIRST)))
+    sign, one = lanes.splat_word(SIGN), lanes.splat_word(FIRST)
+    return lanes.either(lanes.both(lanes.bits(u), sign), lanes.down(signs, one))
 
 
 @compiled
@@ -101,5 +96,5 @@ def _decode(signs: Any, values: Any, column: int, out: Any) -> None:
         for group in range(c * column, (c + 1) * column, GROUP):
             words = lanes.load_words(signs, group // 32)
             for row in range(32):
-                mine = lanes.both(words, lanes.splat_word(np.int32(np.uint32(1) << np.uint32(row))))
-                lanes.store(out, group + LANES * row, lanes.where_any(mine, high, low))
+                mine = lanes.splat_word(np.int32(np.uint32(1) << np.uint32(row)))
+                lanes.store(out, group + LANES * row, lanes.where_any(lanes.both(words, mine), high, low))

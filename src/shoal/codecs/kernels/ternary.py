@@ -21,7 +21,8 @@ from shoal.codecs.kernels.ternary_scale import scale
 __all__ = ["able", "decode", "encode", "strange"]
 
 GROUP, LANES = 256, 16
-STEPS, UNIT = np.float32(trits.STEPS), np.float32(2.0**-30)  # of a trit in the upper two bits of a word
+STEPS = np.float32(trits.STEPS)
+HALF = np.float32(0.5)  # a trit in the upper two bits of a word is a float: 2, 0 or -2
 NONE, TWO, CODE = np.int32(0), np.int32(2), np.int32(-(2**30))
 
 Noise = tuple[Tensor, Tensor]
@@ -38,17 +39,17 @@ def encode(
     """Write the codes and scales of `v`, or of `v + rest`; leave in `rest` what they lack."""
     n, whole, blocks = v.numel(), v.numel() // block * block, v.numel() // block
     table, masks, all_scales = noise[0].numpy(), noise[1].numpy(), scales.numpy()
-    left, clip = None if rest is None else rest.numpy(), float(clip)  # numba would compile it for an int too
+    left: Any = None if rest is None else rest.numpy()
+    clip = float(clip)  # for a whole number, numba would compile it once more
     _encode(v.detach().numpy(), left, clip, block, block, table, masks, codes.numpy(), all_scales[:blocks])
     if whole < n:  # a short block is filled up with zeros
         fill = (0, block - (n - whole))
         last, more = pad(v.detach()[whole:], fill), torch.empty(block // 16, dtype=torch.int32)
-        behind = None if rest is None else pad(rest[whole:], fill)
-        left = None if behind is None else behind.numpy()
+        left = None if rest is None else pad(rest[whole:], fill).numpy()
         _encode(last.numpy(), left, clip, block, n - whole, table, masks[-1:], more.numpy(), all_scales[-1:])
         codes[whole // 16 :] = more[: codes.numel() - whole // 16]
-        if rest is not None and behind is not None:
-            rest[whole:] = behind[: n - whole]
+        if rest is not None:
+            rest.numpy()[whole:] = left[: n - whole]
 
 
 @compiled
@@ -62,19 +63,33 @@ def _encode(
 
 @compiled
 def _draw(v: Any, rest: Any, size: Any, begin: int, block: int, table: Any, mask: Any, codes: Any) -> None:
-    steps, less, flips = lanes.splat(STEPS / size), lanes.splat(-size * UNIT), lanes.splat_word(mask)
-    code, two, words = lanes.splat_word(CODE), lanes.splat_word(TWO), lanes.splat_word(NONE)
+    steps, less, flips = lanes.splat(STEPS / size), lanes.splat(-size * HALF), lanes.splat_word(mask)
+    u = v if rest is None else rest
     for group in range(begin, begin + block, GROUP):
-        for i in range(group, group + GROUP, LANES):
+        words = lanes.splat_word(NONE)
+        for i in range(group, group + GROUP, 2 * LANES):  # two rows, so that their loads come first
+            j = i + LANES
             lanes.prefetch(v, i + block)
-            if rest is None:
-                u = lanes.load(v, i)
-            else:
-                lanes.prefetch(rest, i + block)
-                u = lanes.load(rest, i)
-            draws = lanes.differ(lanes.load_words(table, i - begin), flips)
-            drawn = lanes.both(lanes.middle(lanes.to_words(lanes.mul(u, steps)), draws), code)
+            lanes.prefetch(v, j + block)
             if rest is not None:
-                lanes.store(rest, i, lanes.mul_add(lanes.to_floats(drawn), less, u))
-            words = lanes.either(drawn, lanes.down(words, two))
+                lanes.prefetch(rest, i + block)
+                lanes.prefetch(rest, j + block)
+            first, second = lanes.load(u, i), lanes.load(u, j)
+            one = _trits(first, steps, lanes.differ(lanes.load_words(table, i - begin), flips))
+            two = _trits(second, steps, lanes.differ(lanes.load_words(table, j - begin), flips))
+            if rest is not None:
+                lanes.store(rest, i, lanes.mul_add(lanes.floats(one), less, first))
+                lanes.store(rest, j, lanes.mul_add(lanes.floats(two), less, second))
+            words = _behind(lanes.fixed(_behind(words, one)), two)
         lanes.store_words(codes, group // LANES, words)
+
+
+@compiled
+def _trits(u: Any, steps: Any, draws: Any) -> Any:
+    sums = lanes.middle(lanes.to_words(lanes.mul(u, steps)), draws)
+    return lanes.both(sums, lanes.splat_word(CODE))
+
+
+@compiled
+def _behind(words: Any, trits: Any) -> Any:
+    return lanes.either(trits, lanes.down(words, lanes.splat_word(TWO)))

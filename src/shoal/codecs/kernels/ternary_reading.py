@@ -1,4 +1,4 @@
-"""Trits read back: sixteen at a time are shifted into the upper bits of words, which then are numbers."""
+"""Trits read back: in the upper two bits of a word, with zeros below, they are the floats 2, 0 and -2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.codecs.kernels.compiler import compiled
 GROUP, LANES = 256, 16
 ONE, TWO, NONE = np.int32(1), np.int32(2), np.int32(0)
 CODE, UPPER = np.int32(-(2**30)), np.int32(-0x55555556)  # the last code of a word; the upper bits of all
-UNIT = np.float32(2.0**-30)  # of a trit in the upper two bits of a word
+HALF = np.float32(0.5)
 
 
 def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
@@ -23,8 +23,7 @@ def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
     n, whole, blocks = out.numel(), out.numel() // block * block, out.numel() // block
     _decode(codes.numpy(), scales.numpy()[:blocks], block, out.numpy())
     if whole < n:
-        last, more = torch.empty(block), codes[whole // 16 :]
-        more = pad(more, (0, block // 16 - more.numel()))
+        last, more = torch.empty(block), pad(codes[whole // 16 :], (0, block // 16))
         _decode(more.numpy(), scales.numpy()[-1:], block, last.numpy())
         out[whole:] = last[: n - whole]
 
@@ -38,11 +37,11 @@ def strange(codes: Tensor) -> bool:
 def _decode(codes: Any, scales: Any, block: int, out: Any) -> None:
     code, two = lanes.splat_word(CODE), lanes.splat_word(TWO)
     for b in range(scales.size):
-        unit = lanes.splat(scales[b] * UNIT)
+        half = lanes.splat(scales[b] * HALF)
         for group in range(b * block, (b + 1) * block, GROUP):
             words = lanes.load_words(codes, group // LANES)
             for i in range(group + GROUP - LANES, group - LANES, -LANES):  # the last are in the upper bits
-                lanes.store(out, i, lanes.mul(lanes.to_floats(lanes.both(words, code)), unit))
+                lanes.store(out, i, lanes.mul(lanes.floats(lanes.both(words, code)), half))
                 words = lanes.up(words, two)
 
 
