@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 2048  # elements that a program takes, or a column if that is longer
+TILE = 1024  # elements that a program takes, or a column if that is longer
 LONGEST = 8192  # a column that its registers hold
 GROUP = 512
 
@@ -19,9 +19,9 @@ def able(column: int) -> bool:
 def encode(v: Tensor, rest: Tensor | None, column: int, signs: Tensor, values: Tensor) -> None:
     """Write the bits and means of `v`, or of `v + rest`; leave in `rest` what they lack."""
     n, columns = v.numel(), max(1, TILE // column)
-    given = (v, v if rest is None else rest, signs, values, n)
-    if n:
-        _encode[(triton.cdiv(n, columns * column),)](*given, column, columns, rest is not None)
+    given = (v, v if rest is None else rest, signs, values, n, column, columns, rest is not None)
+    if n:  # few warps: the fewer share a column, the less they wait for each other
+        _encode[(triton.cdiv(n, columns * column),)](*given, num_warps=columns * column // TILE)
 
 
 def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> None:
@@ -41,7 +41,7 @@ def _encode(v, rest, signs, values, n, COLUMN: tl.constexpr, COLUMNS: tl.constex
         u += tl.load(rest + at, here, 0.0)
     below = u.to(tl.int32, bitcast=True) < 0
     few = tl.sum(below.to(tl.int32), 1)
-    many = tl.sum(here.to(tl.int32), 1) - few
+    many = tl.minimum(n - columns * COLUMN, COLUMN).to(tl.int32) - few
     low = tl.math.div_rn(tl.sum(tl.where(below, u, 0.0), 1), tl.maximum(few, 1).to(tl.float32))
     high = tl.math.div_rn(tl.sum(tl.where(below, 0.0, u), 1), tl.maximum(many, 1).to(tl.float32))
     begins = columns * COLUMN < n

@@ -64,7 +64,8 @@ def _encode(  # type: ignore[no-untyped-def]
     bits = tl.max(u.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)  # so that what is not a number is largest
     top = bits.to(tl.float32, bitcast=True)
     part = u / tl.where(top >= smallest, top, 1.0)[:, None]  # their squares fit a float
-    deviation = top * tl.sqrt(tl.sum(part * part, 1) / tl.maximum(tl.sum(here.to(tl.int32), 1), 1))
+    length = tl.maximum(tl.minimum(n - blocks * BLOCK, BLOCK), 1)
+    deviation = top * tl.sqrt(tl.sum(part * part, 1) / length)
     scale = tl.where(clip > 0, tl.minimum(top, clip * deviation), top)
     scale = tl.where(top >= smallest, scale, 0.0)
     scale = tl.where(bits < 0x7F800000, scale, float("nan"))
