@@ -1,4 +1,4 @@
-"""Tampered payloads for every codec: refused, or a vector of the right length. `make soak` has 20,000 for each."""
+"""Tampered payloads for every codec: refused, or of the right length; `make soak` has 20,000 for each."""
 
 import subprocess
 import sys

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.codecs.fp16 import LARGE
 from shoal.codecs.kernels import on_cpu
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
@@ -20,7 +21,7 @@ class BF16(Codec):
     code: ClassVar[int] = 2
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
-        if on_cpu(v):
+        if v.numel() >= LARGE and on_cpu(v):
             from shoal.codecs.kernels import halves
 
             short = halves.to_brain(v)
@@ -31,7 +32,7 @@ class BF16(Codec):
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         _, bodies = unseal(payload, self.code, out.numel())
         (short,) = expect(bodies, (torch.bfloat16, out.numel()))
-        if on_cpu(out):
+        if out.numel() >= LARGE and on_cpu(out):
             from shoal.codecs.kernels import halves
 
             return halves.from_brain(short.contiguous(), out)

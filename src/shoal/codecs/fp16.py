@@ -14,6 +14,7 @@ from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 
 LARGEST = torch.finfo(torch.float16).max
+LARGE = 2**16  # elements; with fewer, a kernel is not worth waiting for numba
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class FP16(Codec):
     code: ClassVar[int] = 1
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
-        if on_cpu(v) and (kernel := _kernel()) is not None:
+        if v.numel() >= LARGE and on_cpu(v) and (kernel := _kernel()) is not None:
             half = kernel.to_half(v)
         else:
             half = v.clamp(-LARGEST, LARGEST).half()
@@ -32,7 +33,7 @@ class FP16(Codec):
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         _, bodies = unseal(payload, self.code, out.numel())
         (half,) = expect(bodies, (torch.float16, out.numel()))
-        if on_cpu(out) and (kernel := _kernel()) is not None:
+        if out.numel() >= LARGE and on_cpu(out) and (kernel := _kernel()) is not None:
             kernel.from_half(half.contiguous(), out)
         else:
             out.copy_(half)

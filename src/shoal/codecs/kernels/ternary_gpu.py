@@ -27,7 +27,7 @@ def encode(
 ) -> None:
     """Write the codes and scales of `v`, or of `v + rest`; leave in `rest` what they lack."""
     n, blocks = v.numel(), max(1, TILE // block)
-    given = (v, v if rest is None else rest, *noise, codes, scales, n, clip, STEPS, SMALLEST)
+    given = (v, v if rest is None else rest, *noise, codes, scales, n, float(clip), STEPS, SMALLEST)
     if n:
         _encode[(triton.cdiv(n, blocks * block),)](*given, block, blocks, rest is not None)
 
