@@ -84,3 +84,24 @@ def test_what_it_saved_is_what_did_not_travel_in_virtual_time():
     assert saved == pytest.approx(5 * 10_000 * 6 / 1e6, rel=0.01)
     assert dense.seconds - half.seconds == pytest.approx(saved, rel=0.05)
     assert dense.worker(0).meter.saved_seconds == 0.0
+
+
+def test_a_gradient_that_is_not_finite_leaves_no_trace():
+    # the server refuses it, and later ones are taken as if it had not been
+    class Hiccup(Slope):
+        def gradient(self, rank, step, x):
+            return super().gradient(rank, step, x) * (float("nan") if step == 1 else 1)
+
+    run = simulate(ASGD(), Hiccup(gradients=(0.75,)), workers=1, steps=6, codec=Whole("residual"))
+    assert run.server.x.item() == -3.0  # 5 x 3/4, of which 3/4 are kept
+    assert run.worker(0).coding.states["push.1"]["rest"].item() == 0.75
+
+
+def test_what_counts_for_nothing_leaves_no_trace_either():
+    run = simulate(
+        Sync(), Slope(gradients=(0.75,)), workers=2, steps=1, start=[0.0, 0.0], codec=Whole("double")
+    )
+    coding = run.worker(0).coding
+    kept = coding.states["stripe.1"]["rest"].clone()
+    coding.encode("stripe.1", torch.ones(1, dtype=torch.float64), 1, counts=False)
+    assert torch.equal(coding.states["stripe.1"]["rest"], kept)

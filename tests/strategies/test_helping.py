@@ -112,3 +112,15 @@ def test_the_gradient_is_that_of_the_batch_that_was_taken_over():
         compute=Compute(1.0, slow={2: 9.0}, jitter=0.1),
     )
     assert all(share > 0 for share in run.worker(0).x.tolist())
+
+
+def test_the_last_checkpoint_is_written_when_nothing_is_left_to_take_over():
+    saved = defaultdict(list)
+
+    async def boundary(node):
+        if node.t == node.last_step and not node.peers.may_help:
+            saved[node.rank].append((node.transport.now(), node.meter.steps))
+
+    watch(Gossip(period=99), [0.0, 0.0], steps=6, compute=Compute(1.0, slow={1: 6.5}), boundary=boundary)
+    # worker 0 has done four of worker 1's by 10 s, worker 1 two of its own by 13 s
+    assert saved == {0: [(10.0, 10)], 1: [(13.0, 2)]}

@@ -14,9 +14,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 @needs_gpu
 def test_a_group_of_one_gpu_sums():
-    group = join_gpus(dist.HashStore(), 0, 1, torch.device("cuda", 0), 10.0)
+    group = join_gpus(dist.HashStore(), 0, 1, torch.device("cuda", 0), 10.0, set())
     v = torch.arange(5.0, device="cuda")
-    finish_on_gpu([group.allreduce([v])], time.monotonic() + 60)
+    finish_on_gpu([group.allreduce([v])], time.monotonic() + 60, set())
     assert v.tolist() == [0, 1, 2, 3, 4]
     leave_gpus(group)
 
@@ -25,7 +25,7 @@ def test_a_group_of_one_gpu_sums():
 def test_two_workers_on_one_gpu_sum_in_host_memory():
     store = dist.HashStore()
     store.set("shoal/gpu/1", str(torch.cuda.get_device_properties(0).uuid))  # as the other would
-    assert join_gpus(store, 0, 2, torch.device("cuda", 0), 10.0) is None
+    assert join_gpus(store, 0, 2, torch.device("cuda", 0), 10.0, set()) is None
 
 
 class Undone:
@@ -38,7 +38,7 @@ class Undone:
 def test_a_sum_that_is_never_done_is_given_up():
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="was not done in time"):
-        finish_on_gpu([Undone()], began + 0.05)
+        finish_on_gpu([Undone()], began + 0.05, set())
     assert time.monotonic() - began < 5
 
 

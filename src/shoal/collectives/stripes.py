@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.codec import Payload
+from shoal.core.meeting import PRESENT
 from shoal.core.node import Node
 from shoal.core.transport import Message
 
@@ -46,6 +47,7 @@ class Striped:
     def __init__(self, node: Node, v: Tensor, weight: float, name: str = "", key: str = "") -> None:
         self._node, self._v, self._weight, self._key = node, v, weight, key
         self._stripe, self._average = f"stripe{name}", f"average{name}"
+        self._counts = weight > PRESENT
         self._cuts = cut(v.numel(), node.size)
         # so that not all send to worker 0 first
         self._others = [(node.rank + k) % node.size for k in range(1, node.size)]
@@ -55,7 +57,7 @@ class Striped:
         """Send every stripe to the worker that merges it."""
         for k in self._others:
             key, part = f"{self._key}stripe.{k}", self._cuts[k]
-            payload = self._node.coding.encode(key, self._v[part], self._at(part))
+            payload = self._node.coding.encode(key, self._v[part], self._at(part), counts=self._counts)
             await self._node.send(k, Message(self._stripe, payload, count=self._weight))
 
     async def progress(self) -> None:
@@ -80,7 +82,8 @@ class Striped:
         coding = self._node.coding
         if not coding.codec.for_gradients:
             return own
-        payload = coding.encode(f"{self._key}stripe.{self._node.rank}", own, at, times=0)
+        key = f"{self._key}stripe.{self._node.rank}"
+        payload = coding.encode(key, own, at, counts=self._counts, times=0)
         return coding.decode(payload, own.numel(), at)
 
     def _decode_average(self, payload: Payload, part: slice) -> Tensor:

@@ -40,24 +40,31 @@ class Coding:
         *,
         merged: bool = False,
         feeds: bool = True,
+        counts: bool = True,
         times: int = 1,
     ) -> Payload:
         """Compress one vector of the stream called `key`, to be sent so many times.
 
-        What was lost is not fed back for a sender that sees to that itself, and does not say `feeds`.
+        What was lost is not fed back for a sender that sees to that itself, and does not say `feeds`. A
+        vector that is not finite, or does not count where it arrives, leaves no trace: later ones would
+        suffer from it.
         """
         began = self._node.transport.now()
         codec = self._codec(at, v.numel(), merged)
         state = self.states.get(key)
         if state is None:
             state = codec.init(v, derive(self._seed, "codec", self._node.rank, key))
-        if feeds and (codec.feedback == "double" or (codec.feedback == "residual" and not merged)):
-            rest = state.pop(REST) if REST in state else torch.zeros_like(v)
-            payload, state = codec.encode_rest(v, rest, state)
-            state = {**state, REST: rest}
+        feeds = feeds and (codec.feedback == "double" or (codec.feedback == "residual" and not merged))
+        own = {name: tensor for name, tensor in state.items() if name != REST}
+        if (feeds or own) and not (counts and bool(v.sum().isfinite())):
+            payload, _ = codec.encode(v, {name: tensor.clone() for name, tensor in own.items()})
+            self.states.setdefault(key, state)
+        elif feeds:
+            rest = state[REST] if REST in state else torch.zeros_like(v)
+            payload, own = codec.encode_rest(v, rest, own)
+            self.states[key] = {**own, REST: rest}
         else:
-            payload, state = codec.encode(v, state)
-        self.states[key] = state
+            payload, self.states[key] = codec.encode(v, own)
         self._node.meter.encode_seconds += self._node.transport.now() - began
         if not codec.exact:
             self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))

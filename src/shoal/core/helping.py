@@ -28,6 +28,7 @@ class Helping:
     def __init__(self, node: Node) -> None:
         self.given = 0
         self.is_helping = False  # whether the batches that it does now are others'
+        self.has_ended = False  # whether nobody has anything to give it any more
         self._node = node
         self._taken: deque[tuple[int, int, int]] = (
             deque()
@@ -82,9 +83,10 @@ class Helping:
     async def _come_to_the_end(self) -> None:
         """Count the batches that others did as this worker's, and its own again from the next run on."""
         node = self._node
-        if (self.given or self.is_helping) and node.last_step is not None:
-            self.given, self.is_helping = 0, False
+        assert node.last_step is not None, "it would not have come to the end of its share"
+        if self.given or self.is_helping:
             node.t = node.clock = node.last_step
             node.replica.seek(node.rank, node.last_step)
-            if node.boundary is not None:
-                await node.boundary(node)
+        self.given, self.is_helping, self.has_ended = 0, False, True
+        if node.boundary is not None:
+            await node.boundary(node)

@@ -57,6 +57,11 @@ class Peers:
             node.unmerged = 0.0
             await self._reassure()
 
+    @property
+    def may_help(self) -> bool:
+        """Whether this worker may still be given batches of others when it is done with its own."""
+        return HELP in self.answers and not self.helping.has_ended
+
     async def take_more(self) -> tuple[int, int, int] | None:
         """A batch that another worker gives away, where they do: whose it is, its place there, the clock."""
         return await self.helping.more() if HELP in self.answers else None

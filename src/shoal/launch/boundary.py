@@ -53,8 +53,10 @@ class Boundary:
             self._save(node)
             return
         stopping = await self._stops_here(node)
-        due = node.t == node.last_step or (self._every is not None and node.t % self._every == 0)
+        at_end = node.t == node.last_step
+        due = at_end or (self._every is not None and node.t % self._every == 0)
         due = due and node.t not in (0, self._resumed_at) and not node.peers.helping.is_helping
+        due = due and not (at_end and node.peers.may_help)  # what it takes over is to be in it
         if self._checkpoints is not None and (due or stopping):
             self._save(node)
             for server in range(node.size, node.size + node.servers * node.shards):

@@ -79,7 +79,8 @@ class GlooSums(Sums):
             return super().carried(piece)
         if not self._asked_for_gpus:  # all come to the same sum: so all ask
             rank, workers = self.agreement.rank, self.agreement.workers
-            self._gpus = join_gpus(self._store, rank, workers, piece.device, JOINING_SECONDS)
+            gone = self.agreement.gone
+            self._gpus = join_gpus(self._store, rank, workers, piece.device, JOINING_SECONDS, gone)
             self._asked_for_gpus = True
         return super().carried(piece) if self._gpus is None else piece
 
@@ -91,7 +92,10 @@ class GlooSums(Sums):
 
     def _wait(self, works: list[dist.Work], deadline: float) -> None:
         try:
-            finish(works, deadline) if self._gpus is None else finish_on_gpu(works, deadline)
+            if self._gpus is None:
+                finish(works, deadline)
+            else:
+                finish_on_gpu(works, deadline, self.agreement.gone)
         except RuntimeError as error:
             raise self.agreement.failure(deadline) from error
 

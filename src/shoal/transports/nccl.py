@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,9 @@ PAUSE_SECONDS = 1e-4
 NO_GPU = "none"
 
 
-def join_gpus(store: Store, rank: int, workers: int, device: torch.device, seconds: float) -> Any:
+def join_gpus(
+    store: Store, rank: int, workers: int, device: torch.device, seconds: float, gone: Set[int]
+) -> Any:
     """A group of the workers' GPUs; None where two of them share one, or a torch is without NCCL.
 
     All workers call this together, and decide alike. Raises PeerLost naming who did not come.
@@ -31,7 +33,7 @@ def join_gpus(store: Store, rank: int, workers: int, device: torch.device, secon
     own = str(torch.cuda.get_device_properties(device).uuid) if has_nccl else NO_GPU
     keys = {k: f"shoal/gpu/{k}" for k in range(workers)}
     store.set(keys[rank], own)
-    if absent := await_keys(store, keys, seconds):
+    if absent := await_keys(store, keys, seconds, gone):
         raise missing(rank, absent, seconds, "say which GPU is theirs")
     gpus = [store.get(key).decode() for key in keys.values()]
     if NO_GPU in gpus or len(set(gpus)) < workers:
@@ -42,11 +44,11 @@ def join_gpus(store: Store, rank: int, workers: int, device: torch.device, secon
     return c10d.ProcessGroupNCCL(c10d.PrefixStore("shoal/nccl", store), rank, workers, options)
 
 
-def finish_on_gpu(works: Sequence[dist.Work], deadline: float) -> None:
-    """Wait until all is done. Raises RuntimeError if it fails, or not all is done in time."""
+def finish_on_gpu(works: Sequence[dist.Work], deadline: float, gone: Set[int]) -> None:
+    """Wait until all is done. Raises RuntimeError if it fails, somebody is gone, or time is up."""
     while not all(work.is_completed() for work in works):
-        if time.monotonic() > deadline:
-            raise RuntimeError("a sum among GPUs was not done in time")
+        if gone or time.monotonic() > deadline:
+            raise RuntimeError("a sum among GPUs was not done in time, or somebody has left it")
         time.sleep(PAUSE_SECONDS)
     for work in works:
         work.wait()  # tells what failed, and has later kernels come after it
