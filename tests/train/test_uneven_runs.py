@@ -39,7 +39,8 @@ def one_machine():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "transport"), [("sync", "gloo"), ("sync", "processes"), ("bmuf", "processes")]
+    ("strategy", "transport"),
+    [("sync", "gloo"), pytest.param("sync", "processes", marks=pytest.mark.soak), ("bmuf", "processes")],
 )
 def test_all_end_with_the_same_model_and_every_sample_counts(strategy, transport):
     told = run(strategy, transport)

@@ -213,7 +213,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_ended_before_mpi_was_started() ->
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_stopping_mpiexec_leaves_nothing(stop: signal.Signals, waits: Path) -> None:
     with started(2, waits) as job:
         assert job.stdout is not None
