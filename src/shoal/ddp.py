@@ -26,9 +26,6 @@ from shoal.core.seeds import derive
 from shoal.core.transport import DTYPES, MOST_PARTS
 from shoal.core.vector import Piece
 
-WRITTEN = DTYPES
-"""What payloads consist of, by number."""
-
 ALIGNED = 8
 """Bytes at whose multiples each part begins when it travels, so that it can be read where it lies."""
 
@@ -163,9 +160,9 @@ def gathered(payload: Payload, device: torch.device, group: Group) -> list[Paylo
     """The payloads of all ranks, in rank order: first what they consist of, then their bytes."""
     about = torch.full((MOST_PARTS, 2), -1, dtype=torch.int64)
     for number, part in enumerate(payload):
-        about[number] = torch.tensor((WRITTEN.index(part.dtype), part.numel()))
+        about[number] = torch.tensor((DTYPES.index(part.dtype), part.numel()))
     tables = [
-        [(WRITTEN[dtype], length) for dtype, length in table.tolist() if dtype >= 0]
+        [(DTYPES[dtype], length) for dtype, length in table.tolist() if dtype >= 0]
         for table in all_gather(about.to(device), group)
     ]
     longest = max(sum(map(space, table)) for table in tables)

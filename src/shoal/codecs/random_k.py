@@ -11,15 +11,15 @@ from torch import Tensor
 from shoal.codecs import draws
 from shoal.codecs.draws import COUNTER, SEED
 from shoal.codecs.pairs import two
-from shoal.codecs.selection import check_density, how_many
-from shoal.codecs.sparse import Sparse
+from shoal.codecs.selection import how_many
+from shoal.codecs.sparse import Sparsifier
 from shoal.codecs.wire import seal, unseal
-from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
+from shoal.core.codec import Payload, State, expect
 from shoal.core.errors import WireError
 
 
 @dataclass(frozen=True)
-class RandomK(Codec):
+class RandomK(Sparsifier):
     """Cuts the vector into as many even stretches as elements travel, and sends one of each, drawn evenly.
 
     Without feedback each is sent times the length of its stretch, so that the vector is right on average.
@@ -27,17 +27,6 @@ class RandomK(Codec):
     """
 
     code: ClassVar[int] = 10
-
-    density: float = 0.01  # the share of the elements that travels
-    feedback: str = "residual"
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        one_of_feedback(self.feedback)
-
-    @property
-    def merged(self) -> Codec:
-        return self if self.feedback == "double" else Sparse()
 
     def init(self, like: Tensor, seed: int = 0) -> State:
         return draws.start(seed)

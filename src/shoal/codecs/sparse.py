@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from shoal.codecs.pairs import seal_pairs, unseal_pairs
-from shoal.codecs.selection import above
+from shoal.codecs.selection import above, check_density
 from shoal.codecs.wire import seal
-from shoal.core.codec import Codec, Payload, State
+from shoal.core.codec import Codec, Payload, State, one_of_feedback
 
 
 @dataclass(frozen=True)
@@ -32,3 +32,19 @@ class Sparse(Codec):
 
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         return unseal_pairs(payload, self.code, out)
+
+
+@dataclass(frozen=True)
+class Sparsifier(Codec):
+    """Sends a share of the elements; their average travels whole, unless with double feedback."""
+
+    density: float = 0.01  # the share of the elements that travels
+    feedback: str = "residual"
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        one_of_feedback(self.feedback)
+
+    @property
+    def merged(self) -> Codec:
+        return self if self.feedback == "double" else Sparse()

@@ -8,13 +8,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from shoal.codecs.pairs import seal_pairs, unseal_pairs
-from shoal.codecs.selection import check_density, how_many, largest
-from shoal.codecs.sparse import Sparse
-from shoal.core.codec import Codec, Payload, State, one_of_feedback
+from shoal.codecs.selection import how_many, largest
+from shoal.codecs.sparse import Sparsifier
+from shoal.core.codec import Payload, State
 
 
 @dataclass(frozen=True)
-class TopK(Codec):
+class TopK(Sparsifier):
     """Sends the largest magnitudes, exactly, and nothing of the others. With density 1 nothing is lost.
 
     At least one travels; of equal ones those that come first; zeros never. What is not a number counts as
@@ -22,17 +22,6 @@ class TopK(Codec):
     """
 
     code: ClassVar[int] = 9
-
-    density: float = 0.01  # the share of the elements that travels
-    feedback: str = "residual"
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        one_of_feedback(self.feedback)
-
-    @property
-    def merged(self) -> Codec:
-        return self if self.feedback == "double" else Sparse()
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         positions, values = largest(v, how_many(self.density, v.numel()))
