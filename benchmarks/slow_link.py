@@ -52,7 +52,8 @@ import shoal
 from shoal.codecs import CODECS
 from shoal.core.strategy import Strategy
 from shoal.launch.control import leave_with_parent
-from shoal.modules import Batches, evaluate
+from shoal.evaluation import evaluate
+from shoal.modules import Batches
 from shoal.report.units import bytes_text, ratio_text, seconds_text
 from shoal.sim import Network
 from shoal.strategies import STRATEGIES
@@ -240,7 +241,8 @@ def work(trial: Trial) -> None:
     if trial.strategy is None:
         dist.destroy_process_group()
     if rank == 0:
-        measured["test_loss"], measured["accuracy"] = evaluate(model, task, data)
+        score = evaluate(model, task, data)
+        measured["test_loss"], measured["accuracy"] = score.loss, score.accuracy
         measured["parameters"] = sum(p.numel() for p in model.parameters())
     say(done=measured, alone=median(alone))
 

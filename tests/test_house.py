@@ -31,13 +31,16 @@ _MADE = _PARTS | {
     "journal",
     "splits",
     "modules",
+    "models",
+    "evaluation",
     "balance",
     "user_loop",
     "curve",
     "result",
 }
 _STARTED = _MADE | {"launch"}
-_WHOLE = _STARTED | {"plan", "processes", "train", "attachment", "sharding", "script", "ddp"}
+_TRAINED = _STARTED | {"plan", "processes", "train"}
+_WHOLE = _TRAINED | {"attachment", "sharding", "script", "ddp", "minimizing", "belief"}
 
 MAY_IMPORT = {  # room -> the other rooms it may import
     "core": set(),
@@ -47,14 +50,16 @@ MAY_IMPORT = {  # room -> the other rooms it may import
     "strategies": {"core", "topologies"},
     "sim": {"core", "collectives"},
     "transports": {"core", "collectives"},
-    "tasks": _PARTS,
+    "models": {"core"},
+    "tasks": _PARTS | {"models"},
     "checkpoint": _PARTS,
     "journal": _PARTS | {"checkpoint"},
     "splits": {"core"},
     "modules": _PARTS | {"splits"},
     "balance": _PARTS | {"modules"},
     "user_loop": _PARTS | {"modules"},
-    "curve": _PARTS | {"modules"},
+    "evaluation": {"core"},
+    "curve": _PARTS | {"modules", "evaluation"},
     "result": {"core"},
     "launch": _MADE,
     "plan": _STARTED,
@@ -64,9 +69,12 @@ MAY_IMPORT = {  # room -> the other rooms it may import
     "sharding": _STARTED | {"attachment"},
     "script": _STARTED | {"attachment"},
     "ddp": {"core", "codecs", "collectives"},
+    "minimizing": _TRAINED,
+    "belief": _TRAINED,
     "report": {"core"},
+    "studies": _WHOLE | {"report"},
     "testing": _WHOLE | {"report", FRONT},
-    "cli": _WHOLE | {"report", "testing", FRONT},
+    "cli": _WHOLE | {"report", "testing", "studies", FRONT},
     FRONT: _WHOLE | {"report"},
     "__main__": {"cli"},
 }

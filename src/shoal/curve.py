@@ -16,7 +16,8 @@ from shoal.core.node import Node
 from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.core.vector import trainable
-from shoal.modules import EnsembleModel, evaluate
+from shoal.evaluation import evaluate
+from shoal.modules import EnsembleModel
 
 POINTS = 20
 MOST_BYTES = 512 * 2**20
@@ -112,13 +113,14 @@ def score(snapshots: Sequence[Snapshot], model: nn.Module, task: Task, data: Dat
     for snapshot in snapshots:
         for p, value in zip(parameters, layout.split(snapshot.x).values(), strict=True):
             p.data.copy_(value)
-        loss, accuracy = evaluate(model, task, data)
+        reached = evaluate(model, task, data)
         points.append(
             {
                 "seconds": snapshot.seconds,
                 "samples": snapshot.samples,
-                "test_loss": loss,
-                "test_accuracy": accuracy,
+                "test_loss": reached.loss,
+                "test_accuracy": reached.accuracy,
+                **({"metrics": reached.metrics} if reached.metrics else {}),
             }
         )
     return points

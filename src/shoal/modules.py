@@ -6,14 +6,16 @@ import copy
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shoal.core.factors import Product, Recorder
 from shoal.core.growth import Growth
+from shoal.core.matrices import Matrix
 from shoal.core.node import Node
 from shoal.core.replica import Gradient
 from shoal.core.seeds import derive, stream
@@ -156,12 +158,14 @@ class ModuleReplica:
         self._flat = Flat(model)
         self.x = self._flat.x
         self._loss = task.loss
+        self._augment = task.augment
         self._optimizer = task.optimizer(self._flat.parameters, lr=task.lr)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._rate = 1.0  # by which they are multiplied; NaN where that is not known
         self._watch = Watch(self._flat)
+        self._recorder: Recorder | None = None
         self._g: Tensor | None = None
-        self._noise = torch.Generator().manual_seed(noise_seed).get_state()
+        self._noise = torch.Generator(self.x.device).manual_seed(noise_seed).get_state()
 
     @property
     def lr(self) -> float:
@@ -189,7 +193,10 @@ class ModuleReplica:
             self._g = torch.empty_like(self.x)
         x, y = self._next_batch()
         loss = self._propagate(x, y)
-        return Gradient(self._flat.gradient(self._g), len(y), loss)
+        gradient = Gradient(self._flat.gradient(self._g), len(y), loss)
+        if self._recorder is not None:
+            self._recorder.belongs_to(gradient.vector)
+        return gradient
 
     async def stream(self, intake: Intake) -> Streamed:
         """The same, taken in while back-propagation runs."""
@@ -201,6 +208,19 @@ class ModuleReplica:
         fill = partial(self._watch.fill, intake.out, weight)
         return Streamed(intake.out, len(y), loss, changed, fill)
 
+    def record(self) -> None:
+        """Keep from now on what each gradient is made of."""
+        self._recorder = Recorder(self.model, self._flat)
+
+    @property
+    def recorded(self) -> Sequence[Matrix]:
+        """The layers of which that is kept."""
+        return self._recorder.layers if self._recorder else ()
+
+    def take_products(self, v: Tensor) -> list[Product] | None:
+        """What the layers of the last gradient are made of, if this is it."""
+        return self._recorder.take(v) if self._recorder else None
+
     def _next_batch(self) -> tuple[Tensor, Tensor]:
         """The next batch; from now on the learning rate is what belongs to it."""
         batch = self.batches.next()
@@ -210,14 +230,14 @@ class ModuleReplica:
                 group["lr"] = rate * self._rate
         return batch
 
-    def _propagate(self, x: Tensor, y: Tensor) -> float:
-        """Leave the gradients of one batch at the parameters; its loss."""
+    def _propagate(self, x: Tensor, y: Tensor) -> float | None:
+        """Leave the gradients of one batch at the parameters; its loss, or None where that is empty."""
         for p in self._flat.parameters:
             p.grad = None
-        with self._own_noise():
-            loss = self._loss(self.model(x), y)
-            torch.autograd.backward(loss)
-        return loss.item()
+        with self._own_noise(), self._recorder.recording() if self._recorder else nullcontext():
+            loss = self._loss(self.model(x if self._augment is None else self._augment(x)), y)
+            torch.autograd.backward(loss, torch.ones_like(loss))
+        return loss.item() if loss.numel() else None
 
     def seek(self, owner: int, place: int) -> None:
         """Take the next batch from another worker's share."""
@@ -252,14 +272,15 @@ class ModuleReplica:
 
     @contextmanager
     def _own_noise(self) -> Iterator[None]:
-        """Layers such as dropout draw from torch's global stream: lend them this replica's own."""
-        outer = torch.get_rng_state()
-        torch.set_rng_state(self._noise)
+        """Layers such as dropout draw from their device's global stream: lend them this replica's own."""
+        drawn = torch.cuda if self.x.is_cuda else torch.random
+        outer = drawn.get_rng_state()
+        drawn.set_rng_state(self._noise)
         try:
             yield
         finally:
-            self._noise = torch.get_rng_state()
-            torch.set_rng_state(outer)
+            self._noise = drawn.get_rng_state()
+            drawn.set_rng_state(outer)
 
 
 def reset_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -346,21 +367,3 @@ class EnsembleModel(nn.Module):
 def module_of(node: Node, other: nn.Module) -> nn.Module:
     """The module that a node trains, with its buffers; `other` for a server, which trains none."""
     return node.replica.model if isinstance(node.replica, ModuleReplica) else other
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, task: Task, data: Data) -> tuple[float, float | None]:
-    """Mean test loss, and the percentage of right classes where labels are classes."""
-    if len(data.test_y) == 0:
-        return float("nan"), None
-    was_training = model.training
-    model.eval()
-    loss, right, classes = 0.0, 0, False
-    for x, y in zip(torch.split(data.test_x, 1000), torch.split(data.test_y, 1000), strict=True):
-        out = model(x)
-        loss += float(task.loss(out, y)) * len(y)
-        classes = out.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
-        right += int((out.argmax(dim=1) == y).sum()) if classes else 0
-    model.train(was_training)
-    samples = len(data.test_y)
-    return loss / samples, 100.0 * right / samples if classes else None

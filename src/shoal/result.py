@@ -34,6 +34,7 @@ class Result:
     curve: list[dict[str, Any]]
     staleness: dict[str, int]
     nodes: list[dict[str, Any]]
+    metrics: dict[str, float] = field(default_factory=dict)  # the task's own, of the test set
     digest: str | None = None  # of a simulation's trace
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
@@ -93,6 +94,7 @@ def summarise(
         curve=curve,
         staleness={str(late): count for late, count in sorted(staleness.items())},
         nodes=reports,
+        metrics=last.get("metrics", {}),
         digest=digest,
         model=model,
     )

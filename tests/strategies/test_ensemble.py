@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.core.task import Data, Task
-from shoal.modules import EnsembleModel, build_member, build_model, evaluate
+from shoal.evaluation import evaluate
+from shoal.modules import EnsembleModel, build_member, build_model
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import Ensemble, Single
 from shoal.testing import blobs
@@ -146,8 +147,9 @@ def test_the_figures_are_those_of_the_averaged_predictions():
     assert isinstance(result.model, EnsembleModel)
     members, data = list(result.model.members), task.data()
     assert len({tuple(flat(member).tolist()) for member in members}) == 3
-    assert (result.test_loss, result.test_accuracy) == evaluate(result.model, task, data)
-    own = [evaluate(member, task, data)[0] for member in members]
+    score = evaluate(result.model, task, data)
+    assert (result.test_loss, result.test_accuracy) == (score.loss, score.accuracy)
+    own = [evaluate(member, task, data).loss for member in members]
     assert result.test_loss < sum(own) / 3
     for member in members:
         member.eval()

@@ -298,3 +298,14 @@ def test_idx_shares_the_memory_of_a_bytearray() -> None:
 def test_idx_refuses_garbage(contents: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         idx(contents)
+
+
+def test_a_file_that_is_not_packed_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = Dataset(name="letters", files={"letters.txt": hashlib.sha256(CONTENTS).hexdigest()})
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "letters.txt").write_bytes(CONTENTS)
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    assert bytes(read(plain)["letters.txt"]) == CONTENTS
+    (tmp_path / "letters" / "letters.txt").write_bytes(CONTENTS + b"!")
+    with pytest.raises(DataMissing, match="SHA-256"):
+        read(plain)

@@ -29,11 +29,13 @@ class Codec(ABC):
     """A way to write a vector down shorter. Frozen: options only.
 
     `exact` says that decode(encode(v)) is v, bit for bit, so that the codec may be skipped. One that is
-    `for_gradients` does more than write them down, as momentum. Its `code` is in the header of all it writes.
+    `for_gradients` does more than write them down, as momentum; one `for_averages` is of use only where
+    gradients are averaged over all workers. Its `code` is in the header of all it writes.
     """
 
     exact: ClassVar[bool] = False
     for_gradients: ClassVar[bool] = False
+    for_averages: ClassVar[bool] = False
     code: ClassVar[int] = 0
 
     @property

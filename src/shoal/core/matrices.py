@@ -101,6 +101,10 @@ class Matrices:
                 torch.mm(left.T, right, out=m.of(out))
             else:
                 m.of(out).copy_(left.T @ right)
+        return self.put_others(out, others)
+
+    def put_others(self, out: Tensor, others: Tensor) -> Tensor:
+        """Write what lies in no matrix into `out`."""
         gaps = self.gaps(out.numel())
         parts = torch.split(others, [gap.stop - gap.start for gap in gaps])
         for gap, part in zip(gaps, parts, strict=True):

@@ -47,6 +47,15 @@ class Starts(Protocol):
         ...
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """A way to form averages that needs something of a node before its first gradient."""
+
+    def prepare(self, node: Node) -> None:
+        """See to it."""
+        ...
+
+
 class Meeting:
     """One worker's part in the averages of all.
 
@@ -63,6 +72,8 @@ class Meeting:
         self._numbers = 0  # of the averages so far, where ends are not known beforehand
         self._words: dict[int, Message] = {}  # the last of each other worker
         self._merges: bool | None = None  # whether gradients are merged while they are computed
+        if isinstance(preparing := cast(object, mean), Prepares):
+            preparing.prepare(node)
 
     async def mean(self, v: Tensor | Awaitable[Tensor], weight: float | None) -> Tensor:
         """See `Node.mean`."""

@@ -21,6 +21,7 @@ class Strategy(ABC):
     most_workers: ClassVar[int | None] = None
     compresses: ClassVar[bool] = True  # whether what it sends goes through the codec
     sends_gradients: ClassVar[bool] = True  # or differences of models
+    averages_gradients: ClassVar[bool] = False  # whether workers average them, and nothing else
     survives: ClassVar[bool] = False  # whether workers that die are done without, though there is no server
     independent: ClassVar[bool] = False  # whether workers have models of their own, and all predict together
     recovers: ClassVar[str] = "journal"  # the most that a server of its can come back with: memory, or none
@@ -74,6 +75,11 @@ class Strategy(ABC):
             raise ValueError(
                 f"{codec} is made for gradients, and {type(self).__name__} sends differences of models; "
                 "take 'top_k' or 'one_bit'"
+            )
+        if codec.for_averages and not self.averages_gradients:
+            raise ValueError(
+                f"{codec} is for gradients that workers average among themselves at every step, and "
+                f"{type(self).__name__} does something else; take strategy 'sync', or codec 'low_rank'"
             )
 
     @abstractmethod

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.core.growth import Growth
+
+UNLABELLED = -100  # a label that does not count, as torch's cross-entropy has it
+
+Metric = Callable[[Tensor, Tensor], float]
+"""A figure made of all outputs and all labels of the test set."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,10 @@ class Data:
             if len(x) != len(y):
                 raise ValueError(f"{name} data has {len(x)} inputs but {len(y)} labels")
 
+    def on(self, device: str | torch.device) -> Data:
+        """The same examples in that device's memory."""
+        return Data(*(getattr(self, part.name).to(device) for part in fields(self)))
+
 
 @dataclass(frozen=True)
 class Task:
@@ -34,7 +44,9 @@ class Task:
 
     `model` may draw its initial weights from torch's global generator: it is called with that
     generator seeded alike in every process. `optimizer` is called as `optimizer(parameters, lr=lr)`.
-    `batch` samples a worker and step, at first: `growth` says how it grows.
+    `batch` samples a worker and step, at first: `growth` says how it grows. `augment` changes the inputs of a
+    batch before they are learnt from; it may draw from the global generator, which is lent for it. `metrics`
+    are figures of the test set by name, beside loss and accuracy.
     `imports` names modules that are slow to load: they are loaded once, not once in every process.
     """
 
@@ -46,6 +58,8 @@ class Task:
     lr: float = 0.1
     batch: int = 64
     growth: Growth = field(default_factory=Growth)
+    augment: Callable[[Tensor], Tensor] | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     about: str = field(default="", compare=False)
     imports: tuple[str, ...] = field(default=(), compare=False)
 
@@ -71,6 +85,14 @@ class Task:
         batch, lr = self.batch if batch is None else batch, self.lr if lr is None else lr
         return replace(self, batch=batch, lr=lr, growth=growth)
 
+    def on(self, device: str | torch.device) -> Task:
+        """The same task with model and data on that device, such as "cuda"."""
+        return replace(
+            self,
+            model=partial(_model_on, self.model, str(device)),
+            data=partial(_data_on, self.data, str(device)),
+        )
+
     def config(self) -> dict[str, Any]:
         """The task's settings as plain values, for the record of a run."""
         name = getattr(self.optimizer, "__name__", None) or repr(self.optimizer)
@@ -82,3 +104,16 @@ class Task:
             "largest_batch": self.growth.largest,
             "optimizer": name,
         }
+
+
+def _model_on(model: Callable[[], nn.Module], device: str) -> nn.Module:
+    return model().to(device)
+
+
+def _data_on(data: Callable[[], Data], device: str) -> Data:
+    return data().on(device)
+
+
+def sequence_loss(out: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of a label at every place of every sequence; the classes are the last dimension."""
+    return F.cross_entropy(out.flatten(0, -2), y.flatten(), ignore_index=UNLABELLED)

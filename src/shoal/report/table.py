@@ -42,6 +42,7 @@ def columns_for(records: Sequence[Record]) -> list[Column]:
         Column("workers", "", lambda r: count_text(r.get("workers"))),
         Column("test", "acc. %", lambda r: decimal_text(r.get("test_accuracy")), "test accuracy, %"),
         Column("test", "loss", lambda r: decimal_text(r.get("test_loss"), 3), "test loss"),
+        *_metric_columns(records),
         _time_column(records),
         Column("samples", "/s", lambda r: count_text(r.get("samples_per_second")), "samples/s"),
         *_speed_up_column(records),
@@ -72,6 +73,22 @@ def closing_table(records: Sequence[Record]) -> Table:
 def _header(column: Column) -> str:
     # a short word stands on the second line, next to its numbers
     return f"{column.header}\n{column.unit}" if column.unit else f"\n{column.header}"
+
+
+def _metric_columns(records: Sequence[Record]) -> list[Column]:
+    """The figures that tasks have of their own."""
+    names = list(dict.fromkeys(name for record in records for name in record.get("metrics") or ()))
+
+    def of(name: str) -> Callable[[Record], str]:
+        return lambda record: decimal_text((record.get("metrics") or {}).get(name), 2)
+
+    return [Column(*_two_lines(name), of(name), name) for name in names]
+
+
+def _two_lines(name: str) -> tuple[str, str]:
+    """A header and what stands below it, from a name of one word or more."""
+    first, _, rest = name.partition(" ")
+    return first, rest
 
 
 def _time_column(records: Sequence[Record]) -> Column:

@@ -14,6 +14,7 @@ class Single(Strategy):
     """Plain SGD on one worker: what every other strategy is measured against."""
 
     most_workers: ClassVar[int | None] = 1
+    averages_gradients: ClassVar[bool] = True
 
     async def worker(self, w: Node) -> None:
         async for _ in w.steps():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.core.node import Node
 from shoal.core.strategy import Strategy
@@ -11,6 +12,8 @@ from shoal.core.strategy import Strategy
 @dataclass(frozen=True)
 class Sync(Strategy):
     """Average the gradients of all workers at every step: equal to one machine on the union batch."""
+
+    averages_gradients: ClassVar[bool] = True
 
     async def worker(self, w: Node) -> None:
         async for _ in w.steps():

@@ -1,7 +1,7 @@
-"""Data sets kept as gzip files: where they lie, how they are fetched, and the idx format.
+"""Data sets kept as files: where they lie, how they are fetched, and the idx format.
 
-Sums are taken over the unpacked contents: the same data is packed differently by different
-distributors, and only what is inside matters.
+A file whose name ends in .gz is unpacked. Sums are taken over the unpacked contents: the same data is packed
+differently by different distributors, and only what is inside matters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BROKEN = (OSError, EOFError, zlib.error, http.client.HTTPException)
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named set of gzip files: their sums, and who has them."""
+    """A named set of files: their sums, and who has them."""
 
     name: str  # also the folder's name, wherever it lies
     files: Mapping[str, str]  # file name -> SHA-256 of its unpacked contents
@@ -102,7 +102,7 @@ def verified(path: Path, sha256: str) -> Iterator[bytes]:
     """A local file's contents, piece by piece; raises DataMissing at the end if they are wrong."""
     try:
         with path.open("rb") as packed:
-            yield from unpack(packed, sha256)
+            yield from unpack(packed, sha256, path.name)
     except BROKEN as error:
         raise DataMissing(
             f"{path} is damaged or cannot be read: {reason(error)}. "
@@ -116,16 +116,18 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def unpack(packed: Readable, sha256: str) -> Iterator[bytes]:
-    """The contents of a gzip stream, piece by piece; raises one of BROKEN at the end if they are wrong."""
+def unpack(packed: Readable, sha256: str, file: str) -> Iterator[bytes]:
+    """The contents of a stream, piece by piece; raises one of BROKEN at the end if they are wrong."""
     total, digest = 0, hashlib.sha256()
-    with gzip.GzipFile(fileobj=packed, mode="rb") as contents:  # type: ignore[call-overload]  # needs only read()
-        while piece := contents.read(CHUNK_BYTES):
-            total += len(piece)
-            if total > LARGEST_BYTES:
-                raise OSError(f"it unpacks to more than {LARGEST_BYTES} bytes")
-            digest.update(piece)
-            yield piece
+    contents = packed
+    if file.endswith(".gz"):
+        contents = gzip.GzipFile(fileobj=packed, mode="rb")  # type: ignore[call-overload]  # needs only read()
+    while piece := contents.read(CHUNK_BYTES):
+        total += len(piece)
+        if total > LARGEST_BYTES:
+            raise OSError(f"it unpacks to more than {LARGEST_BYTES} bytes")
+        digest.update(piece)
+        yield piece
     if digest.hexdigest() != sha256:
         raise OSError(f"its unpacked contents have SHA-256 {digest.hexdigest()}, expected {sha256}")
 
@@ -155,7 +157,7 @@ def fetch(url: str, path: Path, sha256: str) -> Path:
             urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer,
             Progress(url, answer.headers.get("Content-Length", "")) as progress,
         ):
-            for _ in unpack(Tee(answer, copy, progress), sha256):
+            for _ in unpack(Tee(answer, copy, progress), sha256, path.name):
                 pass
         part.replace(path)  # of several processes at once the last one wins, with equal contents
     finally:

@@ -1,0 +1,195 @@
+"""Averages of gradients out of what they are made of; sufficient-factor broadcasting, Xie et al. 2016.
+
+The gradient of a fully connected layer of n x q is D' X, of K rows each; see `shoal.core.factors`. Every
+worker sends its D and X to all others, and each forms the average itself: sum_k w_k D_k' X_k / sum_k w_k. In
+three steps:
+
+1. All tell each other how many rows they have for each layer, and their weights.
+2. By that all know which layers go as factors: those of which everybody has some, if P K (n + q) < 2 n q with
+   the largest K. Then the busiest of P workers sends less, (P-1) K (n + q), than for an average in stripes,
+   2 (P-1)/P n q. These are sent.
+3. Everything else is averaged as it is. Meanwhile the factors arrive.
+
+Nothing is lost: the average is the same but for rounding. It costs one more round of small messages, and
+every worker the time to multiply all factors, which is P times that of its own layer's gradient. They all do
+it in the same order, so they have the same bits where their machines and numbers of threads are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from shoal.collectives.stripes import Striped, stripes
+from shoal.core.codec import expect
+from shoal.core.errors import WireError
+from shoal.core.factors import Product, Records
+from shoal.core.matrices import Matrices, Matrix, wide
+from shoal.core.node import Mean, Node
+from shoal.core.transport import Message
+
+TERMS, FACTORS = "terms", "factors"
+"""Tags of how many rows a worker has for each layer, and of the rows: all D, then all X."""
+
+UNKNOWN = -1
+"""The number of rows for a layer whose gradient is not known to be a product."""
+
+
+def pays(layer: Matrix, terms: int, workers: int) -> bool:
+    """Whether so many rows, at the worker that has most, are less to send than the layer's own average."""
+    return workers * terms * (layer.rows + layer.columns) < 2 * layer.rows * layer.columns
+
+
+class FactorsMean:
+    """Averages gradients as factors where that pays, and all else in another way to form averages."""
+
+    def __init__(self, mean: Mean) -> None:
+        self._mean = mean
+
+    def prepare(self, node: Node) -> None:
+        """Have a worker's replica keep what its gradients are made of."""
+        if node.size > 1 and isinstance(node.replica, Records):
+            node.replica.record()
+
+    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+        """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
+        replica = node.replica
+        if not isinstance(replica, Records) or not replica.recorded or v.numel() != node.x.numel():
+            return await self._mean(node, v, weight)
+        began = node.transport.now()
+        own = Own.of(replica, v, weight, node.size)
+        node.meter.encode_seconds += node.transport.now() - began
+        words = await own.tell(node, weight)
+        total = sum(word.weight for word in words)
+        if not total:
+            return v.new_zeros(v.numel()), total
+        chosen = [n for n in range(len(own.layers)) if own.pays(n, words)]
+        if not chosen:
+            return await self._mean(node, v, weight)
+        return await self._broadcast(node, v, own, words, chosen), total
+
+    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
+        """Begin an average for later: in stripes, for what is averaged later is no gradient."""
+        return await stripes.start(node, v, weight, number, key)
+
+    async def _broadcast(
+        self, node: Node, v: Tensor, own: Own, words: Sequence[Word], chosen: Sequence[int]
+    ) -> Tensor:
+        """The average, with these layers as factors."""
+        layers = [own.layers[n] for n in chosen]
+        matrices = Matrices(1, tuple(layers))  # for what is in none of them
+        mine, now = [own.products[n] for n in chosen], node.transport.now
+        parts = tuple(
+            torch.cat([part.reshape(-1) for part in kind])
+            for kind in ([p.errors for p in mine], [p.inputs for p in mine])
+        )
+        for k in others(node):
+            await node.send(k, Message(FACTORS, parts))
+        rest = matrices.others(v)
+        average, _ = await self._mean(node, rest, words[node.rank].weight) if rest.numel() else (rest, 0.0)
+        by_worker = [  # in rank order, so that all round alike
+            mine if k == node.rank else await arrived(node, k, layers, [word.terms[n] for n in chosen])
+            for k, word in enumerate(words)
+        ]
+        began = now()
+        out = matrices.put_others(v.new_empty(v.numel()), average)
+        weights = [word.weight for word in words]
+        for layer, *products in zip(layers, *by_worker, strict=True):
+            fill(layer.of(out), products, weights)
+        node.meter.decode_seconds += now() - began
+        each = sum(part.nbytes for part in parts) + 8 * len(own.layers)
+        times = 2 * (node.size - 1) / node.size  # what most ways to form an average send of a vector
+        node.coding.weigh(round(times * v.nbytes), (node.size - 1) * each + round(times * rest.nbytes))
+        return out
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a worker says first: how many rows it has for each layer, and its weight."""
+
+    terms: Sequence[int]
+    weight: float
+
+
+@dataclass(frozen=True)
+class Own:
+    """What one worker brings: a product for each layer, and of how many rows it says they are."""
+
+    layers: Sequence[Matrix]
+    products: Sequence[Product]
+    terms: Sequence[int]
+
+    @classmethod
+    def of(cls, replica: Records, v: Tensor, weight: float, workers: int) -> Own:
+        """For this vector. Products that are too long to be sent need not be looked at any further."""
+        layers = replica.recorded
+        products = replica.take_products(v)
+        nothing = [Product.of([], layer, v) for layer in layers]
+        if weight == 0:
+            return cls(layers, nothing, [0] * len(layers))
+        if products is None:
+            return cls(layers, nothing, [UNKNOWN] * len(layers))
+        terms = [
+            p.terms if not pays(layer, p.terms, workers) or p.makes(layer.of(v)) else UNKNOWN
+            for layer, p in zip(layers, products, strict=True)
+        ]
+        return cls(layers, products, terms)
+
+    async def tell(self, node: Node, weight: float) -> list[Word]:
+        """Exchange numbers of rows and weights with all; what each has said, in rank order."""
+        said = torch.tensor(self.terms, dtype=torch.int64)
+        for k in others(node):
+            await node.send(k, Message(TERMS, (said,), count=weight))
+        return [
+            Word(self.terms, weight) if k == node.rank else await heard(node, k, len(self.layers))
+            for k in range(node.size)
+        ]
+
+    def pays(self, number: int, words: Sequence[Word]) -> bool:
+        """Whether a layer goes as factors: all workers come to the same answer."""
+        terms = [word.terms[number] for word in words]
+        return UNKNOWN not in terms and pays(self.layers[number], max(terms), len(words))
+
+
+def others(node: Node) -> list[int]:
+    """The other workers, beginning with the next, so that not all send to worker 0 first."""
+    return [(node.rank + k) % node.size for k in range(1, node.size)]
+
+
+async def heard(node: Node, src: int, layers: int) -> Word:
+    """The word of another worker; raises WireError if that cannot be."""
+    m = await node.mailbox.find(TERMS, src, needed=range(node.size))
+    terms = expect(m.parts, (torch.int64, layers))[0].tolist()
+    if min(terms) < UNKNOWN:
+        raise WireError(f"worker {src} says that it has {min(terms)} rows of factors; 0 is the least")
+    if not (isfinite(m.count) and m.count >= 0):
+        raise WireError(f"worker {src} gives its factors a weight of {m.count}; it is to be 0 or more")
+    return Word(terms, m.count)
+
+
+async def arrived(node: Node, src: int, layers: Sequence[Matrix], terms: Sequence[int]) -> list[Product]:
+    """The factors of another worker, of as many rows as it has said; raises WireError if they are not."""
+    m = await node.mailbox.find(FACTORS, src, needed=range(node.size))
+    rows = [k * layer.rows for layer, k in zip(layers, terms, strict=True)]
+    columns = [k * layer.columns for layer, k in zip(layers, terms, strict=True)]
+    dtype, device = node.x.dtype, node.x.device
+    errors, inputs = (p.to(device) for p in expect(m.parts, (dtype, sum(rows)), (dtype, sum(columns))))
+    return [
+        Product(d.view(-1, layer.rows), x.view(-1, layer.columns))
+        for d, x, layer in zip(torch.split(errors, rows), torch.split(inputs, columns), layers, strict=True)
+    ]
+
+
+def fill(out: Tensor, products: Sequence[Product], weights: Sequence[float]) -> None:
+    """Write the weighted average of all D' X to `out`: a single product of all rows below each other."""
+    dtype, total = wide(out), sum(weights)
+    errors = torch.cat([p.errors.to(dtype) * (w / total) for p, w in zip(products, weights, strict=True)])
+    inputs = torch.cat([p.inputs.to(dtype) for p in products])
+    if out.dtype == dtype:
+        torch.mm(errors.T, inputs, out=out)
+    else:
+        out.copy_(errors.T @ inputs)
