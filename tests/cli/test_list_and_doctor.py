@@ -12,6 +12,7 @@ from shoal.cli import doctor
 from shoal.codecs import CODECS
 from shoal.launch.join import COLLECTIVES, TRANSPORTS
 from shoal.strategies import STRATEGIES
+from shoal.studies import STUDIES
 from shoal.tasks import TASKS
 from shoal.topologies import TOPOLOGIES
 
@@ -22,6 +23,7 @@ WORDS = {
     "transports": TRANSPORTS,
     "collectives": COLLECTIVES,
     "tasks": TASKS,
+    "studies": STUDIES,
 }
 
 

@@ -1,7 +1,8 @@
-"""The command line: shoal compare | run | list | doctor.
+"""The command line: shoal compare | run | reproduce | list | doctor.
 
 compare     one task under several strategies      run       a script of one's own on several workers
-catalogue   what there is                          doctor    what works on this machine; probe.py its test
+reproduce   a published table made again           catalogue what there is
+doctor      what works on this machine; probe.py its test
 command     how arguments are read, errors said    outcome   table and files; saving.py checks their folders
 """
 
@@ -13,12 +14,13 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import catalogue, compare, doctor, run
+from shoal.cli import catalogue, compare, doctor, reproduce, run
 from shoal.cli.command import Commands, ScriptCommand, StrategyCommand
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 app.command("compare", cls=StrategyCommand)(compare.compare)
 app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(run.run)
+app.command("reproduce")(reproduce.reproduce)
 app.command("list")(catalogue.show)
 app.command("doctor")(doctor.doctor)
 

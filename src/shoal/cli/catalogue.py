@@ -17,6 +17,7 @@ from shoal.codecs import CODECS
 from shoal.core.catalogue import Catalogue
 from shoal.launch.join import COLLECTIVES, TRANSPORTS, check_word
 from shoal.strategies import STRATEGIES
+from shoal.studies import STUDIES
 from shoal.tasks import TASKS
 from shoal.topologies import TOPOLOGIES
 
@@ -27,6 +28,7 @@ KINDS = {
     "transports": "how bytes move: --transport",
     "collectives": "how averages are formed: --collective",
     "tasks": "what is trained: --task; options: --batch, --lr",
+    "studies": "published tables made again: shoal reproduce WORD; options: WORD:NAME=VALUE",
 }
 
 
@@ -44,7 +46,7 @@ def show(
     kind: Annotated[str, typer.Argument(metavar="[KIND]", help=f"One of {', '.join(KINDS)}.")] = "",
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """List every strategy, topology, codec, transport, collective and task with its source and options."""
+    """List every strategy, topology, codec, transport, collective, task and study with its source."""
     if kind:
         check_word("kind", kind, KINDS)
     listed = {name: list(entries(name)) for name in ([kind] if kind else KINDS)}
@@ -68,6 +70,8 @@ def entries(kind: str) -> Iterator[Entry]:
             yield replace(entry, source="")
     elif kind == "codecs":
         yield from _made_here(CODECS)
+    elif kind == "studies":
+        yield from _made_here(STUDIES)
     elif kind == "tasks":
         yield from _tasks()
     else:

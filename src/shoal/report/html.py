@@ -36,7 +36,6 @@ def write_html(records: Sequence[Record], path: str | os.PathLike[str], title: s
 
 def page(records: Sequence[Record], title: str | None = None) -> str:
     """The whole document as text."""
-    name = escape(title or _title(records))
     sections = [_reading(records), _summary(records), _scaling(records), _curves(records)]
     sections += [
         _traffic_and_time(records),
@@ -46,11 +45,17 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
         _settings(records),
     ]
     body = "\n".join(section for section in sections if section)
+    return document(title or _title(records), _facts(records), body)
+
+
+def document(title: str, facts: str, body: str) -> str:
+    """A page of ours: its title, a line of facts below it, and what it has to show."""
+    name = escape(title)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="shoal">\n<title>{name}</title>\n<style>\n{CSS}\n</style>\n</head>\n'
-        f'<body>\n<main>\n<h1>{name}</h1>\n<p class="facts">{escape(_facts(records))}</p>\n'
+        f'<body>\n<main>\n<h1>{name}</h1>\n<p class="facts">{escape(facts)}</p>\n'
         f"{body}\n</main>\n</body>\n</html>\n"
     )
 

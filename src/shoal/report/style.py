@@ -68,6 +68,7 @@ table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabu
 .legend li { display: flex; align-items: center; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
 .pair { gap: 40px 56px; margin-top: 28px; }
+.findings > * { max-width: 620px; }
 figure { margin: 0; min-width: 0; }
 figcaption { margin-bottom: 12px; font-size: 15px; font-weight: 600; line-height: 1.4; }
 .chart { display: block; width: 100%; overflow: visible; }
@@ -88,6 +89,9 @@ figcaption { margin-bottom: 12px; font-size: 15px; font-weight: 600; line-height
 .line.d1 { stroke-dasharray: 7 5; } .line.d2 { stroke-dasharray: 1 5 7 5; }
 .t-compute { --c: var(--compute); } .t-send { --c: var(--send); }
 .t-wait { --c: var(--wait); } .t-other { --c: var(--other); }
+.pixels { display: block; image-rendering: pixelated; }
+.dream { margin: 0 0 14px; }
+.dream figcaption { margin: 0 0 4px; font-weight: 400; color: var(--soft); }
 details { border-top: 1px solid var(--rule); }
 details:last-of-type { border-bottom: 1px solid var(--rule); }
 .settings { margin-top: 20px; }

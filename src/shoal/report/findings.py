@@ -1,0 +1,208 @@
+"""Findings: what came of making a published table again, with the published figures beside ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from shoal.report.charts import figure
+from shoal.report.files import plain, write_whole
+from shoal.report.html import document
+from shoal.report.svg import COLOURS, Axis, Point, Series, legend, line_chart, line_swatch
+from shoal.report.units import MISSING, decimal_text
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A column: which value of a row it shows, under which words, with how many decimals if it is a number.
+
+    A value that is a pair (mean, spread) is shown as mean ± spread.
+    """
+
+    key: str
+    text: str
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values; a row's clock says how its times were taken: real, virtual or published."""
+
+    title: str
+    headings: Sequence[Heading]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart; one that was published is dashed."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    published: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over an axis."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper, or our own aim, says must be seen; and whether it was."""
+
+    sentence: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a study has to show."""
+
+    study: str
+    title: str
+    source: str
+    tables: Sequence[Table]
+    charts: Sequence[Chart] = ()
+    claims: Sequence[Claim] = ()
+    remarks: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """The findings as plain values, for JSON."""
+        record: dict[str, Any] = plain(asdict(self))
+        return record
+
+
+def show_findings(findings: Findings, console: Console) -> None:
+    """Tables, claims and remarks on a terminal."""
+    console.print(Text(f"\n{findings.title}", "bold"))
+    console.print(Text(findings.source, "dim"))
+    for table in findings.tables:
+        console.print(Text(f"\n{table.title}"))
+        console.print(_grid(table))
+    console.print()
+    for claim in findings.claims:
+        mark, style = ("✓", "green") if claim.met else ("✗ missed:", "yellow")
+        console.print(Text.assemble((f"{mark} ", style), claim.sentence))
+    for remark in findings.remarks:
+        console.print(Text(remark, "dim"))
+
+
+def _grid(table: Table) -> Grid:
+    """The table for a terminal: words may be folded, numbers not; their headings stand on several lines."""
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
+    for heading in table.headings:
+        words = any(isinstance(row.get(heading.key), str) for row in table.rows)
+        grid.add_column(
+            heading.text if words else heading.text.replace(" ", "\n"),
+            justify="left" if words else "right",
+            no_wrap=not words,
+            overflow="fold",
+            min_width=min(10, max((len(_cell(row, heading)) for row in table.rows), default=0)),
+            vertical="top",
+        )
+    for row in table.rows:
+        grid.add_row(*(_cell(row, heading) for heading in table.headings))
+    return grid
+
+
+def write_findings(findings: Findings, path: str | os.PathLike[str]) -> Path:
+    """Write them as a page with tables and pictures to `path`, and return it."""
+    return write_whole(path, findings_page(findings))
+
+
+def write_findings_json(findings: Findings | None, runs: Sequence[Row], path: str | os.PathLike[str]) -> Path:
+    """Write `{"findings": {...}, "runs": [...]}`; the findings are null while runs are still being made."""
+    record = {"findings": findings.record() if findings else None, "runs": [plain(run) for run in runs]}
+    return write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def findings_page(findings: Findings) -> str:
+    """The whole page as text."""
+    claims = "".join(
+        f"<li><b>{'met' if claim.met else 'missed'}</b> <span>{escape(claim.sentence)}</span></li>"
+        for claim in findings.claims
+    )
+    parts = [f'<ul class="verdicts">{claims}</ul>' if claims else ""]
+    drawn = "".join(_chart(chart) for chart in findings.charts)
+    parts += [f'<div class="pair findings">{drawn}</div>' if drawn else ""]
+    parts += [_table(table) for table in findings.tables]
+    parts += [f'<p class="remark">{escape(remark)}</p>' for remark in findings.remarks]
+    settings = ", ".join(f"{key} {value}" for key, value in plain(findings.settings).items())
+    parts += [f"<h2>Settings</h2><p>{escape(settings)}</p>" if settings else ""]
+    return document(findings.title, findings.source, "\n".join(part for part in parts if part))
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(heading.text)}</th>' for heading in table.headings)
+    rows = []
+    for row in table.rows:
+        first, *rest = (escape(_cell(row, heading)) for heading in table.headings)
+        cells = "".join(f"<td>{cell}</td>" for cell in rest)
+        rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
+    grid = f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    label = escape(table.title, quote=True)
+    return (
+        f"<h2>{escape(table.title)}</h2>"
+        f'<div class="scroll" role="region" aria-label="{label}" tabindex="0">{grid}</div>'
+    )
+
+
+def _chart(chart: Chart) -> str:
+    styles = _styles(chart.lines)
+    series = [
+        Series(line.name, style, [Point(x, y, f"{line.name}: {x:g}, {y:g}") for x, y in line.points])
+        for line, style in zip(chart.lines, styles, strict=True)
+    ]
+    x, y = Axis(chart.x, _tick, chart.log_x), Axis(chart.y, _tick, chart.log_y)
+    drawn = line_chart(chart.title, series, x, y)
+    key = legend([(line_swatch(line.style), line.name) for line in series])
+    # said, since a slope means another thing there
+    note = "; ".join(f"{axis.label} logarithmic" for axis in (x, y) if axis.log)
+    return f"<div>{figure(f'{chart.title}: {chart.y}', drawn, note)}{key}</div>"
+
+
+def _styles(lines: Sequence[Line]) -> list[int]:
+    """Colours in turn for our lines and again for the published ones, which are dashed."""
+    counts = {True: COLOURS, False: 0}
+    styles = []
+    for line in lines:
+        styles.append(counts[line.published])
+        counts[line.published] += 1
+    return styles
+
+
+def _cell(row: Row, heading: Heading) -> str:
+    value = row.get(heading.key)
+    if value is None:
+        return MISSING
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (tuple, list)):
+        mean, spread = value
+        return f"{decimal_text(mean, heading.digits)} ± {decimal_text(spread, heading.digits)}"
+    return decimal_text(value, heading.digits)
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.6g}"

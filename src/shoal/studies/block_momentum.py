@@ -1,0 +1,115 @@
+"""Block momentum (Chen & Huo 2016): what was published of it, and how its runs are set up here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
+
+from shoal.core.strategy import Strategy
+from shoal.core.task import Data, Task
+from shoal.modules import steps_per_epoch
+from shoal.strategies.bmuf import BMUF
+from shoal.strategies.local import Local
+from shoal.strategies.single import Single
+from shoal.tasks import TASKS
+
+SOURCE = (
+    "Chen & Huo, Scalable training of deep learning machines by incremental block training with intra-block "
+    "parallel optimization and blockwise model-update filtering (ICASSP 2016)"
+)
+SINGLE, AVERAGING, CLASSICAL, NESTEROV = "single worker", "averaging", "CBM", "NBM"
+MERGING = (AVERAGING, CLASSICAL, NESTEROV)
+MOMENTUM = {8: 0.9, 16: 0.94, 32: 0.97, 64: 0.986}  # the paper's; else 1 - 1/N
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of the paper's tables 3 and 4: a network of 63 million parameters on 1,860 hours of speech."""
+
+    partition: str
+    wer: float  # word error rate on Eval2000, per cent
+    speed_up: float
+    optimise: float  # minutes of a sweep over the data
+    aggregate: float | None
+    validate: float
+
+    @property
+    def minutes(self) -> float:
+        """Of a sweep in all."""
+        return self.optimise + (self.aggregate or 0.0) + self.validate
+
+
+PUBLISHED: Mapping[tuple[str, int], Published] = {
+    (SINGLE, 1): Published("–", 14.0, 1.0, 2460.6, None, 22.5),
+    (AVERAGING, 8): Published("8 x 620", 14.2, 7.3, 320.1, 16.5, 2.8),
+    (AVERAGING, 16): Published("16 x 310", 14.8, 14.5, 159.9, 10.3, 1.4),
+    (AVERAGING, 32): Published("32 x 155", 15.5, 28.7, 81.0, 4.7, 0.7),
+    (CLASSICAL, 8): Published("8 x 620", 13.4, 7.3, 320.1, 17.2, 2.8),
+    (CLASSICAL, 16): Published("16 x 310", 13.4, 14.4, 159.5, 11.3, 1.4),
+    (CLASSICAL, 32): Published("32 x 155", 13.5, 28.4, 81.6, 5.0, 0.7),
+    (NESTEROV, 8): Published("8 x 620", 13.3, 7.3, 319.8, 17.4, 2.8),
+    (NESTEROV, 16): Published("16 x 310", 13.4, 14.4, 159.6, 11.9, 1.4),
+    (NESTEROV, 32): Published("32 x 155", 13.4, 28.4, 81.5, 5.2, 0.7),
+    (NESTEROV, 64): Published("64 x 78", 13.6, 56.2, 40.3, 3.5, 0.4),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One task, one batch and one length of blocks for all methods and all numbers of workers."""
+
+    task: Task
+    data: Data
+    period: int  # steps of a block
+
+    @classmethod
+    def of(cls, task: str, hidden: int | None, batch: int, period: int) -> Setting:
+        """The task of that name with one hidden layer of that width, or its own model."""
+        if period < 1:
+            raise ValueError(f"period={period}: a block has at least 1 step")
+        chosen = TASKS.make(task).but(batch=batch)
+        data = chosen.data()
+        if hidden is not None:
+            if data.x.ndim != 2 or data.y.ndim != 1 or data.y.is_floating_point():
+                raise ValueError(
+                    f"hidden={hidden} needs vectors with classes, which {task!r} has not; take hidden=none"
+                )
+            sizes = data.x.shape[1], hidden, int(data.y.max()) + 1
+            chosen = replace(chosen, model=partial(network, *sizes))
+        return cls(chosen, data, period)
+
+    @property
+    def loaded(self) -> Task:
+        """The task with its data in memory already: for virtual time, which is one process."""
+        return replace(self.task, data=lambda: self.data)
+
+    @property
+    def split(self) -> int:
+        """Samples that a worker takes in a block."""
+        return self.period * self.task.batch
+
+    def partition(self, workers: int) -> str:
+        """The paper's N x M: workers, and blocks in a sweep."""
+        steps = steps_per_epoch(len(self.data.x), self.task.batch, workers)
+        return f"{workers} x {-(-steps // self.period)}" if workers > 1 else "–"
+
+    def plenty(self, workers: int) -> float:
+        """How many times the samples there are of those that the rule asks for: split times N squared."""
+        return len(self.data.x) / (self.split * workers**2)
+
+    def strategy(self, method: str, workers: int) -> Strategy:
+        """A method of the tables, with the paper's block momentum and without a warm-up of its own."""
+        if method == SINGLE:
+            return Single()
+        if method == AVERAGING:
+            return Local(period=self.period)
+        momentum = MOMENTUM.get(workers)
+        return BMUF(period=self.period, momentum=momentum, nesterov=method == NESTEROV, warmup=0)
+
+
+def network(inputs: int, hidden: int, classes: int) -> nn.Module:
+    """One hidden layer with ReLU."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))

@@ -1,0 +1,210 @@
+"""Where the time of a sweep goes with block momentum: optimise, aggregate, validate (Chen & Huo 2016)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from time import perf_counter, thread_time
+from typing import Any, ClassVar
+
+import torch
+
+from shoal.core.task import Data, Task
+from shoal.evaluation import evaluate
+from shoal.modules import build_model
+from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.result import Result
+from shoal.sim import Network
+from shoal.studies.block_momentum import AVERAGING, MERGING, NESTEROV, PUBLISHED, SINGLE, SOURCE, Setting
+from shoal.studies.calibration import Step, measure_step
+from shoal.studies.study import Lab, Study, numbers
+
+Row = Mapping[str, Any]
+REPEATS = 7
+MOST_SHARE = 10.0  # per cent of a sweep that aggregating may take; the paper's is 5 to 8
+MOST_APART = 2.0  # points between the shares of block momentum and of averaging
+HEADINGS = (
+    Heading("method", "method"),
+    Heading("partition", "N x M"),
+    Heading("clock", "clock"),
+    Heading("optimise", "optimise s"),
+    Heading("aggregate", "aggregate s", 3),
+    Heading("validate", "validate s", 4),
+    Heading("total", "sum s"),
+    Heading("aggregate_share", "aggregate %", 1),
+    Heading("validate_share", "validate %", 1),
+    Heading("paper_aggregate_share", "paper's %", 1),
+    Heading("paper_validate_share", "paper's %", 1),
+)
+
+
+@dataclass(frozen=True)
+class BmufTime(Study):
+    """Seconds of a sweep that go into optimising, aggregating and validating, on N workers.
+
+    The numbers of workers in `real` are processes on this machine; those in `workers` are in virtual time, by
+    a step that was measured. All of one setting, that of bmuf-wer.
+    """
+
+    source: ClassVar[str] = f"{SOURCE}, table 4"
+
+    task: str = "mnist"
+    real: str | None = "2/4"  # none: virtual time alone
+    workers: str = "8/16/32/64"
+    hidden: int | None = 64  # units of the one hidden layer; none: the task's own model
+    batch: int = 7
+    period: int = 2
+    network: str = "56Gbit,2us"  # the paper's InfiniBand
+
+    def run(self, lab: Lab) -> Findings:
+        setting = Setting.of(self.task, self.hidden, self.batch, self.period)
+        lab.say("measuring a step")
+        step = measure_step(setting.loaded)
+        rows = [self._real(lab, setting, *place) for place in places(self.real)]
+        rows += [self._virtual(lab, setting, step, *place) for place in places(self.workers)]
+        return Findings(
+            study="bmuf-time",
+            title="Block momentum: where the time of a sweep goes",
+            source=self.source,
+            tables=[Table(f"{setting.task.name}, one sweep over the data", HEADINGS, rows)],
+            charts=list(charts(rows)),
+            claims=list(claims(rows)),
+            remarks=self._remarks(setting, step),
+            settings={**asdict(self), "step_seconds": step.seconds, "step_jitter": step.jitter},
+        )
+
+    def _real(self, lab: Lab, setting: Setting, method: str, count: int) -> dict[str, Any]:
+        name, strategy = f"{method}, {count} processes", setting.strategy(method, count)
+        result = lab.run(name, setting.task, strategy, workers=count, threads=1)
+        share = validation_seconds(setting.task, setting.data, count, perf_counter)
+        return tabulate(setting, method, count, "real", result, share)
+
+    def _virtual(self, lab: Lab, setting: Setting, step: Step, method: str, count: int) -> dict[str, Any]:
+        name, strategy = f"{method}, N = {count}", setting.strategy(method, count)
+        times: dict[str, Any] = {"network": Network.parse(self.network), "compute": step.compute()}
+        result = lab.run(name, setting.loaded, strategy, workers=count, transport="sim", **times)
+        share = validation_seconds(setting.task, setting.data, count, thread_time)
+        return tabulate(setting, method, count, "virtual", result, share)
+
+    def _remarks(self, setting: Setting, step: Step) -> list[str]:
+        return [
+            f"Virtual times: a step of {1e3 * step.seconds:.2f} ms, measured here, with a jitter of "
+            f"{step.jitter:.0%}; {self.network}. Adding the models up takes no virtual time. Real times are "
+            f"those of processes with one thread each on {os.cpu_count()} cores, whatever else ran there.",
+            "Optimising is computing gradients and steps, by the mean over the workers; aggregating is all "
+            "the rest of the sweep, above all waiting for the others and for the wire.",
+            f"Validating is one test of the model a sweep on the test set of {len(setting.data.test_x):,} "
+            "samples, an N-th of it at each worker, as the paper shares it out: measured by itself and "
+            "added, for our runs are tested when they are over. The paper tests 30 hours every 600 of 1,860.",
+            f"A block is {setting.split} samples of each worker, by the rule that bmuf-wer keeps; the "
+            "paper's is 135,000 frames, and its model has 63 million parameters.",
+        ]
+
+
+def places(workers: str | None) -> list[tuple[str, int]]:
+    """All methods on these numbers of workers, after the single worker."""
+    if workers is None:
+        return []
+    counts = [count for count in numbers("workers", workers) if count > 1]
+    return [(SINGLE, 1), *((method, count) for method in MERGING for count in counts)]
+
+
+def validation_seconds(task: Task, data: Data, workers: int, clock: Callable[[], float]) -> float:
+    """What one test of the model costs a worker on one thread, where each tests its part of the samples."""
+    part = max(1, len(data.test_x) // workers)
+    own = Data(data.x[:0], data.y[:0], data.test_x[:part], data.test_y[:part])
+    model, before = build_model(task, 0), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        taken = []
+        for _ in range(REPEATS):
+            began = clock()
+            evaluate(model, task, own)
+            taken.append(clock() - began)
+    finally:
+        torch.set_num_threads(before)
+    return median(taken)
+
+
+def tabulate(
+    setting: Setting, method: str, count: int, clock: str, result: Result, validate: float
+) -> dict[str, Any]:
+    """The row of one run, with the paper's beside it. One worker has nothing to aggregate."""
+    alone = method == SINGLE
+    optimise = result.seconds if alone else fmean(node["compute_seconds"] for node in result.nodes)
+    aggregate = None if alone else result.seconds - optimise
+    total = result.seconds + validate
+    paper = PUBLISHED.get((method, count))
+    return {
+        "method": method,
+        "workers": count,
+        "partition": setting.partition(count),
+        "clock": clock,
+        "optimise": optimise,
+        "aggregate": aggregate,
+        "validate": validate,
+        "total": total,
+        "aggregate_share": percent(aggregate, total),
+        "validate_share": percent(validate, total),
+        "paper_aggregate_share": paper and percent(paper.aggregate, paper.minutes),
+        "paper_validate_share": paper and percent(paper.validate, paper.minutes),
+    }
+
+
+def percent(part: float | None, whole: float) -> float | None:
+    """A part in per cent of the whole, if there is one."""
+    return None if part is None else 100.0 * part / whole
+
+
+def claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    """What the paper's table shows, looked for in the rows of virtual time alone."""
+    virtual = [row for row in rows if row["clock"] == "virtual"]
+    merging = [row for row in virtual if row["method"] in MERGING]
+    shares = [row["aggregate_share"] for row in merging]
+    paper = [
+        100.0 * (p.aggregate or 0.0) / p.minutes for (method, _), p in PUBLISHED.items() if method != SINGLE
+    ]
+    yield Claim(
+        f"aggregating takes at most {MOST_SHARE:g} % of a sweep: {min(shares):.1f} to {max(shares):.1f} % "
+        f"(paper {min(paper):.1f} to {max(paper):.1f} %)",
+        max(shares) <= MOST_SHARE,
+    )
+    averaging = {row["workers"]: row["aggregate_share"] for row in merging if row["method"] == AVERAGING}
+    apart = max(
+        abs(row["aggregate_share"] - averaging[row["workers"]])
+        for row in merging
+        if row["method"] != AVERAGING
+    )
+    yield Claim(
+        f"block momentum aggregates as fast as averaging: the shares differ by {apart:.2f} points or less "
+        f"(aim {MOST_APART:g})",
+        apart <= MOST_APART,
+    )
+    alone = next(row for row in virtual if row["method"] == SINGLE)
+    last = max((row for row in merging if row["method"] == NESTEROV), key=lambda row: row["workers"])
+    ratio = alone["total"] / last["total"]
+    published = PUBLISHED.get((NESTEROV, last["workers"]))
+    beside = f" (paper {published.speed_up:g})" if published else ""
+    yield Claim(
+        f"a sweep with {last['workers']} workers is {ratio:.1f} times as fast as with one{beside}; "
+        f"aim {0.8 * last['workers']:.1f}",
+        ratio >= 0.8 * last["workers"],
+    )
+
+
+def charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """Shares of a sweep over the number of workers; the paper's are dashed."""
+    for key, title in (("aggregate_share", "Aggregating"), ("validate_share", "Validating")):
+        lines = []
+        for method in MERGING:
+            for clock in ("virtual", "real"):
+                own = [row for row in rows if row["method"] == method and row["clock"] == clock]
+                lines.append(Line(f"{method}, {clock}", [(row["workers"], row[key]) for row in own]))
+            paper = [row for row in rows if row["method"] == method and row[f"paper_{key}"] is not None]
+            lines.append(
+                Line(f"{method}, paper", [(row["workers"], row[f"paper_{key}"]) for row in paper], True)
+            )
+        there = [line for line in lines if line.points]
+        yield Chart(f"{title}, share of a sweep", "workers", "per cent", there, log_x=True)

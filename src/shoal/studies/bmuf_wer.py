@@ -1,0 +1,255 @@
+"""Model averaging and block momentum on more and more workers: error and speed-up (Chen & Huo 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any, ClassVar
+
+from torch import nn
+
+from shoal.core.task import Data, Task
+from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.result import Result
+from shoal.sim import Network
+from shoal.strategies.single import Single
+from shoal.studies.block_momentum import (
+    AVERAGING,
+    CLASSICAL,
+    MERGING,
+    NESTEROV,
+    PUBLISHED,
+    SINGLE,
+    SOURCE,
+    Setting,
+)
+from shoal.studies.calibration import Step, measure_step
+from shoal.studies.study import Lab, Study, numbers
+
+Row = Mapping[str, Any]
+Place = tuple[str, int]  # method, workers
+
+BEGINNING = 6  # the first model is trained on a sixth of the data, as the paper's on 309 hours of 1,860
+FASTER = {8: 4.0, 16: 4.0, 32: 8.0, 64: 8.0}  # averaging's rate over the single worker's; see the remarks
+FEW, FEW_POINTS = 16, 0.5
+MANY, MANY_POINTS = 64, 1.0
+HEADINGS = (
+    Heading("method", "method"),
+    Heading("partition", "N x M"),
+    Heading("error", "error %"),
+    Heading("above", "above single"),
+    Heading("speed_up", "speed-up", 1),
+    Heading("plenty", "data / rule", 1),
+    Heading("clock", "clock"),
+    Heading("paper_partition", "paper's"),
+    Heading("paper_wer", "WER %", 1),
+    Heading("paper_above", "above", 1),
+    Heading("paper_speed_up", "speed-up", 1),
+)
+
+
+@dataclass(frozen=True)
+class BmufWer(Study):
+    """Error and speed-up of model averaging and of classical and Nesterov block momentum on N workers.
+
+    All begin with the same model, of one worker, and see all data equally often; the learning rate is halved
+    after every sweep. A block is `period` batches of each worker. Virtual time, by a step that was measured.
+    """
+
+    source: ClassVar[str] = f"{SOURCE}, table 3"
+
+    task: str = "mnist"
+    workers: str = "8/16/32/64"
+    seeds: int = 3
+    epochs: int = 3
+    hidden: int | None = 64  # units of the one hidden layer; none: the task's own model
+    batch: int = 7
+    period: int = 2
+    lr: float = 0.05
+    network: str = "56Gbit,2us"  # the paper's InfiniBand
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"seeds={self.seeds}: a figure needs at least 1 run")
+
+    def run(self, lab: Lab) -> Findings:
+        counts = [count for count in numbers("workers", self.workers) if count > 1]
+        setting = Setting.of(self.task, self.hidden, self.batch, self.period)
+        lab.say("measuring a step")
+        step = measure_step(setting.loaded)
+        places = [(SINGLE, 1), *((method, count) for method in MERGING for count in counts)]
+        runs: dict[Place, list[Result]] = {place: [] for place in places}
+        for seed in range(self.seeds):
+            begun = self._begin(lab, setting, seed)
+            for place in places:
+                runs[place].append(self._train(lab, setting, step, begun, place, seed))
+        rows = list(tabulate(setting, runs))
+        return Findings(
+            study="bmuf-wer",
+            title="Block momentum: error and speed-up",
+            source=self.source,
+            tables=[Table(f"{setting.task.name}, mean and spread of {self.seeds} seeds", HEADINGS, rows)],
+            charts=[*charts(rows), curves(runs, len(setting.data.x), max(counts))],
+            claims=list(claims(rows)),
+            remarks=self._remarks(setting, step),
+            settings={**asdict(self), "step_seconds": step.seconds, "step_jitter": step.jitter},
+        )
+
+    def _begin(self, lab: Lab, setting: Setting, seed: int) -> Task:
+        """The task from a model that one worker has trained on a part of the data, once."""
+        part = beginning_of(setting.data)
+        task = replace(setting.task, data=lambda: part)
+        settings: dict[str, Any] = {"seed": seed, "lr": self.lr, "transport": "sim"}
+        result = lab.run(f"first model, seed {seed}", task, Single(), **settings)
+        assert isinstance(result.model, nn.Module)
+        return replace(setting.loaded, model=partial(deepcopy, result.model))
+
+    def _train(self, lab: Lab, setting: Setting, step: Step, begun: Task, place: Place, seed: int) -> Result:
+        method, count = place
+        halvings = ",".join(f"2@{epoch}" for epoch in range(1, self.epochs))
+        return lab.run(
+            f"{method}, N = {count}, seed {seed}",
+            begun,
+            setting.strategy(method, count),
+            workers=count,
+            epochs=self.epochs,
+            seed=seed,
+            lr=self.lr * (FASTER.get(count, 1.0) if method == AVERAGING else 1.0),
+            grow_batch=halvings or None,
+            largest_batch=self.batch if halvings else None,  # so that the rate is halved instead
+            transport="sim",
+            network=Network.parse(self.network),
+            compute=step.compute(),
+        )
+
+    def _remarks(self, setting: Setting, step: Step) -> list[str]:
+        factors = ", ".join(f"{factor:g} for {count}" for count, factor in FASTER.items())
+        return [
+            f"Our times are virtual: a step of {1e3 * step.seconds:.2f} ms, measured here, with a jitter of "
+            f"{step.jitter:.0%}; {self.network}. Speed-up is in samples a second; the first model, which all "
+            "share, is left out of it, and so are tests of the model.",
+            f"The rule: there should be as many samples as a split, here {setting.split}, times N squared. "
+            "It is kept where data / rule is 1 or more: where a sweep has as many blocks as workers. As in "
+            "the paper the split is the same for all N, so the most workers decide.",
+            f"One rate, {self.lr:g}, for one worker and block momentum, halved after each sweep. Averaging "
+            f"has its own, for the paper tunes every rate: {factors} workers, times that one, found on 5,000 "
+            "images of MNIST held out of the training data. Momentum is the paper's, else 1 - 1/N.",
+            "The paper's are word error rates on Eval2000, ours are classes that are wrong in the test set. "
+            "Compare what is above or below one worker.",
+        ]
+
+
+def beginning_of(data: Data) -> Data:
+    """A part of the data that is trained on first."""
+    rows = max(1, len(data.x) // BEGINNING)
+    return Data(data.x[:rows], data.y[:rows], data.test_x, data.test_y)
+
+
+def tabulate(setting: Setting, runs: Mapping[Place, Sequence[Result]]) -> Iterator[dict[str, Any]]:
+    """A row for each method and number of workers, with the paper's beside it."""
+    alone = runs[SINGLE, 1]
+    baseline = fmean(errors(alone))
+    for (method, count), results in runs.items():
+        wrong = errors(results)
+        paper, paper_alone = PUBLISHED.get((method, count)), PUBLISHED[SINGLE, 1]
+        yield {
+            "method": method,
+            "workers": count,
+            "partition": setting.partition(count),
+            "error": (fmean(wrong), stdev(wrong) if len(wrong) > 1 else 0.0),
+            "above": fmean(wrong) - baseline,
+            "speed_up": fmean(r.seconds for r in alone) / fmean(r.seconds for r in results),
+            "plenty": setting.plenty(count) if count > 1 else None,
+            "clock": "virtual",
+            "paper_partition": paper and paper.partition,
+            "paper_wer": paper and paper.wer,
+            "paper_above": paper and paper.wer - paper_alone.wer,
+            "paper_speed_up": paper and paper.speed_up,
+        }
+
+
+def errors(results: Sequence[Result]) -> list[float]:
+    """Per cent of the test set that each of them has wrong."""
+    return [100.0 - result.test_accuracy for result in results if result.test_accuracy is not None]
+
+
+def claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    """What the paper says and what we aim at, from the rows alone."""
+    merging = [row for row in rows if row["method"] in MERGING]
+    scarce = min(merging, key=lambda row: row["plenty"])
+    yield Claim(
+        f"the data is enough for every N: at least {scarce['plenty']:.2f} times what the rule asks for, "
+        f"with {scarce['workers']} workers",
+        scarce["plenty"] >= 1,
+    )
+    yield degrades([row for row in rows if row["method"] == AVERAGING])
+    for method in (CLASSICAL, NESTEROV):
+        own = [row for row in rows if row["method"] == method]
+        for most, points in ((FEW, FEW_POINTS), (MANY, MANY_POINTS)):
+            if there := [row for row in own if row["workers"] <= most]:
+                yield stays(method, there, points)
+
+
+def degrades(rows: Sequence[Row]) -> Claim:
+    """Averaging has more errors with more workers: no step down beyond the spreads, and up as a whole."""
+    ordered = sorted(rows, key=lambda row: row["workers"])
+    rises = all(
+        after["error"][0] >= before["error"][0] - before["error"][1] - after["error"][1]
+        for before, after in pairwise(ordered)
+    )
+    first, last = ordered[0], ordered[-1]
+    apart = last["error"][0] - first["error"][0] > first["error"][1] + last["error"][1]
+    listed = ", ".join(f"{row['error'][0]:.2f} % with {row['workers']}" for row in ordered)
+    return Claim(
+        f"averaging gets worse with more workers: {listed}; {last['above']:+.2f} points beside one worker",
+        rises and apart and last["above"] > 0,
+    )
+
+
+def stays(method: str, rows: Sequence[Row], points: float) -> Claim:
+    """Block momentum is hardly worse than one worker."""
+    listed = ", ".join(f"{row['above']:+.2f} with {row['workers']}" for row in rows)
+    most = max(row["workers"] for row in rows)
+    return Claim(
+        f"{method} is at most {points:g} points above one worker up to N = {most}: {listed}",
+        all(row["above"] <= points for row in rows),
+    )
+
+
+def charts(rows: Sequence[Row]) -> Iterable[Chart]:
+    """Errors beside one worker's, and speed-ups, over the number of workers; the paper's are dashed."""
+    for key, title, y, log_y in (
+        ("above", "Errors beside one worker's", "points above one worker", False),
+        ("speed_up", "Speed-up", "times one worker", True),
+    ):
+        lines = []
+        for method in MERGING:
+            own = [row for row in rows if row["method"] == method]
+            paper = [row for row in own if row[f"paper_{key}"] is not None]
+            lines.append(Line(method, [(row["workers"], row[key]) for row in own]))
+            lines.append(
+                Line(f"{method}, paper", [(row["workers"], row[f"paper_{key}"]) for row in paper], True)
+            )
+        yield Chart(title, "workers", y, [line for line in lines if line.points], log_x=True, log_y=log_y)
+
+
+def curves(runs: Mapping[Place, Sequence[Result]], samples: int, most: int) -> Chart:
+    """How the error falls with the most workers, by the mean over the seeds."""
+    lines = []
+    for (method, count), results in runs.items():
+        if count in (1, most):
+            points = zip(*(result.curve for result in results), strict=False)
+            lines.append(
+                Line(
+                    f"{method}, N = {count}",
+                    [
+                        (row[0]["samples"] / samples, fmean(100.0 - at["test_accuracy"] for at in row))
+                        for row in points
+                    ],
+                )
+            )
+    return Chart(f"Learning with {most} workers", "sweeps over the data", "error %", lines)

@@ -1,0 +1,151 @@
+"""What compression saves and what it costs in accuracy: the codecs beside what their papers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, pstdev
+from typing import Any, ClassVar, NamedTuple
+
+from shoal.codecs import CODECS
+from shoal.core.task import Task
+from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.result import Result
+from shoal.sim import Network
+from shoal.strategies.sync import Sync
+from shoal.studies.calibration import measure_step
+from shoal.studies.study import Lab, Study
+from shoal.tasks import TASKS
+
+
+class Published(NamedTuple):
+    """What a paper says of its codec, and how far behind dense training we allow ours to be."""
+
+    codec: str
+    says: str
+    allowed: float | None  # points of accuracy
+    rate: float = 1.0  # by which the learning rate is multiplied: momentum within a codec makes steps longer
+
+
+PUBLISHED = (
+    Published("fp16", "half the bytes", 0.5),
+    Published("one_bit", "a bit and two means a column; no loss with feedback", 0.5),
+    Published("ternary", "16 to 20 times less; no loss to 2 points", 1.0),
+    Published("qsgd", "4 bits or less; no loss", 0.5),
+    Published("low_rank:rank=2", "on par with SGD", 0.5),
+    Published("threshold", "278 times less, 834 with coded gaps", 1.0),
+    Published("top_k:density=0.001", "1,000 values of a million", None),
+    Published("dgc:density=0.001,warmup=10", "270 to 600 times less; no loss", 0.5, 0.3),
+    Published("top_k:density=0.001,feedback=none", "the control: what is left out is lost", None),
+)
+CONTROL = PUBLISHED[-1].codec
+HEADINGS = (
+    Heading("codec", "codec"),
+    Heading("ratio", "bytes: times less", 1),
+    Heading("change", "accuracy, points"),
+    Heading("speed_up", "step: times faster", 1),
+    Heading("says", "paper"),
+    Heading("clock", "clock"),
+)
+
+
+@dataclass(frozen=True)
+class Compression(Study):
+    """Synchronous training through each codec on a slow network: bytes, time and accuracy.
+
+    Virtual time has the measured step and the network; encoding and decoding take none in it, so what it says
+    is what a codec can save at most: `benchmarks/slow_link.py` measures the rest on real links.
+    """
+
+    source: ClassVar[str] = "Seide 2014, Strom 2015, Wen 2017, Alistarh 2017, Lin 2018, Vogels 2019"
+
+    task: str = "mnist"
+    workers: int = 4
+    epochs: int = 2
+    seeds: int = 3
+    network: str = "100Mbit,1ms"
+
+    def run(self, lab: Lab) -> Findings:
+        task = TASKS.make(self.task)
+        lab.say("measuring a step")
+        compute = measure_step(task).compute()
+        settings = {"compute": compute, "network": Network.parse(self.network)}
+        dense = self._runs(lab, task, "none", **settings)
+        rows = []
+        for published in PUBLISHED:
+            changed = replace(task, lr=task.lr * published.rate)
+            rows.append(row(published, self._runs(lab, changed, published.codec, **settings), dense))
+        return Findings(
+            study="compression",
+            title="What compression saves, and what it costs",
+            source=self.source,
+            tables=[Table(f"{self.workers} workers on {self.network}, {self.task}", HEADINGS, rows)],
+            charts=[chart(rows)],
+            claims=list(claims(rows)),
+            remarks=[
+                f"Without a codec: {accuracies(dense)} % right. Changes are means over {self.seeds} seeds.",
+                "Bytes are those of what was compressed; encoding and decoding take no virtual time.",
+            ],
+            settings={**asdict(self), "step_seconds": compute.mean},
+        )
+
+    def _runs(self, lab: Lab, task: Task, codec: str, **settings: Any) -> list[Result]:
+        settings |= {"workers": self.workers, "epochs": self.epochs, "transport": "sim"}
+        made = CODECS.read(codec)
+        return [
+            lab.run(f"{codec}, seed {seed}", task, Sync(), codec=made, seed=seed, **settings)
+            for seed in range(self.seeds)
+        ]
+
+
+def accuracies(runs: list[Result]) -> str:
+    """Mean and spread of the test accuracy, in words."""
+    reached = [_accuracy(run) for run in runs]
+    return f"{fmean(reached):.2f} ± {pstdev(reached):.2f}"
+
+
+def _accuracy(run: Result) -> float:
+    if run.test_accuracy is None:
+        raise ValueError(f"task={run.task!r} has no classes to be right about; take mnist")
+    return run.test_accuracy
+
+
+def row(published: Published, runs: list[Result], dense: list[Result]) -> dict[str, Any]:
+    """One line of the table: the same seeds with a codec and without."""
+    changes = [_accuracy(ours) - _accuracy(theirs) for ours, theirs in zip(runs, dense, strict=True)]
+    plain = sum(node["dense_bytes"] for run in runs for node in run.nodes)
+    coded = sum(node["coded_bytes"] for run in runs for node in run.nodes)
+    return {
+        "codec": published.codec,
+        "ratio": plain / coded if coded else None,
+        "change": (fmean(changes), pstdev(changes)),
+        "speed_up": fmean(run.seconds for run in dense) / fmean(run.seconds for run in runs),
+        "says": published.says,
+        "allowed": published.allowed,
+        "clock": "virtual",
+    }
+
+
+def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
+    """Each codec with feedback stays close to dense training, and the control does not."""
+    for line in rows:
+        if line["allowed"] is not None:
+            behind = -line["change"][0]
+            yield Claim(
+                f"{line['codec']} is {behind:.2f} points behind (at most {line['allowed']:g})",
+                behind <= line["allowed"],
+            )
+    control = next((line for line in rows if line["codec"] == CONTROL), None)
+    if control is not None:
+        behind = -control["change"][0]
+        yield Claim(f"without feedback top_k is visibly worse: {behind:.2f} points behind", behind > 1)
+
+
+def chart(rows: list[dict[str, Any]]) -> Chart:
+    """Accuracy over bytes, a point a codec."""
+    lines = [
+        Line(line["codec"], [(line["ratio"], line["change"][0])])
+        for line in rows
+        if line["ratio"] is not None
+    ]
+    return Chart("Accuracy and bytes", "times fewer bytes", "points against dense", lines, log_x=True)

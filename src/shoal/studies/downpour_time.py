@@ -1,0 +1,150 @@
+"""Time to accuracy with many replicas (Dean et al. 2012): SGD, Downpour, and Downpour with Adagrad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from statistics import fmean, pstdev
+from typing import Any, ClassVar
+
+from shoal.core.strategy import Strategy
+from shoal.core.task import Task
+from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.sim import Network
+from shoal.strategies.downpour import Downpour
+from shoal.strategies.single import Single
+from shoal.studies.calibration import measure_step
+from shoal.studies.study import Lab, Study, time_to
+from shoal.tasks import TASKS
+
+HEADINGS = (
+    Heading("method", "method"),
+    Heading("replicas", "replicas", 0),
+    Heading("seconds", "seconds", 3),
+    Heading("speed_up", "speed-up", 1),
+    Heading("paper", "rank, paper", 0),
+    Heading("rank", "rank, ours", 0),
+    Heading("accuracy", "end: right %"),
+    Heading("staleness", "stale", 1),
+    Heading("clock", "clock"),
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A line of the figure: a name, how many replicas, and the strategy."""
+
+    name: str
+    replicas: int
+    strategy: Strategy
+
+
+@dataclass(frozen=True)
+class DownpourTime(Study):
+    """Virtual seconds until the test accuracy is above `accuracy`, with 20 and 200 replicas.
+
+    The paper's order, slowest first: SGD, Downpour with 20 replicas, the same with Adagrad, Adagrad with 200.
+    """
+
+    source: ClassVar[str] = "Dean et al., Large scale distributed deep networks (2012), figure 4"
+
+    task: str = "mnist"
+    accuracy: float = 93.0
+    few: int = 20
+    many: int = 200
+    batch: int = 16
+    lr: float = 0.02
+    rate: float = 0.02  # of Adagrad
+    servers: int = 20
+    epochs: int = 3
+    seeds: int = 3
+    network: str = "10Gbit,50us"
+
+    def run(self, lab: Lab) -> Findings:
+        task = replace(TASKS.make(self.task), batch=self.batch, lr=self.lr)
+        lab.say("measuring a step")
+        compute = replace(measure_step(task).compute(), jitter=0.1)
+        settings = {"compute": compute, "network": Network.parse(self.network)}
+        found = [(method, self._runs(lab, task, method, **settings)) for method in self.methods()]
+        rows = ranked([row(method, runs, self.accuracy) for method, runs in found])
+        return Findings(
+            study="downpour-time-to-accuracy",
+            title=f"Time to {self.accuracy:g} % with many replicas",
+            source=self.source,
+            tables=[Table(f"{self.task}, {self.servers} shards, {self.network}", HEADINGS, rows)],
+            charts=[chart(found)],
+            claims=list(claims(rows)),
+            remarks=[
+                f"Virtual time on a measured step of {1e3 * compute.mean:.2f} ms with a jitter of 10 %; the "
+                "numbers are computed in full.",
+                "The paper has a figure of hours on a speech network: its order is what is compared.",
+            ],
+            settings={**asdict(self), "step_seconds": compute.mean},
+        )
+
+    def methods(self) -> Iterable[Method]:
+        """The paper's, slowest first."""
+        adagrad = Downpour(optimizer="adagrad", rate=self.rate)
+        yield Method("SGD", 1, Single())
+        yield Method("Downpour", self.few, Downpour())
+        yield Method("Downpour with Adagrad", self.few, adagrad)
+        yield Method("Downpour with Adagrad", self.many, adagrad)
+
+    def _runs(self, lab: Lab, task: Task, method: Method, **settings: Any) -> list[dict[str, Any]]:
+        settings |= {"workers": method.replicas, "epochs": self.epochs, "transport": "sim"}
+        if method.strategy.servers:
+            settings["servers"] = self.servers
+        records = []
+        for seed in range(self.seeds):
+            name = f"{method.name}, {method.replicas} replicas, seed {seed}"
+            records.append(lab.run(name, task, method.strategy, seed=seed, **settings).record())
+        return records
+
+
+def row(method: Method, runs: list[dict[str, Any]], accuracy: float) -> dict[str, Any]:
+    """One line of the table, from the runs of all seeds; no time where a seed never got there."""
+    times = [time_to(accuracy, run["curve"]) for run in runs]
+    known = [time for time in times if time is not None]
+    ends = [run["test_accuracy"] for run in runs]
+    stale = [run["staleness_mean"] for run in runs if run["staleness_mean"] is not None]
+    return {
+        "method": method.name,
+        "replicas": method.replicas,
+        "seconds": (fmean(known), pstdev(known)) if len(known) == len(runs) else None,
+        "accuracy": (fmean(ends), pstdev(ends)),
+        "staleness": fmean(stale) if stale else None,
+        "clock": "virtual",
+    }
+
+
+def ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, in the paper's order, with their ranks by time: 1 is the slowest."""
+    slowest = sorted(rows, key=lambda line: -line["seconds"][0] if line["seconds"] else float("-inf"))
+    first = rows[0]["seconds"]
+    for place, line in enumerate(rows, 1):
+        line["paper"], line["rank"] = place, slowest.index(line) + 1
+        line["speed_up"] = first[0] / line["seconds"][0] if first and line["seconds"] else None
+    return rows
+
+
+def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
+    """The paper's order, pair by pair."""
+    for slower, faster in pairwise(rows):
+        names = [f"{line['method']} ({line['replicas']})" for line in (faster, slower)]
+        times = [line["seconds"][0] if line["seconds"] else float("inf") for line in (faster, slower)]
+        words = [f"{time:.3g} s" if time < float("inf") else "never" for time in times]
+        sentence = f"{names[0]} gets there before {names[1]}: {words[0]}, {words[1]}"
+        yield Claim(sentence, times[0] < times[1])
+
+
+def chart(found: Iterable[tuple[Method, list[dict[str, Any]]]]) -> Chart:
+    """Accuracy over virtual time, of the first seed."""
+    lines = [
+        Line(
+            f"{method.name}, {method.replicas}",
+            [(p["seconds"], p["test_accuracy"]) for p in runs[0]["curve"] if p["seconds"] > 0],
+        )
+        for method, runs in found
+    ]
+    return Chart("Learning curves of the first seed", "virtual seconds", "test accuracy %", lines)

@@ -1,0 +1,82 @@
+"""Study: a published table, made again. Lab: where its runs are made."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from shoal.core.strategy import Strategy
+from shoal.core.task import Task
+from shoal.report import Progress
+from shoal.report.findings import Findings
+from shoal.result import Result
+from shoal.train import run
+
+Saver = Callable[[list[dict[str, Any]]], None]
+"""Told of all runs so far whenever one is done, so that nothing is lost when a later one fails."""
+
+
+class Study(ABC):
+    """A table of a paper as a program; a frozen dataclass whose fields are its options.
+
+    Every run has real numerics. Its times are those of real processes, or virtual ones calibrated on a step
+    that was measured (calibration.py); every row says which.
+    """
+
+    source: ClassVar[str]  # the paper and its table
+
+    @abstractmethod
+    def run(self, lab: Lab) -> Findings:
+        """Make the runs and put them beside what was published."""
+
+
+class Lab:
+    """Makes runs one after the other, shows how they get on, and keeps what they measured."""
+
+    def __init__(self, progress: Progress | None = None, save: Saver | None = None) -> None:
+        self.records: list[dict[str, Any]] = []
+        self._progress = progress or Progress(enabled=False)
+        self._save = save or (lambda records: None)
+
+    def run(self, name: str, task: Task, strategy: Strategy, **settings: Any) -> Result:
+        """One run with `shoal.run`'s own settings, kept under that name."""
+        workers, shards = settings.get("workers", 1), settings.get("servers", 1)
+        self._progress.start(name, workers, strategy.servers * shards)
+        result = run(task, strategy, **settings, on_progress=self._progress.update)
+        self.keep(name, result.record())
+        return result
+
+    def keep(self, name: str, figures: dict[str, Any]) -> None:
+        """Keep figures that no run of `run` gave."""
+        self.records.append({"name": name, **figures})
+        self._save(self.records)
+
+    def say(self, sentence: str) -> None:
+        """Show what is being done between runs."""
+        self._progress.start(sentence, 0)
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """The numbers of an option such as "8/16/32", in order, each once."""
+    words = [word.strip() for word in text.split("/") if word.strip()]
+    if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"{option}={text!r} is not a number, or several with / between, as in 8/16/32")
+    return sorted({int(word) for word in words})
+
+
+def time_to(accuracy: float, curve: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds until the test accuracy was above so many per cent; None if it never was.
+
+    Between two points of a curve, the first of which is below, it is taken to grow evenly.
+    """
+    before: Mapping[str, Any] | None = None
+    for point in curve:
+        reached = point["test_accuracy"]
+        if reached > accuracy:
+            if before is None:
+                return float(point["seconds"])
+            part = (accuracy - before["test_accuracy"]) / (reached - before["test_accuracy"])
+            return float(before["seconds"] + part * (point["seconds"] - before["seconds"]))
+        before = point
+    return None

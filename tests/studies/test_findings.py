@@ -1,0 +1,125 @@
+"""What a study shows: the table on a terminal, the page, the figures for machines; and its command."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.report.findings import (
+    Chart,
+    Claim,
+    Findings,
+    Heading,
+    Line,
+    Table,
+    findings_page,
+    show_findings,
+    write_findings_json,
+)
+from shoal.studies import STUDIES
+from shoal.studies.allreduce_cost import AllreduceCost, claims
+from shoal.studies.calibration import measure_step
+from shoal.studies.study import Lab, numbers
+from shoal.tasks import TASKS
+
+ROWS = [
+    {"method": "ours & theirs", "error": (1.234, 0.05), "clock": "virtual"},
+    {"method": "paper", "error": 1.5, "clock": "published"},
+    {"method": "nobody", "error": None, "clock": "real"},
+]
+FINDINGS = Findings(
+    study="errors",
+    title="Errors <again>",
+    source="Somebody 1999",
+    tables=[Table("Errors", [Heading("method", "method"), Heading("error", "error %")], ROWS)],
+    charts=[
+        Chart("Errors", "workers", "error %", [Line("ours", [(1, 2), (2, 3)]), Line("paper", [(1, 2)], True)])
+    ],
+    claims=[Claim("it is small", True), Claim("it is zero", False)],
+    remarks=["All in all."],
+    settings={"seeds": 3},
+)
+
+
+def test_on_a_terminal() -> None:
+    out = io.StringIO()
+    show_findings(FINDINGS, Console(file=out, width=80))
+    text = out.getvalue()
+    assert "1.23 ± 0.05" in text and "1.50" in text and "–" in text
+    assert "✓ it is small" in text and "✗ missed: it is zero" in text and "All in all." in text
+
+
+def test_as_a_page() -> None:
+    page = findings_page(FINDINGS)
+    assert "Errors &lt;again&gt;" in page and "ours &amp; theirs" in page and "<again>" not in page
+    assert page.count('<path class="line s0 d0"') == 2 and page.count('<path class="line s0 d1"') == 2
+    assert "<b>met</b>" in page and "<b>missed</b>" in page and "<script" not in page
+
+
+def test_for_machines(tmp_path: Path) -> None:
+    path = write_findings_json(FINDINGS, [{"name": "a", "seconds": float("nan")}], tmp_path / "f.json")
+    kept = json.loads(path.read_text())
+    assert kept["runs"] == [{"name": "a", "seconds": None}]
+    assert kept["findings"]["tables"][0]["rows"][0]["error"] == [1.234, 0.05]
+    assert kept["findings"]["claims"][1] == {"sentence": "it is zero", "met": False}
+
+
+def test_numbers_of_an_option() -> None:
+    assert numbers("workers", "16/8/ 8") == [8, 16]
+    with pytest.raises(ValueError, match=r"workers='8,16'.*as in 8/16/32"):
+        numbers("workers", "8,16")
+
+
+def test_a_step_is_measured() -> None:
+    step = measure_step(TASKS.make("digits"))
+    assert 1e-5 < step.seconds < 1 and step.jitter >= 0 and step.steps >= 10
+    assert step.compute().mean == step.seconds
+
+
+def test_a_sum_costs_what_its_formula_says() -> None:
+    lab = Lab()
+    findings = AllreduceCost(workers="4", kilobytes="1/2048", real=0).run(lab)
+    (table,) = findings.tables
+    assert len(table.rows) == len(lab.records) == 10
+    ratios = {(row["algorithm"], row["kilobytes"]): row["ratio"] for row in table.rows}
+    assert all(ratios[name, 2048] == pytest.approx(1, abs=0.002) for name in ("tree", "ring", "butterfly"))
+    assert {row["clock"] for row in table.rows} == {"virtual"}
+    assert all(claim.met for claim in findings.claims)
+
+
+def test_its_claims_can_fail() -> None:
+    row = {"workers": 4, "clock": "virtual", "published_ms": 1.0}
+    rows = [
+        {**row, "algorithm": "butterfly", "kilobytes": 1, "ms": 2.0, "ratio": 2.0},
+        {**row, "algorithm": "tree", "kilobytes": 1, "ms": 1.0, "ratio": 1.0},
+        {**row, "algorithm": "rabenseifner", "kilobytes": 8, "ms": 1.5, "ratio": 1.5},
+        {**row, "algorithm": "tree", "kilobytes": 8, "ms": 1.0, "ratio": 1.0},
+    ]
+    assert [claim.met for claim in claims(rows)] == [False, False, False]
+
+
+def test_the_command_writes_page_and_figures(tmp_path: Path) -> None:
+    page, figures = tmp_path / "sum.html", tmp_path / "sum.json"
+    word = "allreduce-cost:workers=2/4,kilobytes=1/1024,real=0"
+    done = CliRunner().invoke(app, f"reproduce {word} --quiet --report {page} --json {figures}".split())
+    assert done.exit_code == 0, done.output
+    assert "What a sum over all workers costs" in done.output and f"report: {page}" in done.output
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert len(json.loads(figures.read_text())["runs"]) == 20
+
+
+def test_the_command_refuses_what_it_does_not_know() -> None:
+    done = CliRunner().invoke(app, ["reproduce", "allreduce-costs"])
+    assert done.exit_code == 2
+    done = CliRunner().invoke(app, ["reproduce", "allreduce-cost:worker=2"])
+    assert done.exit_code == 2
+
+
+def test_every_study_names_its_source() -> None:
+    assert all(STUDIES.make(word).source for word in STUDIES)
