@@ -1,0 +1,1 @@
+"""Models: torch modules that tasks train."""
