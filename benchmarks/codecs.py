@@ -1,7 +1,7 @@
 """How fast codecs write vectors down and read them back, as ratios to a copy in memory in the same run.
 
     python benchmarks/codecs.py [--elements 75_000_000] [--rounds 5] [--codecs fp16,one_bit] [--device cuda]
-        [--json FILE]
+        [--arrived] [--json FILE]
 
 One thread compresses 75 million float32 (300 MB), the layers of a model, again and again. What a payload
 lacks is kept and added the next time where the codec does so by default; checksums are part of it. Every
@@ -11,7 +11,14 @@ another process had the core do not count. Beside each codec is the same without
 on fewer elements for time's sake.
 
 The last line is JSON: for each codec its rate, writing and reading together, as a share of the copy's; of
-those that seek elements, writing alone. `ternary` is with feedback, `ternary_none` without.
+those that seek elements, writing alone. `one_bit` and `ternary` are with feedback, `one_bit_none` and
+`ternary_none` without.
+
+A copy reads a vector and writes one. With feedback, three are read or written while encoding and one while
+decoding, so that a codec that is as fast as memory has half the copy's rate. Hence the share by traffic: the
+bytes that must be read and written, payloads included, by the seconds, over those of the copy. On a GPU the
+JSON has it too, under names that end in `_traffic`. A payload that never left a GPU is not checked when it is
+read there; with `--arrived`, copies are read, which are.
 """
 
 from __future__ import annotations
@@ -37,10 +44,11 @@ FEWER = 5_000_000  # in lines of torch
 WIDTH = 1000  # of the layers, which are square
 
 TARGETS = {
-    **dict.fromkeys(("one_bit", "ternary", "ternary_none"), 0.25),
+    **dict.fromkeys(("one_bit", "one_bit_none", "ternary", "ternary_none"), 0.25),
     **dict.fromkeys(("fp16", "bf16"), 0.3),
     **dict.fromkeys(("threshold", "top_k"), 0.15),
 }
+ON_GPU = dict.fromkeys(("one_bit", "one_bit_none", "ternary", "ternary_none"), 0.6)
 ENCODING_ALONE = ("threshold", "top_k")
 
 
@@ -49,8 +57,9 @@ def chosen(words: list[str]) -> dict[str, Codec]:
     codecs = {}
     for word in words:
         codecs[word] = CODECS.make(word)
-        if word == "ternary":
-            codecs |= {word: CODECS.make(word, feedback="residual"), f"{word}_none": CODECS.make(word)}
+        if word in ("one_bit", "ternary"):
+            kept = CODECS.make(word, feedback="residual")
+            codecs |= {word: kept, f"{word}_none": CODECS.make(word, feedback="none")}
     return codecs
 
 
@@ -79,6 +88,10 @@ class Visit:
         else:
             self.payload, self.state = self.codec.encode_rest(self.v, self.rest, self.state)
 
+    def travel(self) -> None:
+        """As if the payload had come from elsewhere."""
+        self.payload = tuple(part.clone() for part in self.payload)
+
     def decode(self) -> None:
         """Read it back."""
         self.codec.decode(tuple(part.to(self.v.device) for part in self.payload), self.out)
@@ -87,14 +100,20 @@ class Visit:
         """Of the vector's bytes, that which travels."""
         return sum(part.nbytes for part in self.payload) / self.v.nbytes
 
+    def moved(self, decoding: bool) -> float:
+        """How many vectors must be read or written: it, what it lacked twice, and the payload; and back."""
+        encode = 1 + self.share() + (0 if self.rest is None else 2)
+        return encode + (self.share() + 1 if decoding else 0)
+
 
 @dataclass
 class Figures:
-    """Seconds of every visit, of vectors of so many bytes, and what share of these travels."""
+    """Seconds of every visit, of vectors of so many bytes; what share of these travels, and what is moved."""
 
     nbytes: int
     seconds: dict[str, list[float]]
     shares: dict[str, float]
+    moved: dict[str, float]  # vectors read or written, at least
 
     def rate(self, name: str) -> float:
         """GB/s in the median."""
@@ -109,8 +128,14 @@ class Figures:
         """Its rate as a share of the copy's, in every round."""
         return [copy / spent for copy, spent in zip(self.seconds["copy"], self.counted(name), strict=True)]
 
+    def by_traffic(self, name: str) -> float:
+        """The bytes it moves by its seconds, as a share of the copy's, in the median."""
+        return self.moved[name] / 2 * statistics.median(self.over_copy(name))
 
-def measure(codecs: dict[str, Codec], elements: int, rounds: int, device: str) -> Figures:
+
+def measure(
+    codecs: dict[str, Codec], elements: int, rounds: int, device: str, arrived: bool = False
+) -> Figures:
     """Visit all in turn; the first round warms up and does not count."""
     v = 1e-3 * torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(device)
     out, pieces = torch.zeros_like(v), layers(elements)
@@ -121,10 +146,14 @@ def measure(codecs: dict[str, Codec], elements: int, rounds: int, device: str) -
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():
+            if arrived and name.endswith(" decode"):
+                visits[name.removesuffix(" decode")].travel()
             spent = timed(work, device)
             if number:
                 seconds[name].append(spent)
-    return Figures(v.nbytes, seconds, {name: visit.share() for name, visit in visits.items()})
+    shares = {name: visit.share() for name, visit in visits.items()}
+    moved = {name: visit.moved(name not in ENCODING_ALONE) for name, visit in visits.items()}
+    return Figures(v.nbytes, seconds, shares, moved)
 
 
 def timed(work: Callable[[], object], device: str) -> float:
@@ -151,25 +180,35 @@ def lines_of_torch() -> Iterator[None]:
         kernels._has_numba, kernels._has_triton = had
 
 
-def show(full: Figures, few: Figures) -> dict[str, float]:
+def show(full: Figures, few: Figures, device: str) -> dict[str, float]:
     """Print a line for each codec; the medians of its share of the copy's rate."""
     print(f"a copy: {full.rate('copy'):.2f} GB/s; in lines of torch: {few.nbytes / 4e6:g} million elements")
-    print(f"  {'':13} encode decode GB/s   bytes   share of the copy's rate   by its lines of torch")
+    print(f"  {'':13} encode decode GB/s   bytes   share of the copy's rate   traffic  by its lines of torch")
     medians = {}
     for name, share in full.shares.items():
         low, middle, high = spread(full.over_copy(name))
         medians[name] = round(middle, 3)
+        if device == "cuda":
+            medians[f"{name}_traffic"] = round(full.by_traffic(name), 3)
         plain = statistics.median(few.counted(name)) * full.nbytes / few.nbytes
         faster = plain / statistics.median(full.counted(name))
         rates = f"{full.rate(f'{name} encode'):6.2f} {full.rate(f'{name} decode'):6.2f}"
-        goal = ""
-        if name in TARGETS:
-            met = "met" if middle >= TARGETS[name] else "MISSED"
-            alone = "encoding " if name in ENCODING_ALONE else ""
-            goal = f"   {alone}at least {TARGETS[name]:g}: {met}"
-        quartiles = f"{middle:6.3f}   ({low:.3f} to {high:.3f})"
+        quartiles = f"{middle:6.3f}   ({low:.3f} to {high:.3f})   {full.by_traffic(name):6.3f}"
+        goal = aim(name, middle, full.by_traffic(name), device)
         print(f"  {name:13} {rates}      {share:6.4f}  {quartiles}   {faster:6.1f} times{goal}")
     return medians
+
+
+def aim(name: str, share: float, traffic: float, device: str) -> str:
+    """What it should reach, and whether it does."""
+    targets = TARGETS if device == "cpu" else ON_GPU
+    if name not in targets:
+        return ""
+    alone = "encoding " if name in ENCODING_ALONE else ""
+    met = "met" if share >= targets[name] else "MISSED"
+    if device == "cuda" and share < targets[name] <= traffic:
+        met = "met by traffic alone"
+    return f"   {alone}at least {targets[name]:g}: {met}"
 
 
 def spread(values: list[float]) -> tuple[float, float, float]:
@@ -189,6 +228,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--codecs", default=",".join(word for word in CODECS if word != "none"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--arrived", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -197,7 +237,8 @@ def main() -> None:
     print(f"{size}, {options.rounds} rounds; one thread, {options.device}")
     with lines_of_torch():
         few = measure(codecs, min(FEWER, options.elements), 1, options.device)
-    medians = show(measure(codecs, options.elements, options.rounds, options.device), few)
+    full = measure(codecs, options.elements, options.rounds, options.device, options.arrived)
+    medians = show(full, few, options.device)
     if options.json is not None:
         options.json.write_text(json.dumps(medians, indent=2) + "\n")
     print(json.dumps(medians))

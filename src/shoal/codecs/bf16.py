@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.fp16 import LARGE
-from shoal.codecs.kernels import on_cpu
-from shoal.codecs.wire import seal, unseal
+from shoal.codecs.kernels import on_cpu, on_gpu
+from shoal.codecs.wire import beside, seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 
 
@@ -21,6 +21,10 @@ class BF16(Codec):
     code: ClassVar[int] = 2
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
+        if on_gpu(v):
+            from shoal.codecs.kernels import halves_gpu
+
+            return halves_gpu.encode(self.code, v, torch.bfloat16), state
         if v.numel() >= LARGE and on_cpu(v):
             from shoal.codecs.kernels import halves
 
@@ -30,8 +34,14 @@ class BF16(Codec):
         return seal(self.code, v.numel(), v.numel(), short), state
 
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
+        part = torch.bfloat16, out.numel()
+        if on_gpu(out) and beside(out, payload, part):
+            from shoal.codecs.kernels import halves_gpu
+
+            if halves_gpu.decode(self.code, payload, out):
+                return out  # else the lines below say what is wrong
         _, bodies = unseal(payload, self.code, out.numel())
-        (short,) = expect(bodies, (torch.bfloat16, out.numel()))
+        (short,) = expect(bodies, part)
         if out.numel() >= LARGE and on_cpu(out):
             from shoal.codecs.kernels import halves
 

@@ -26,10 +26,15 @@ def after(state: State, n: int) -> State:
     return {**state, COUNTER: state[COUNTER] + (n + 1) // 2}
 
 
+def first(state: State) -> int:
+    """What the next word is mixed from; each word after it from GAMMA more. As a signed number."""
+    return _signed((int(state[SEED]) + (int(state[COUNTER]) + 1) * GAMMA) % (1 << 64))
+
+
 def uniform(state: State, n: int, device: torch.device | None = None) -> Tensor:
     """The next `n` numbers in [0, 1), in float32. Ask `after` for the state behind them."""
-    words = torch.arange(1, (n + 1) // 2 + 1, device=device) + int(state[COUNTER])
-    words = words * _signed(GAMMA) + int(state[SEED])  # integers of torch wrap around, as they should here
+    words = torch.arange((n + 1) // 2, device=device) * _signed(GAMMA) + first(state)
+    # integers of torch wrap around, as they should here
     words = (words ^ _shifted(words, 30)) * _signed(FIRST)
     words = (words ^ _shifted(words, 27)) * _signed(SECOND)
     words = words ^ _shifted(words, 31)

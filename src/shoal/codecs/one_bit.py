@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shoal.codecs.blocks import check_block, count, from_rows, rows
-from shoal.codecs.kernels import on_cpu, on_gpu
+from shoal.codecs.kernels import for_cpu, for_gpu
 from shoal.codecs.packing import packed, unpacked, words
-from shoal.codecs.wire import seal, unseal
+from shoal.codecs.wire import beside, seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
 from shoal.core.errors import WireError
 
@@ -42,20 +41,26 @@ class OneBit(Codec):
 
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         n, columns = out.numel(), count(out.numel(), self.column)
+        parts = (torch.int32, words(n, 1)), (torch.float32, 2 * columns)
+        gpu = for_gpu("one_bit", self.column, out) if beside(out, payload, *parts) else None
+        if gpu is not None and gpu.decode(self.code, payload, self.column, out):
+            return out  # else the lines below say what is wrong
         wrote, bodies = unseal(payload, self.code, n)
         if wrote != columns:
             raise WireError(f"a payload of {wrote} columns arrived where {columns} were expected")
-        signs, values = expect(bodies, (torch.int32, words(n, 1)), (torch.float32, 2 * columns))
-        if (kernel := self._kernel(out, values)) is not None:
+        signs, values = expect(bodies, *parts)
+        if (kernel := for_cpu("one_bit", self.column, out, values)) is not None:
             kernel.decode(signs.contiguous(), values, self.column, out)
             return out
         return read(signs, values, self.column, out)
 
     def _written(self, v: Tensor, rest: Tensor | None) -> Payload:
-        n, columns = v.numel(), count(v.numel(), self.column)
-        if (kernel := self._kernel(v) if rest is None else self._kernel(v, rest)) is not None:
-            signs = torch.empty(words(n, 1), dtype=torch.int32, device=v.device)
-            values = torch.empty(2 * columns, device=v.device)
+        n, columns, tensors = v.numel(), count(v.numel(), self.column), (v,) if rest is None else (v, rest)
+        if (gpu := for_gpu("one_bit", self.column, *tensors)) is not None:
+            payload: Payload = gpu.encode(self.code, v, rest, self.column)
+            return payload
+        if (kernel := for_cpu("one_bit", self.column, *tensors)) is not None:
+            signs, values = torch.empty(words(n, 1), dtype=torch.int32), torch.empty(2 * columns)
             kernel.encode(v, rest, self.column, signs, values)
         else:
             u = v if rest is None else rest.add_(v)
@@ -63,17 +68,6 @@ class OneBit(Codec):
             if rest is not None:
                 rest.sub_(read(signs, values, self.column, torch.empty_like(rest)))
         return seal(self.code, n, columns, signs, values)
-
-    def _kernel(self, *tensors: Tensor) -> ModuleType | None:
-        if on_cpu(*tensors):
-            from shoal.codecs.kernels import one_bit
-
-            return one_bit if one_bit.able(self.column) else None
-        if on_gpu(*tensors):
-            from shoal.codecs.kernels import one_bit_gpu
-
-            return one_bit_gpu if one_bit_gpu.able(self.column) else None
-        return None
 
 
 def written(u: Tensor, column: int) -> tuple[Tensor, Tensor]:

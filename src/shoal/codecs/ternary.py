@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from types import ModuleType
 from typing import ClassVar
 
 import torch
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from shoal.codecs import draws, trits
 from shoal.codecs.blocks import check_block, count
-from shoal.codecs.kernels import on_cpu, on_gpu
+from shoal.codecs.kernels import for_cpu, for_gpu
 from shoal.codecs.packing import words
-from shoal.codecs.wire import seal, unseal
+from shoal.codecs.wire import beside, seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
 from shoal.core.errors import WireError
 
@@ -56,9 +55,13 @@ class Ternary(Codec):
 
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         n, blocks, block = out.numel(), count(out.numel(), self.block), self.block
+        parts = (torch.int32, words(n, 2)), (torch.float32, blocks)
+        gpu = for_gpu("ternary", block, out) if beside(out, payload, *parts) else None
+        if gpu is not None and gpu.decode(self.code, payload, block, out):
+            return out  # else the lines below say what is wrong
         wrote, bodies = unseal(payload, self.code, n)
-        codes, scales = expect(bodies, (torch.int32, words(n, 2)), (torch.float32, blocks))
-        codes, kernel = codes.contiguous(), self._kernel(out, scales)
+        codes, scales = expect(bodies, *parts)
+        codes, kernel = codes.contiguous(), for_cpu("ternary", block, out, scales)
         strange = trits.strange if kernel is None else kernel.strange
         if wrote != blocks or strange(codes) or (scales < 0).any():
             raise WireError("a payload of codec 'ternary' has a count, a code or a scale that none has")
@@ -69,10 +72,13 @@ class Ternary(Codec):
 
     def _written(self, v: Tensor, rest: Tensor | None, state: State) -> tuple[Payload, State]:
         n, blocks, block = v.numel(), count(v.numel(), self.block), self.block
+        tensors = (v,) if rest is None else (v, rest)
+        if (gpu := for_gpu("ternary", block, *tensors)) is not None:
+            payload = gpu.encode(self.code, v, rest, self.clip, block, draws.first(state))
+            return payload, draws.after(state, block + blocks)
         noise = trits.noise(state, block, blocks, v.device)
-        if (kernel := self._kernel(v) if rest is None else self._kernel(v, rest)) is not None:
-            codes = torch.empty(words(n, 2), dtype=torch.int32, device=v.device)
-            scales = torch.empty(blocks, device=v.device)
+        if (kernel := for_cpu("ternary", block, *tensors)) is not None:
+            codes, scales = torch.empty(words(n, 2), dtype=torch.int32), torch.empty(blocks)
             kernel.encode(v, rest, self.clip, block, noise, codes, scales)
         else:
             u = v if rest is None else rest.add_(v)
@@ -81,14 +87,3 @@ class Ternary(Codec):
             if rest is not None:
                 rest.sub_(trits.read(codes, scales, block, torch.empty_like(rest)))
         return seal(self.code, n, blocks, codes, scales), draws.after(state, block + blocks)
-
-    def _kernel(self, *tensors: Tensor) -> ModuleType | None:
-        if on_cpu(*tensors):
-            from shoal.codecs.kernels import ternary
-
-            return ternary if ternary.able(self.block) else None
-        if on_gpu(*tensors):
-            from shoal.codecs.kernels import ternary_gpu
-
-            return ternary_gpu if ternary_gpu.able(self.block) else None
-        return None

@@ -10,7 +10,8 @@
     24      8      checksum: the sum, modulo 2^64, of all 8-byte words of the bodies and of the three numbers
 
 All little-endian. The bodies follow, each a flat tensor of a dtype and length that the codec knows from these
-numbers, and checks before it reads.
+numbers, and checks before it reads. The header lies where the bodies lie: on a GPU it is made there, and the
+processor waits for it where a payload is read, once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import struct
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from shoal.core.codec import Payload
 from shoal.core.errors import WireError
@@ -30,20 +32,21 @@ _WRAP = 2**64
 
 def seal(code: int, elements: int, count: int, *bodies: Tensor) -> Payload:
     """What travels: the bodies behind their header."""
-    check = _checksum(code, elements, count, bodies)
-    header = HEADER.pack(MAGIC, VERSION, code, 0, elements, count, check)
-    return torch.frombuffer(bytearray(header), dtype=torch.uint8), *bodies
+    device = bodies[-1].device if bodies else None
+    header = torch.tensor(numbers(code, elements, count, *bodies)).to(device, non_blocking=True)
+    for held in _held(bodies):
+        header[3:].add_(held.to(header.device, non_blocking=True))
+    return header.view(torch.uint8), *bodies
 
 
 def unseal(payload: Payload, code: int, elements: int) -> tuple[int, Payload]:
     """The count and the bodies; raises WireError unless this codec wrote them for so many elements."""
-    if not payload or payload[0].dtype != torch.uint8 or payload[0].numel() != HEADER.size:
+    if not _has_header(payload):
         got = [(p.dtype, p.numel()) for p in payload]
-        raise WireError(
-            f"a payload of {got} arrived, which does not begin with a header of {HEADER.size} bytes"
-        )
-    magic, version, wrote, zero, length, count, check = HEADER.unpack(bytes(payload[0].tolist()))
-    bodies = payload[1:]
+        raise WireError(f"a payload of {got} does not begin with a header of {HEADER.size} bytes")
+    header, bodies = eights(payload[0]), payload[1:]
+    told = torch.cat([header, *(held.view(1).to(header.device) for held in _held(bodies))]).tolist()
+    magic, version, wrote, zero, length, count, check = HEADER.unpack(struct.pack("<4q", *told[:4]))
     if magic != MAGIC or zero != 0:
         raise WireError(f"a payload begins with {magic!r}, not with {MAGIC!r}: no codec of ours wrote it")
     if version != VERSION:
@@ -52,20 +55,46 @@ def unseal(payload: Payload, code: int, elements: int) -> tuple[int, Payload]:
         raise WireError(f"a payload of codec number {wrote} arrived where number {code} was expected")
     if length != elements:
         raise WireError(f"a payload of {length} elements arrived where {elements} were expected")
-    if check != _checksum(code, length, count, bodies):
+    if check != (numbers(code, length, count, *bodies)[3] + sum(told[4:])) % _WRAP:
         raise WireError("the checksum of a payload is wrong: it was damaged on the way")
     return count, bodies
 
 
-def _checksum(code: int, elements: int, count: int, bodies: Payload) -> int:
+def numbers(code: int, elements: int, count: int, *bodies: Tensor) -> tuple[int, int, int, int]:
+    """The header as four signed words; what the bodies hold is still to be added to the last."""
+    first = int.from_bytes(MAGIC + bytes((VERSION, code, 0, 0)), "little")
+    about = sum((2 * number + 1) * body.nbytes for number, body in enumerate(bodies, 1))
+    check = code + 3 * elements + 5 * count + about
+    return first, _signed(elements), _signed(count), _signed(check)
+
+
+def beside(out: Tensor, payload: Payload, *parts: tuple[torch.dtype, int]) -> bool:
+    """Whether a payload is a header and these bodies on the device of `out`, as a kernel needs it."""
+    got = [(part.dtype, part.numel()) for part in payload[1:]]
+    near = all(part.device == out.device and part.is_contiguous() for part in payload)
+    return near and _has_header(payload) and got == list(parts)
+
+
+def eights(raw: Tensor) -> Tensor:
+    """Bytes as words of eight."""
+    return (raw.clone() if raw.storage_offset() % 8 else raw.contiguous()).view(torch.int64)
+
+
+def _has_header(payload: Payload) -> bool:
+    return bool(payload) and payload[0].dtype == torch.uint8 and payload[0].numel() == HEADER.size
+
+
+def _signed(word: int) -> int:
+    return (word + _WRAP // 2) % _WRAP - _WRAP // 2
+
+
+def _held(bodies: Payload) -> list[Tensor]:
     """Words are added up as memory is read; so a damaged one shows, and a moved one of another body."""
-    total = code + 3 * elements + 5 * count
+    sums = []
     for number, body in enumerate(bodies, 1):
         raw = body.contiguous().view(torch.uint8)
         whole = raw.numel() // 8 * 8
-        words = raw[:whole]
-        if words.storage_offset() % 8:
-            words = words.clone()
-        total += (2 * number + 1) * (int(words.view(torch.int64).sum()) + raw.numel())
-        total += int.from_bytes(bytes(raw[whole:].tolist()), "little")
-    return total % _WRAP
+        sums.append((2 * number + 1) * eights(raw[:whole]).sum())
+        if whole < raw.numel():
+            sums.append(eights(pad(raw[whole:], (0, 8 - (raw.numel() - whole)))).sum())
+    return sums

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -24,9 +26,25 @@ def on_cpu(*tensors: Tensor) -> bool:
 
 
 def on_gpu(*tensors: Tensor) -> bool:
-    """Whether these can be given to a kernel for a GPU."""
-    fit = all(t.device.type == "cuda" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+    """Whether these can be given to a kernel for a GPU; they must not be empty."""
+    fit = all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() and t.numel() for t in tensors)
     return fit and _has_triton()
+
+
+def for_cpu(name: str, block: int, *tensors: Tensor) -> ModuleType | None:
+    """The kernel of that name for the processor, if it can be given these and knows blocks so long."""
+    return _able(name, block) if on_cpu(*tensors) else None
+
+
+def for_gpu(name: str, block: int, *tensors: Tensor) -> ModuleType | None:
+    """The same for a GPU."""
+    return _able(f"{name}_gpu", block) if on_gpu(*tensors) else None
+
+
+@cache
+def _able(name: str, block: int) -> ModuleType | None:
+    kernel = import_module(f"{__name__}.{name}")
+    return kernel if kernel.able(block) else None
 
 
 @cache

@@ -10,6 +10,7 @@ from llvmlite.binding import get_host_cpu_features
 from torch import Tensor
 
 from shoal.codecs.kernels import instructions as lanes
+from shoal.codecs.kernels.choices import where_number
 from shoal.codecs.kernels.compiler import compiled
 
 LANES = 16
@@ -80,7 +81,7 @@ def _to_brain(v: Any, whole: int, out: Any) -> None:
         u = lanes.load(v, i)
         odd = lanes.down(lanes.up(lanes.bits(u), low), high)  # so that ties go to the even
         rounded = lanes.plus(lanes.plus(lanes.bits(u), odd), half)
-        lanes.store_upper(out, i, lanes.where_number(u, rounded, nan))
+        lanes.store_upper(out, i, where_number(u, rounded, nan))
 
 
 @compiled

@@ -22,11 +22,11 @@ def _splat(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(builder.insert_element(none, value, ir.Constant(WORD, 0)), none, ZEROS)
 
 
-def _prefetch(builder: Any, place: Any) -> Any:
+def _prefetch(builder: Any, place: Any, near: int) -> Any:
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, WORD, WORD, WORD])
     function = declared(builder.module, kind, "prefetch.p0")
-    builder.call(function, [builder.bitcast(place, byte), WORD(0), WORD(3), WORD(1)])
+    builder.call(function, [builder.bitcast(place, byte), WORD(0), WORD(near), WORD(1)])
 
 
 def _store(builder: Any, place: Any, value: Any) -> Any:
@@ -48,7 +48,8 @@ def _middle(builder: Any, x: Any, y: Any) -> Any:
     return builder.trunc(builder.ashr(total, ir.Constant(wide, [1] * LANES)), WORDS.vector)
 
 
-def _fixed(builder: Any, x: Any) -> Any:
+def fence(builder: Any, x: Any) -> Any:
+    """What LLVM does not look behind for a way that it takes for shorter."""
     kind = ir.FunctionType(FLOATS.vector, [FLOATS.vector])
     function = declared(builder.module, kind, "arithmetic.fence.v16f32")
     return builder.bitcast(builder.call(function, [builder.bitcast(x, FLOATS.vector)]), WORDS.vector)
@@ -62,7 +63,8 @@ store = memory(types.void, SINGLE, _store, 1)
 store_words = memory(types.void, WORD, _store, 1)
 store_halves = memory(types.void, HALF, _store_halves, 1)
 store_upper = memory(types.void, ir.IntType(16), _store_upper, 1)  # the upper halves of words
-prefetch = memory(types.void, SINGLE, _prefetch)  # needed soon; harmless where there is no such memory
+prefetch = memory(types.void, SINGLE, lambda b, place: _prefetch(b, place, 3))  # needed soon; harmless where
+prefetch_far = memory(types.void, SINGLE, lambda b, place: _prefetch(b, place, 2))  # there is no such memory
 
 # Of floats.
 splat = op(FLOATS, _splat, 1)
@@ -85,15 +87,10 @@ flip = op(WORDS, lambda builder, x: builder.not_(x), 1)
 up = op(WORDS, lambda builder, x, by: builder.shl(x, by), 2)
 down = op(WORDS, lambda builder, x, by: builder.lshr(x, by), 2)
 plus = op(WORDS, lambda builder, x, y: builder.add(x, y), 2)
-fixed = op(WORDS, _fixed, 1)  # the same; LLVM does not look behind it for a way that it takes for shorter
+fixed = op(WORDS, fence, 1)  # the same
 middle = op(WORDS, _middle, 2)  # (x + y) / 2, rounded down
 larger = call(WORDS, "smax.v16i32", 2)
 largest = call(types.int32, "vector.reduce.smax.v16i32", 1)
 ones = call(WORDS, "ctpop.v16i32", 1)
 sum_words = call(types.int32, "vector.reduce.add.v16i32", 1)
 floats = op(FLOATS, lambda builder, x: builder.bitcast(x, FLOATS.vector), 1)  # that have these bits
-
-# The second where a float is a number, a word is below 0, or has any bit set; the third elsewhere.
-where_below = op(FLOATS, lambda builder, x, y, z: builder.select(builder.icmp_signed("<", x, ZEROS), y, z), 3)
-where_number = op(WORDS, lambda builder, x, y, z: builder.select(builder.fcmp_ordered("ord", x, x), y, z), 3)
-where_any = op(FLOATS, lambda builder, x, y, z: builder.select(builder.icmp_signed("!=", x, ZEROS), y, z), 3)

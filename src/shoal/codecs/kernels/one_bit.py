@@ -1,7 +1,6 @@
 """One bit in one pass: a column is added up while it is read, and lessened while it is near the processor.
 
-Sums are of float32, in sixteen lanes; the lines of torch add up in float64. So means may differ in their last
-place, and the rest with them. Where sums are exact, as of small whole numbers, nothing differs.
+Sums are of float32, those of the lines of torch of float64; where they are not exact, last places differ.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shoal.codecs.kernels import instructions as lanes
+from shoal.codecs.kernels.choices import where_any, where_below
 from shoal.codecs.kernels.compiler import compiled
 
 GROUP, LANES, SIGN = 512, 16, np.int32(-(2**31))
@@ -31,7 +31,7 @@ def encode(v: Tensor, rest: Tensor | None, column: int, signs: Tensor, values: T
     left: Any = None if rest is None else rest.numpy()
     _encode(v.detach().numpy(), left, column, column, signs.numpy(), values.numpy()[: 2 * whole // column])
     if whole < n:  # a short column is filled up with what is below 0 and adds nothing
-        fill = (0, column - (n - whole))
+        fill = 0, column - (n - whole)
         last, more = pad(v.detach()[whole:], fill, value=-0.0), torch.empty(column // 32, dtype=torch.int32)
         left = None if rest is None else pad(rest[whole:], fill, value=-0.0).numpy()
         _encode(last.numpy(), left, column, n - whole, more.numpy(), values.numpy()[-2:])
@@ -59,7 +59,7 @@ def _encode(v: Any, rest: Any, column: int, length: int, signs: Any, values: Any
             below, above = lanes.splat(low), lanes.splat(high)
             for i in range(c * column, (c + 1) * column, LANES):
                 u = lanes.load(rest, i)
-                lanes.store(rest, i, lanes.sub(u, lanes.where_below(lanes.bits(u), below, above)))
+                lanes.store(rest, i, lanes.sub(u, where_below(lanes.bits(u), below, above)))
 
 
 @compiled
@@ -97,4 +97,4 @@ def _decode(signs: Any, values: Any, column: int, out: Any) -> None:
             words = lanes.load_words(signs, group // 32)
             for row in range(32):
                 mine = lanes.splat_word(np.int32(np.uint32(1) << np.uint32(row)))
-                lanes.store(out, group + LANES * row, lanes.where_any(lanes.both(words, mine), high, low))
+                lanes.store(out, group + LANES * row, where_any(lanes.both(words, mine), high, low))

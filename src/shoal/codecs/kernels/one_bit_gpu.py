@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024  # elements that a program takes, or a column if that is longer
-LONGEST = 8192  # a column that its registers hold
+from shoal.codecs import packing
+from shoal.codecs.kernels.one_bit_reading_gpu import decode
+from shoal.codecs.kernels.tiles_gpu import NUMBERS, header, in_eight, load, programs, store
+from shoal.core.codec import Payload
+
+__all__ = ["able", "decode", "encode"]
+
+TILE = 1024  # elements at a time, or a column if that is longer
+WARP = 1024  # of these for each warp; several wait for each other at each sum of a column
+LONGEST = 8192  # a column that registers hold
 GROUP = 512
+PROGRAMS = 16  # for each multiprocessor
 
 
 def able(column: int) -> bool:
@@ -16,54 +26,53 @@ def able(column: int) -> bool:
     return column % GROUP == 0 and column & (column - 1) == 0 and column <= LONGEST
 
 
-def encode(v: Tensor, rest: Tensor | None, column: int, signs: Tensor, values: Tensor) -> None:
-    """Write the bits and means of `v`, or of `v + rest`; leave in `rest` what they lack."""
-    n, columns = v.numel(), max(1, TILE // column)
-    given = (v, v if rest is None else rest, signs, values, n, column, columns, rest is not None)
-    if n:  # few warps: the fewer share a column, the less they wait for each other
-        _encode[(triton.cdiv(n, columns * column),)](*given, num_warps=columns * column // TILE)
+def encode(code: int, v: Tensor, rest: Tensor | None, column: int) -> Payload:
+    """The payload of `v`, or of `v + rest`; leaves in `rest` what it lacks."""
+    n, tile, columns = v.numel(), max(TILE, column), triton.cdiv(v.numel(), column)
+    few = programs(n, tile, PROGRAMS, v.device)
+    signs = torch.empty(packing.words(n, 1), dtype=torch.int32, device=v.device)
+    pairs = torch.empty(columns + few, dtype=torch.int64, device=v.device)  # and what programs leave
+    given = (v, v if rest is None else rest, signs, pairs, n, columns)
+    _encode[(few,)](*given, column, tile, rest is not None, num_warps=tile // WARP)
+    values = pairs[:columns].view(torch.float32)
+    return header(pairs[columns:], code, n, columns, signs, values), signs, values
 
 
-def decode(signs: Tensor, values: Tensor, column: int, out: Tensor) -> None:
-    """Write what they stand for into `out`."""
-    n = out.numel()
-    if n:
-        _decode[(triton.cdiv(n, TILE),)](signs, values, out, n, column, TILE // GROUP)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _encode(v, rest, signs, values, n, COLUMN: tl.constexpr, COLUMNS: tl.constexpr, RESTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    columns = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    at = columns[:, None] * COLUMN + tl.arange(0, COLUMN)[None, :]
-    here = at < n
-    u = tl.load(v + at, here, 0.0)
-    if RESTS:
-        u += tl.load(rest + at, here, 0.0)
-    below = u.to(tl.int32, bitcast=True) < 0
-    few = tl.sum(below.to(tl.int32), 1)
-    many = tl.minimum(n - columns * COLUMN, COLUMN).to(tl.int32) - few
-    low = tl.math.div_rn(tl.sum(tl.where(below, u, 0.0), 1), tl.maximum(few, 1).to(tl.float32))
-    high = tl.math.div_rn(tl.sum(tl.where(below, 0.0, u), 1), tl.maximum(many, 1).to(tl.float32))
-    begins = columns * COLUMN < n
-    tl.store(values + 2 * columns, low, begins)
-    tl.store(values + 2 * columns + 1, high, begins)
-    if RESTS:
-        tl.store(rest + at, u - tl.where(below, low[:, None], high[:, None]), here)
-    above = tl.reshape((here & (below == 0)).to(tl.int32), (COLUMNS * COLUMN // 512, 32, 16))
-    words = tl.sum(above << tl.arange(0, 32)[None, :, None], 1)
-    groups = tl.program_id(0).to(tl.int64) * (COLUMNS * COLUMN // 512) + tl.arange(0, COLUMNS * COLUMN // 512)
-    place = groups[:, None] * 16 + tl.arange(0, 16)[None, :]
-    tl.store(signs + place, words, (groups * 512 < n)[:, None])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _decode(signs, values, out, n, column, GROUPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    groups = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
-    begins = groups * 512 < n
-    words = tl.load(signs + groups[:, None] * 16 + tl.arange(0, 16)[None, :], begins[:, None], 0)
-    low = tl.load(values + 2 * (groups * 512 // column), begins, 0.0)
-    high = tl.load(values + 2 * (groups * 512 // column) + 1, begins, 0.0)
-    rows = tl.arange(0, 32)[None, :, None]
-    above = (words[:, None, :] >> rows) & 1
-    at = groups[:, None, None] * 512 + rows * 16 + tl.arange(0, 16)[None, None, :]
-    tl.store(out + at, tl.where(above != 0, high[:, None, None], low[:, None, None]), at < n)
+@triton.jit(do_not_specialize=NUMBERS)  # type: ignore[untyped-decorator]
+def _encode(  # type: ignore[no-untyped-def]
+    v,
+    rest,
+    signs,
+    pairs,
+    n,
+    count,
+    COLUMN: tl.constexpr,
+    TILE: tl.constexpr,
+    RESTS: tl.constexpr,
+):
+    GROUPS: tl.constexpr = TILE // 512
+    begins = tl.arange(0, TILE // COLUMN) * COLUMN
+    at = begins[:, None] + tl.arange(0, COLUMN)[None, :]
+    groups, lanes = tl.arange(0, GROUPS)[:, None], tl.arange(0, 16)[None, :]
+    held, more = tl.zeros((GROUPS, 16), tl.int64), tl.zeros((TILE // COLUMN,), tl.int64)
+    for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
+        begin = tl.cast(tile, tl.int64) * TILE
+        left = tl.minimum(n - begin, TILE).to(tl.int32)
+        u = load(v + begin, at, left, TILE)
+        if RESTS:
+            u += load(rest + begin, at, left, TILE)
+        below = u.to(tl.int32, bitcast=True) < 0
+        few = tl.sum(below.to(tl.int32), 1)
+        many = tl.minimum(left - begins, COLUMN) - few
+        low = tl.math.div_rn(tl.sum(tl.where(below, u, 0.0), 1), tl.maximum(few, 1).to(tl.float32))
+        high = tl.math.div_rn(tl.sum(tl.where(below, 0.0, u), 1), tl.maximum(many, 1).to(tl.float32))
+        pair = in_eight(low.to(tl.int32, bitcast=True), 0) + in_eight(high.to(tl.int32, bitcast=True), 1)
+        tl.store(pairs + (begin + begins) // COLUMN, pair, begins < left)
+        more += tl.where(begins < left, pair, 0)
+        if RESTS:
+            store(rest + begin, at, u - tl.where(below, low[:, None], high[:, None]), left, TILE)
+        above = tl.reshape(((at < left) & (below == 0)).to(tl.int32), (GROUPS, 32, 16))
+        bits = tl.sum(above << tl.arange(0, 32)[None, :, None], 1)
+        tl.store(signs + begin // 32 + groups * 16 + lanes, bits, groups * 512 < left)
+        held += in_eight(bits, lanes)
+    tl.store(pairs + count + tl.program_id(0), 3 * tl.sum(held) + 5 * tl.sum(more))

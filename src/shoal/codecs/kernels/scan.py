@@ -17,17 +17,22 @@ BELOW_SIGN = np.int32(0x7FFFFFFF)
 
 
 @compiled
-def scan(u: Any, added: Any, least: Any, begin: int, found: Any, large: Any, count: int) -> Any:
+def scan(
+    u: Any, added: Any, velocity: Any, push: Any, least: Any, begin: int, found: Any, large: Any, count: int
+) -> Any:
     """Add `added` to `u` where it is not empty; append where `u` has at least these bits, and its elements.
 
-    From element `begin` on, to the end or until `found` might not hold one block more. Returns where that
-    was, and how many are found.
+    Where `velocity` is not empty either, what is added is that: `push` says how it goes on. From element
+    `begin` on, to the end or until `found` might not hold one block more. Returns where that was, and how
+    many are found.
     """
     bits = u.view(np.int32)
     marks = np.zeros(BLOCK, np.uint8)
     while begin < u.size and count + BLOCK <= found.size:
         end = min(begin + BLOCK, u.size)
-        if added.size:
+        if velocity.size:
+            _push(u[begin:end], added[begin:end], velocity[begin:end], push)
+        elif added.size:
             _add(u[begin:end], added[begin:end])
         marks[end - begin :] = 0
         _mark(bits[begin:end], least, marks)
@@ -40,6 +45,19 @@ def scan(u: Any, added: Any, least: Any, begin: int, found: Any, large: Any, cou
 def _add(u: Any, added: Any) -> None:
     for i in range(u.size):
         u[i] += added[i]
+
+
+@compiled
+def _push(u: Any, g: Any, velocity: Any, push: Any) -> None:
+    momentum, nesterov = push
+    if nesterov:
+        for i in range(u.size):
+            velocity[i] = (velocity[i] + g[i]) * momentum
+            u[i] = (u[i] + velocity[i]) + g[i]
+    else:
+        for i in range(u.size):
+            velocity[i] = velocity[i] * momentum + g[i]
+            u[i] += velocity[i]
 
 
 @compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,6 +12,12 @@ from torch import Tensor
 from shoal.codecs.kernels.scan import BELOW_SIGN, BLOCK, scan
 
 INFINITE = np.int32(0x7F800000)
+NONE = np.empty(0, np.float32)
+
+Push: TypeAlias = "tuple[Any, bool]"
+"""Momentum, in float32, and whether it is Nesterov's."""
+
+STILL: Push = (np.float32(0), False)
 
 
 def above(u: Tensor, tau: float, add: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -19,26 +25,32 @@ def above(u: Tensor, tau: float, add: Tensor | None) -> tuple[Tensor, Tensor]:
     array, added, room = u.detach().numpy(), _array(add), u.numel() // 64 + BLOCK
     least = np.float32(tau).view(np.int32) + np.int32(1)
     found, large = np.empty(room, np.int64), np.empty(room, np.float32)
-    begin, count = scan(array, added, least, 0, found, large, 0)
+    begin, count = scan(array, added, NONE, STILL, least, 0, found, large, 0)
     while begin < array.size:
         found, large = (np.concatenate([part, np.empty_like(part)]) for part in (found, large))
-        begin, count = scan(array, added, least, begin, found, large, count)
+        begin, count = scan(array, added, NONE, STILL, least, begin, found, large, count)
     return torch.from_numpy(found[:count]), torch.from_numpy(large[:count])
 
 
-def largest(u: Tensor, k: int, add: Tensor | None, some: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the k largest |u| are once `add` is added, and they; `some` magnitudes give a first guess."""
+def largest(
+    u: Tensor, k: int, add: Tensor | None, some: Tensor, velocity: Tensor | None = None, push: Push = STILL
+) -> tuple[Tensor, Tensor]:
+    """Where the k largest |u| are once `add` is added, and they; `some` magnitudes give a first guess.
+
+    With a velocity, `add` is what changes it: see `shoal.codecs.momentum`.
+    """
     array, added, room = u.detach().numpy(), _array(add), min(2 * k, u.numel()) + 2 * BLOCK
     least = _guess(some, k, u.numel())
+    moving = _array(velocity)
     found, large = np.empty(room, np.int64), np.empty(room, np.float32)
-    begin, count = scan(array, added, least, 0, found, large, 0)
+    begin, count = scan(array, added, moving, push, least, 0, found, large, 0)
     while begin < array.size or (count < k and least > 1):
         if begin < array.size:  # too many: look on for what is larger than the k largest so far
             least = _cut(found[:count], large[:count], k) + np.int32(1)
-            begin, count = scan(array, added, least, begin, found, large, k)
+            begin, count = scan(array, added, moving, push, least, begin, found, large, k)
         else:  # too few: the guess was wrong
-            least, added = np.int32(1), added[:0]
-            begin, count = scan(array, added, least, 0, found, large, 0)
+            least, added, moving = np.int32(1), NONE, NONE
+            begin, count = scan(array, added, moving, push, least, 0, found, large, 0)
     if count > k:
         _cut(found[:count], large[:count], k)
         count = k
@@ -46,7 +58,7 @@ def largest(u: Tensor, k: int, add: Tensor | None, some: Tensor) -> tuple[Tensor
 
 
 def _array(add: Tensor | None) -> Any:
-    return np.empty(0, np.float32) if add is None else add.detach().numpy()
+    return NONE if add is None else add.detach().numpy()
 
 
 def _guess(some: Tensor, k: int, elements: int) -> Any:

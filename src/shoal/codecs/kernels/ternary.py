@@ -69,11 +69,11 @@ def _draw(v: Any, rest: Any, size: Any, begin: int, block: int, table: Any, mask
         words = lanes.splat_word(NONE)
         for i in range(group, group + GROUP, 2 * LANES):  # two rows, so that their loads come first
             j = i + LANES
-            lanes.prefetch(v, i + block)
-            lanes.prefetch(v, j + block)
+            lanes.prefetch_far(v, i + block)
+            lanes.prefetch_far(v, j + block)
             if rest is not None:
-                lanes.prefetch(rest, i + block)
-                lanes.prefetch(rest, j + block)
+                lanes.prefetch_far(rest, i + block)
+                lanes.prefetch_far(rest, j + block)
             first, second = lanes.load(u, i), lanes.load(u, j)
             one = _trits(first, steps, lanes.differ(lanes.load_words(table, i - begin), flips))
             two = _trits(second, steps, lanes.differ(lanes.load_words(table, j - begin), flips))

@@ -1,20 +1,28 @@
-"""Trits on a GPU: each program reads a few blocks once, and writes their codes, scales and rest."""
+"""Trits on a GPU: each program reads a few blocks once, and writes their codes, scales and rest.
+
+It draws its table once, for all blocks that it takes.
+"""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.codecs.trits import SMALLEST, STEPS, strange
+from shoal.codecs import packing
+from shoal.codecs.kernels.ternary_drawing_gpu import as_blocks, as_read, drawn, scale_of, trits_of
+from shoal.codecs.kernels.ternary_reading_gpu import decode
+from shoal.codecs.kernels.tiles_gpu import NUMBERS, header, in_eight, load, programs, store
+from shoal.core.codec import Payload
 
-__all__ = ["able", "decode", "encode", "strange"]
+__all__ = ["able", "decode", "encode"]
 
-TILE = 2048  # elements that a program takes, or a block if that is longer
-LONGEST = 8192  # a block that its registers hold
+TILE = 2048  # elements at a time, or a block if that is longer
+WARP, ALONE = 1024, 2048  # of these for each warp, with a rest and without
+LONGEST = 8192  # a block that registers hold
 GROUP = 256
-
-Noise = tuple[Tensor, Tensor]
+PROGRAMS = 8  # for each multiprocessor
 
 
 def able(block: int) -> bool:
@@ -22,76 +30,59 @@ def able(block: int) -> bool:
     return block % GROUP == 0 and block & (block - 1) == 0 and block <= LONGEST
 
 
-def encode(
-    v: Tensor, rest: Tensor | None, clip: float, block: int, noise: Noise, codes: Tensor, scales: Tensor
-) -> None:
-    """Write the codes and scales of `v`, or of `v + rest`; leave in `rest` what they lack."""
-    n, blocks = v.numel(), max(1, TILE // block)
-    given = (v, v if rest is None else rest, *noise, codes, scales, n, float(clip), STEPS, SMALLEST)
-    if n:
-        _encode[(triton.cdiv(n, blocks * block),)](*given, block, blocks, rest is not None)
+def encode(code: int, v: Tensor, rest: Tensor | None, clip: float, block: int, begin: int) -> Payload:
+    """The payload of `v`, or of `v + rest`; leaves in `rest` what it lacks. Draws begin with that word."""
+    n, tile, blocks = v.numel(), max(TILE, block), triton.cdiv(v.numel(), block)
+    few = programs(n, tile, PROGRAMS, v.device)
+    codes = torch.empty(packing.words(n, 2), dtype=torch.int32, device=v.device)
+    scales = torch.empty(blocks, device=v.device)
+    sums = torch.empty(few, dtype=torch.int64, device=v.device)
+    given = (v, v if rest is None else rest, codes, scales, sums, float(clip), begin, n, blocks)
+    warp = ALONE if rest is None else WARP
+    _encode[(few,)](*given, block, tile, warp, rest is not None, num_warps=tile // warp)
+    return header(sums, code, n, blocks, codes, scales), codes, scales
 
 
-def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
-    """Write what they stand for into `out`."""
-    n = out.numel()
-    if n:
-        _decode[(triton.cdiv(n, TILE),)](codes, scales, out, n, block, TILE // GROUP)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=NUMBERS)  # type: ignore[untyped-decorator]
 def _encode(  # type: ignore[no-untyped-def]
     v,
     rest,
-    table,
-    masks,
     codes,
     scales,
-    n,
+    sums,
     clip,
-    steps,
-    smallest,
+    word,
+    n,
+    count,
     BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+    WARP: tl.constexpr,
     RESTS: tl.constexpr,
 ):
-    blocks = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    at = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    here, begins = at < n, blocks * BLOCK < n
-    u = tl.load(v + at, here, 0.0)
-    if RESTS:
-        u += tl.load(rest + at, here, 0.0)
-    bits = tl.max(u.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)  # so that what is not a number is largest
-    top = bits.to(tl.float32, bitcast=True)
-    part = u / tl.where(top >= smallest, top, 1.0)[:, None]  # their squares fit a float
-    length = tl.maximum(tl.minimum(n - blocks * BLOCK, BLOCK), 1)
-    deviation = top * tl.sqrt(tl.sum(part * part, 1) / length)
-    scale = tl.where(clip > 0, tl.minimum(top, clip * deviation), top)
-    scale = tl.where(top >= smallest, scale, 0.0)
-    scale = tl.where(bits < 0x7F800000, scale, float("nan"))
-    tl.store(scales + blocks, scale, begins)
-    x = u * tl.math.div_rn(steps, scale)[:, None]
-    inside = (x > -2147483648.0) & (x < 2147483648.0)  # is not true of what is not a number either
-    whole = tl.where(inside, x, 0.0).to(tl.int32)
-    whole = tl.where(x >= 2147483648.0, 2147483647, tl.where(x <= -2147483648.0, -2147483648, whole))
-    drawn = tl.load(table + tl.arange(0, BLOCK))[None, :] ^ tl.load(masks + blocks, begins, 0)[:, None]
-    trits = ((whole >> 1) + (drawn >> 1) + (whole & drawn & 1)) >> 30  # as the sum >> 31, which would not fit
-    if RESTS:
-        tl.store(rest + at, u - trits.to(tl.float32) * scale[:, None], here)
-    kinds = tl.reshape(tl.where(here, trits & 3, 0), (BLOCKS * BLOCK // 256, 16, 16))
-    words = tl.sum(kinds << (2 * tl.arange(0, 16))[None, :, None], 1)
-    groups = tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK // 256) + tl.arange(0, BLOCKS * BLOCK // 256)
-    place = groups[:, None] * 16 + tl.arange(0, 16)[None, :]
-    tl.store(codes + place, words, (groups * 256 < n)[:, None])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _decode(codes, scales, out, n, block, GROUPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    groups = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
-    begins = groups * 256 < n
-    words = tl.load(codes + groups[:, None] * 16 + tl.arange(0, 16)[None, :], begins[:, None], 0)
-    scale = tl.load(scales + groups * 256 // block, begins, 0.0)
-    rows = tl.arange(0, 16)[None, :, None]
-    trits = (((words[:, None, :] >> (2 * rows)) & 3) ^ 2) - 2
-    at = groups[:, None, None] * 256 + rows * 16 + tl.arange(0, 16)[None, None, :]
-    tl.store(out + at, trits.to(tl.float32) * scale[:, None, None], at < n)
+    GROUPS: tl.constexpr = TILE // 256
+    warps, reps = tl.arange(0, TILE // WARP)[None, :, None], tl.arange(0, WARP // 128)[:, None, None]
+    at, rows = warps * WARP + reps * 128 + tl.arange(0, 128)[None, None, :], tl.arange(0, TILE // BLOCK)
+    table = as_blocks(drawn(word, at % BLOCK) + 64, TILE, BLOCK)
+    groups, lanes = tl.arange(0, GROUPS)[:, None], tl.arange(0, 16)[None, :]
+    held, more = tl.zeros((GROUPS, 16), tl.int64), tl.zeros((TILE // BLOCK,), tl.int64)
+    for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
+        begin, blocks = tl.cast(tile, tl.int64) * TILE, tile * (TILE // BLOCK) + rows
+        left = tl.minimum(n - begin, TILE).to(tl.int32)
+        u = load(v + begin, at, left, TILE)
+        if RESTS:
+            u += load(rest + begin, at, left, TILE)
+        u = as_blocks(u, TILE, BLOCK)
+        scale = scale_of(u, clip, tl.minimum(tl.maximum(left - rows * BLOCK, 1), BLOCK))
+        tl.store(scales + blocks, scale, rows * BLOCK < left)
+        trits = trits_of(u, scale, table ^ drawn(word, BLOCK + blocks)[:, None])
+        if RESTS:
+            lacks = u - trits.to(tl.float32) * scale[:, None]
+            store(rest + begin, at, as_read(lacks, TILE, WARP), left, TILE)
+        kinds = tl.reshape(trits & 3, (GROUPS, 16, 16))  # 0 behind the end, where there are zeros
+        bits = tl.sum(kinds << (2 * tl.arange(0, 16))[None, :, None], 1)
+        tl.store(codes + begin // 16 + groups * 16 + lanes, bits, groups * 256 < left)
+        held += in_eight(bits, lanes)
+        single = in_eight(scale.to(tl.int32, bitcast=True), blocks)
+        single *= tl.where(blocks + count % 2 == count, 1, 5)  # the last of an odd number is no whole word
+        more += tl.where(rows * BLOCK < left, single, 0)
+    tl.store(sums + tl.program_id(0), 3 * tl.sum(held) + tl.sum(more))

@@ -15,6 +15,7 @@ from shoal.codecs.kernels import instructions as lanes
 from shoal.codecs.kernels.compiler import compiled
 
 LANES = 16
+AHEAD = 256  # elements; how far is near enough for the nearest memory
 ZERO, SMALLEST = np.float32(0), np.float32(trits.SMALLEST)
 NONE, BELOW_SIGN = np.int32(0), np.int32(0x7FFFFFFF)
 TINY, HUGE = np.float32(2.0**-40), np.float32(2.0**50)  # squares of what is in between fit a float32
@@ -25,8 +26,10 @@ def scale(v: Any, rest: Any, clip: float, begin: int, block: int, length: int) -
     """Of the `length` elements from `begin` on, and zeros; with a rest, add them to that before."""
     squares, top, below_sign = lanes.splat(ZERO), lanes.splat_word(NONE), lanes.splat_word(BELOW_SIGN)
     for i in range(begin, begin + block, LANES):
+        lanes.prefetch(v, i + AHEAD)
         u = lanes.load(v, i)
         if rest is not None:
+            lanes.prefetch(rest, i + AHEAD)
             u = lanes.add(u, lanes.load(rest, i))
             lanes.store(rest, i, u)
         top = lanes.larger(top, lanes.both(lanes.bits(u), below_sign))
