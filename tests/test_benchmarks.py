@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core.errors import DataMissing
+from shoal.tasks.recordings import recordings
+
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -79,3 +82,20 @@ def test_codecs_prints_a_share_of_a_copy_for_each_codec():
         "codecs.py", "--elements", "300000", "--rounds", "2", "--codecs", "bf16,one_bit,ternary"
     )
     assert figures.keys() == {"bf16", "one_bit", "ternary", "ternary_none"}
+
+
+def test_chunks_prints_two_frame_errors_and_a_ratio():
+    try:
+        recordings()
+    except DataMissing as error:
+        pytest.skip(str(error))
+    command = "--connected 10 --batch 90 --epochs 1 --seeds 0 --layers 1 --width 4"
+    assert last_line("chunks.py", *command.split()).keys() == {"whole", "chunks", "speed_up"}
+
+
+def test_sparse_sums_prints_a_ratio_for_each_case():
+    figures = last_line(
+        "sparse_sums.py", "--elements", "20000", "--workers", "2,3", "--rates", "1Gbit", "--latencies", "1ms"
+    )
+    assert figures.keys() == {"2,1Gbit,1ms", "3,1Gbit,1ms"}
+    assert figures["2,1Gbit,1ms"] > 1 > figures["3,1Gbit,1ms"]  # virtual time: it is the same everywhere

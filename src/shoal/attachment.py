@@ -63,6 +63,11 @@ def attach(
     named = codec if place.codec is None else place.codec
     coder = named if isinstance(named, Codec) else CODECS.read(named or "none")
     chosen.check_codec(coder)
+    if coder.for_averages:
+        raise ValueError(
+            f"{coder} has to know what gradients are made of, which a loop of your own does not tell; take "
+            "'low_rank' here, or shoal.run"
+        )
     attachment = Attachment(model, optimizer, chosen, coder, place)
     if attachment.node.is_server:
         attachment.serve()

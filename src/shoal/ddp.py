@@ -51,6 +51,11 @@ def comm_hook(codec: Codec | str, **options: Any) -> Hook:
         )
     if isinstance(codec, str):
         codec = CODECS.make(codec, **options) if options else CODECS.read(codec)
+    if codec.for_averages:
+        raise ValueError(
+            f"{codec} has to know what gradients are made of, and DDP hands over gradients alone; "
+            "take 'low_rank', or DDP without a codec"
+        )
     streams: dict[int, Stream] = {}
 
     def shoal_hook(state: Any, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]

@@ -62,7 +62,7 @@ def test_a_lossy_codec_leaves_no_choice():
 
 
 def test_every_word_can_be_chosen_where_it_fits():
-    assert {*COLLECTIVES} == {"auto", "native", "stripes", *ALGORITHMS}
+    assert {*COLLECTIVES} == {"auto", "native", "stripes", "sparse_doubling", *ALGORITHMS}
     assert choose_mean("stripes", None, Identity(), 64) is stripes
     with pytest.raises(Unavailable, match="this transport has none; take 'stripes'"):
         choose_mean("native", None, Identity(), 4)

@@ -4,6 +4,7 @@ from shoal.codecs.bf16 import BF16
 from shoal.codecs.by_layer import ByLayer
 from shoal.codecs.dgc import DGC
 from shoal.codecs.e3m0 import E3M0
+from shoal.codecs.factors import Factors
 from shoal.codecs.fp16 import FP16
 from shoal.codecs.int8 import Int8
 from shoal.codecs.low_rank import LowRank
@@ -29,6 +30,7 @@ CODECS: Catalogue[Codec] = Catalogue(
         "ternary": Ternary,
         "qsgd": QSGD,
         "low_rank": LowRank,
+        "factors": Factors,
         "sparse": Sparse,
         "top_k": TopK,
         "random_k": RandomK,

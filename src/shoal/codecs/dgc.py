@@ -8,17 +8,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.codecs.pairs import seal_pairs, unseal_pairs
-from shoal.codecs.selection import check_density, how_many, largest
+from shoal.codecs.momentum import pushed
+from shoal.codecs.pairs import pair_bits, seal_pairs, unseal_pairs
+from shoal.codecs.selection import check_density, how_many
 from shoal.codecs.sparse import Sparse
 from shoal.core.codec import Codec, Payload, State
+from shoal.core.sparse import SparseCodec, SparseVector
 
 VELOCITY, WAITING, STEP = "velocity", "waiting", "step"  # u and v of the paper, and how many were encoded
 STAGES = 4  # of the warm-up: 25, 6.25, 1.56 and 0.39 percent travel
 
 
 @dataclass(frozen=True)
-class DGC(Codec):
+class DGC(SparseCodec):
     """Adds gradients up with momentum at the sender, and sends the largest of the sums that wait there.
 
     What has been sent starts anew, and with masking its momentum too. The momentum is here: whoever receives
@@ -49,24 +51,28 @@ class DGC(Codec):
     def merged(self) -> Codec:
         return Sparse()
 
+    @property
+    def share(self) -> float:
+        return self.density
+
     def init(self, like: Tensor, seed: int = 0) -> State:
         return {VELOCITY: torch.zeros_like(like), WAITING: torch.zeros_like(like), STEP: torch.tensor(0)}
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         velocity, waiting = state[VELOCITY], state[WAITING]  # changed in place: each is as long as the model
         g = v if self.clip is None else clipped(v, self.clip)
-        if self.nesterov:
-            waiting.add_(velocity.add_(g).mul_(self.momentum)).add_(g)
-        else:
-            waiting.add_(velocity.mul_(self.momentum).add_(g))
-        positions, values = largest(waiting, how_many(self._density(int(state[STEP])), v.numel()))
+        k = how_many(self._density(int(state[STEP])), v.numel())
+        positions, values = pushed(waiting, velocity, g, self.momentum, self.nesterov, k)
         for vector in (waiting, velocity) if self.masking else (waiting,):
             vector.index_fill_(0, positions, 0)
         state = {**state, STEP: state[STEP] + 1}
         return seal_pairs(self.code, v.numel(), positions, values), state
 
-    def decode(self, payload: Payload, out: Tensor) -> Tensor:
-        return unseal_pairs(payload, self.code, out)
+    def bits(self, share: float, itemsize: int) -> float:
+        return pair_bits(share, itemsize)
+
+    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
+        return unseal_pairs(payload, self.code, elements, dtype)
 
     def _density(self, step: int) -> float:
         stage = step // self.warmup if self.warmup else STAGES

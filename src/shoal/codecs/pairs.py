@@ -6,12 +6,16 @@ Otherwise there are two: the stream of positions, and the values in the vector's
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from shoal.codecs import gaps
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Payload, expect
 from shoal.core.errors import WireError
+from shoal.core.sparse import SparseVector
+
+MANY = 1 << 40  # elements: any share of them is a whole number of them, but for what does not matter
 
 
 def seal_pairs(code: int, elements: int, positions: Tensor, values: Tensor) -> Payload:
@@ -21,17 +25,30 @@ def seal_pairs(code: int, elements: int, positions: Tensor, values: Tensor) -> P
     return seal(code, elements, values.numel(), gaps.pack(positions, elements), values)
 
 
-def unseal_pairs(payload: Payload, code: int, out: Tensor) -> Tensor:
-    """Write into `out` what was sealed so; raises WireError for what was not."""
-    count, bodies = unseal(payload, code, out.numel())
-    if count == out.numel():
-        (values,) = expect(bodies, (out.dtype, count))
-        return out.copy_(values)
+def unseal_pairs(payload: Payload, code: int, elements: int, dtype: torch.dtype) -> SparseVector:
+    """The vector that was sealed so; raises WireError for what was not."""
+    count, bodies = unseal(payload, code, elements)
+    if count == elements:
+        (values,) = expect(bodies, (dtype, count))
+        return SparseVector(elements, values.flatten())
     stream, values = two(bodies)
-    expect((values,), (out.dtype, count))
-    positions, _ = gaps.unpack(stream, count, out.numel())
-    out.zero_()[positions] = values
-    return out
+    expect((values,), (dtype, count))
+    positions, _ = gaps.unpack(stream, count, elements)
+    return SparseVector(elements, values.flatten(), positions)
+
+
+def pair_bits(share: float, itemsize: int) -> float:
+    """How many bits a pair takes on average."""
+    return 8 * itemsize + position_bits(share)
+
+
+def position_bits(share: float) -> float:
+    """How many bits a position takes on average, where every element is there with probability p.
+
+    A gap of g is as likely as p (1 - p)^g, so that the mean of q is r / (1 - r) with r = (1 - p)^(2^k).
+    """
+    k = gaps.low_bits(max(1, round(share * MANY)), MANY)
+    return k + 1 / (1 - (1 - share) ** (1 << k)) if share else 0.0
 
 
 def two(bodies: Payload) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from shoal.codecs.sparse import Sparsifier
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Payload, State, expect
 from shoal.core.errors import WireError
+from shoal.core.sparse import SparseVector
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,18 @@ class RandomK(Sparsifier):
         rest.index_fill_(0, positions, 0)
         return payload, draws.after(state, 2 * count)
 
-    def decode(self, payload: Payload, out: Tensor) -> Tensor:
-        count, bodies = unseal(payload, self.code, out.numel())
+    def bits(self, share: float, itemsize: int) -> float:
+        return 8 * itemsize
+
+    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
+        count, bodies = unseal(payload, self.code, elements)
         values, begin = two(bodies)
-        if count > out.numel():
-            raise WireError(f"{count} elements of a vector of {out.numel()} arrived")
-        expect(bodies, (out.dtype, count), (torch.int64, 2))
+        if count > elements:
+            raise WireError(f"{count} elements of a vector of {elements} arrived")
+        expect(bodies, (dtype, count), (torch.int64, 2))
         state = {SEED: begin[0], COUNTER: begin[1]}
-        positions, _ = drawn(state, count, out.numel(), out.device)
-        out.zero_()[positions] = values
-        return out
+        positions, _ = drawn(state, count, elements, values.device)
+        return SparseVector(elements, values.flatten(), positions)
 
     def _sealed(self, v: Tensor, values: Tensor, state: State) -> Payload:
         if not v.sum().isfinite() and not v.isfinite().all():  # the first is the faster, and mostly enough

@@ -25,9 +25,13 @@ def how_many(density: float, elements: int) -> int:
 
 
 def sample(u: Tensor, add: Tensor | None = None) -> Tensor:
-    """Magnitudes of elements of `u`, or of `u + add`, at even distances."""
-    step = max(1, u.numel() // SAMPLE)
-    return (u[::step] if add is None else u[::step] + add[::step]).abs()
+    """Magnitudes of some elements of `u`, or of `u + add`."""
+    return (spread(u) if add is None else spread(u) + spread(add)).abs()
+
+
+def spread(u: Tensor) -> Tensor:
+    """Some elements of `u`, at even distances."""
+    return u[:: max(1, u.numel() // SAMPLE)]
 
 
 def above(u: Tensor, tau: float, add: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -35,7 +39,7 @@ def above(u: Tensor, tau: float, add: Tensor | None = None) -> tuple[Tensor, Ten
 
     The dtype has to hold tau itself.
     """
-    if _for_kernel(u, add):
+    if fit_kernel(u, add):
         from shoal.codecs.kernels import selection as kernel
 
         return kernel.above(u, tau, add)
@@ -50,7 +54,7 @@ def largest(u: Tensor, k: int, add: Tensor | None = None) -> tuple[Tensor, Tenso
 
     Of equal ones, those that come first.
     """
-    if k > 0 and _for_kernel(u, add):
+    if k > 0 and fit_kernel(u, add):
         from shoal.codecs.kernels import selection as kernel
 
         return kernel.largest(u, k, add, sample(u, add))
@@ -64,5 +68,6 @@ def largest(u: Tensor, k: int, add: Tensor | None = None) -> tuple[Tensor, Tenso
     return positions, u[positions]
 
 
-def _for_kernel(u: Tensor, add: Tensor | None) -> bool:
-    return on_cpu(u) if add is None else on_cpu(u, add)
+def fit_kernel(*tensors: Tensor | None) -> bool:
+    """Whether these can be given to the kernel."""
+    return on_cpu(*(t for t in tensors if t is not None))

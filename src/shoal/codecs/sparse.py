@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from shoal.codecs.pairs import seal_pairs, unseal_pairs
+from shoal.codecs.pairs import pair_bits, seal_pairs, unseal_pairs
 from shoal.codecs.selection import above, check_density
 from shoal.codecs.wire import seal
 from shoal.core.codec import Codec, Payload, State, one_of_feedback
+from shoal.core.sparse import SparseCodec, SparseVector, SparseWire
 
 
 @dataclass(frozen=True)
-class Sparse(Codec):
+class Sparse(SparseWire):
     """Writes down what is not zero, or the whole vector if that is shorter. Loses nothing but the sign of -0.
 
     This is how sums of sparse vectors travel on: in as many elements as any of them had.
@@ -30,12 +32,20 @@ class Sparse(Codec):
                 return payload, state
         return seal(self.code, elements, elements, v.clone()), state
 
-    def decode(self, payload: Payload, out: Tensor) -> Tensor:
-        return unseal_pairs(payload, self.code, out)
+    def write(self, vector: SparseVector) -> Payload:
+        if vector.positions is None:
+            return self.encode(vector.values, {})[0]
+        return seal_pairs(self.code, vector.elements, vector.positions, vector.values)
+
+    def bits(self, share: float, itemsize: int) -> float:
+        return pair_bits(share, itemsize)
+
+    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
+        return unseal_pairs(payload, self.code, elements, dtype)
 
 
 @dataclass(frozen=True)
-class Sparsifier(Codec):
+class Sparsifier(SparseCodec):
     """Sends a share of the elements; their average travels whole, unless with double feedback."""
 
     density: float = 0.01  # the share of the elements that travels
@@ -44,6 +54,10 @@ class Sparsifier(Codec):
     def __post_init__(self) -> None:
         check_density(self.density)
         one_of_feedback(self.feedback)
+
+    @property
+    def share(self) -> float:
+        return self.density
 
     @property
     def merged(self) -> Codec:

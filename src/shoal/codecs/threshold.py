@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from shoal.codecs import gaps
-from shoal.codecs.pairs import two
+from shoal.codecs.pairs import position_bits, two
 from shoal.codecs.selection import above, check_density, how_many, sample
 from shoal.codecs.sparse import Sparse
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
 from shoal.core.errors import WireError
+from shoal.core.sparse import SparseCodec, SparseVector
 
 
 @dataclass(frozen=True)
-class Threshold(Codec):
+class Threshold(SparseCodec):
     """Sends tau with its sign for every element larger than tau: at most one tau for each vector.
 
     So an element that always exceeds tau falls behind: tau is to be larger than most are. Without tau, every
@@ -40,6 +41,10 @@ class Threshold(Codec):
         one_of_feedback(self.feedback)
 
     @property
+    def share(self) -> float | None:
+        return self.density if self.tau is None else None
+
+    @property
     def merged(self) -> Codec:
         return self if self.feedback == "double" else Sparse()
 
@@ -53,17 +58,19 @@ class Threshold(Codec):
         rest[positions] = large - large.sign() * tau
         return self._sealed(v.numel(), positions, large, tau), state
 
-    def decode(self, payload: Payload, out: Tensor) -> Tensor:
-        count, bodies = unseal(payload, self.code, out.numel())
+    def bits(self, share: float, itemsize: int) -> float:
+        return position_bits(share) + 1
+
+    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
+        count, bodies = unseal(payload, self.code, elements)
         stream, told = two(bodies)
         expect((told,), (torch.float32, 1))
         tau = float(told)
         if not (0 < tau < torch.inf or isnan(tau)):
             raise WireError(f"a threshold of {tau} arrived, which none has")
-        positions, negative = gaps.unpack(stream, count, out.numel(), signed=True)
-        values = out.new_full((count,), tau)
-        out.zero_()[positions] = torch.where(negative, -values, values)
-        return out
+        positions, negative = gaps.unpack(stream, count, elements, signed=True)
+        values = torch.full((count,), tau, dtype=dtype, device=positions.device)
+        return SparseVector(elements, torch.where(negative, -values, values), positions)
 
     def _sealed(self, elements: int, positions: Tensor, large: Tensor, tau: float) -> Payload:
         told = torch.tensor([tau if large.isfinite().all() else torch.nan], dtype=torch.float32)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from shoal.codecs.pairs import seal_pairs, unseal_pairs
+from shoal.codecs.pairs import pair_bits, seal_pairs, unseal_pairs
 from shoal.codecs.selection import how_many, largest
 from shoal.codecs.sparse import Sparsifier
 from shoal.core.codec import Payload, State
+from shoal.core.sparse import SparseVector
 
 
 @dataclass(frozen=True)
@@ -32,5 +34,8 @@ class TopK(Sparsifier):
         rest.index_fill_(0, positions, 0)
         return seal_pairs(self.code, v.numel(), positions, values), state
 
-    def decode(self, payload: Payload, out: Tensor) -> Tensor:
-        return unseal_pairs(payload, self.code, out)
+    def bits(self, share: float, itemsize: int) -> float:
+        return pair_bits(share, itemsize)
+
+    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
+        return unseal_pairs(payload, self.code, elements, dtype)

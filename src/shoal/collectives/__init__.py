@@ -3,20 +3,26 @@
 from shoal.collectives.average import averaging
 from shoal.collectives.butterfly import butterfly
 from shoal.collectives.choice import ALGORITHMS, Cheapest, automatic, cheapest
+from shoal.collectives.factors import FactorsMean
 from shoal.collectives.link import Link
 from shoal.collectives.low_rank import LowRankMean
 from shoal.collectives.native import Native, native
 from shoal.collectives.rabenseifner import rabenseifner
 from shoal.collectives.ring import ring
+from shoal.collectives.sparse_choice import SparseCheapest
+from shoal.collectives.sparse_doubling import SparseDoubling
 from shoal.collectives.stripes import stripes
 from shoal.collectives.tree import tree
 
 __all__ = [
     "ALGORITHMS",
     "Cheapest",
+    "FactorsMean",
     "Link",
     "LowRankMean",
     "Native",
+    "SparseCheapest",
+    "SparseDoubling",
     "automatic",
     "averaging",
     "butterfly",

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal.core.codec import Payload
 from shoal.core.meeting import PRESENT
 from shoal.core.node import Node
+from shoal.core.sparse import SparseCodec
 from shoal.core.transport import Message
 
 
@@ -78,9 +79,12 @@ class Striped:
         return out, total
 
     def _own(self, own: Tensor, at: int | None) -> Tensor:
-        """What this worker brings to its own stripe: as it is, unless a codec makes something else of it."""
+        """What this worker brings to its own stripe: as it is, unless a codec makes something else of it.
+
+        With one that makes vectors sparse it is sparse, too, or else the average would not be.
+        """
         coding = self._node.coding
-        if not coding.codec.for_gradients:
+        if not coding.codec.for_gradients and not isinstance(coding.codec, SparseCodec):
             return own
         key = f"{self._key}stripe.{self._node.rank}"
         payload = coding.encode(key, own, at, counts=self._counts, times=0)

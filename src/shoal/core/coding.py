@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.seeds import derive
+from shoal.core.sparse import SparseCodec, SparseVector
 from shoal.core.transport import Priced
 
 if TYPE_CHECKING:
@@ -79,6 +80,17 @@ class Coding:
         decoded = self._codec(at, numel, merged).decode(here, out)
         node.meter.decode_seconds += node.transport.now() - began
         return decoded
+
+    def read(self, payload: Payload, numel: int, at: int | None = None) -> SparseVector:
+        """The same as a sparse vector, where the codec makes vectors so."""
+        node = self._node
+        began = node.transport.now()
+        codec = self._codec(at, numel, merged=False)
+        if not isinstance(codec, SparseCodec):
+            raise TypeError(f"{codec} does not make vectors sparse")
+        vector = codec.read(tuple(part.to(node.x.device) for part in payload), numel, node.x.dtype)
+        node.meter.decode_seconds += node.transport.now() - began
+        return vector
 
     def weigh(self, dense: int, coded: int) -> None:
         """Account for bytes that were compressed, and estimate what that has saved so far.

@@ -10,12 +10,26 @@ from pathlib import Path
 
 from torch import distributed as dist
 
+from shoal.codecs.factors import Factors
 from shoal.codecs.low_rank import LowRank
-from shoal.collectives import ALGORITHMS, Link, LowRankMean, Native, automatic, averaging, stripes
+from shoal.codecs.sparse import Sparse
+from shoal.collectives import (
+    ALGORITHMS,
+    FactorsMean,
+    Link,
+    LowRankMean,
+    Native,
+    SparseCheapest,
+    SparseDoubling,
+    automatic,
+    averaging,
+    stripes,
+)
 from shoal.core.catalogue import nearest
 from shoal.core.codec import Codec, Identity
 from shoal.core.errors import Unavailable
 from shoal.core.node import Mean
+from shoal.core.sparse import SparseCodec
 from shoal.core.transport import AllReduces, Transport
 from shoal.launch.seat import Seat, message_limit
 from shoal.transports.alone import Alone
@@ -37,14 +51,17 @@ RUN_KEY = "shoal/run"
 REJOIN_SECONDS = 10.0
 """How long a server that was started again waits for the others, of whom some may have gone meanwhile."""
 
+SPARSE = "sparse_doubling"
+
 COLLECTIVES = {
-    "auto": "the transport's own all-reduce if it fits, else stripes, or for many workers what costs least",
+    "auto": "the transport's own all-reduce if it fits, else stripes, or of several ways the cheapest",
     "native": "the transport's own all-reduce",
     "stripes": "point to point: every worker averages one part of the vector; fits every codec",
     "tree": "point to point: summed up a binomial tree, and sent down again",
     "butterfly": "point to point: neighbours swap whole vectors; fewest rounds",
     "ring": "point to point: parts of the vector go round; fewest bytes, most rounds",
     "rabenseifner": "point to point: neighbours swap halves, then sums; fewest bytes, few rounds",
+    SPARSE: "point to point: neighbours swap sparse sums; for codecs that send few elements, as top_k",
 }
 
 
@@ -176,11 +193,20 @@ def check_collective(collective: str, codec: Codec) -> None:
         raise ValueError(
             f"collective {collective!r} adds up what travels, and {codec} is not exact; take 'stripes'"
         )
+    if collective == SPARSE and not isinstance(codec, SparseCodec):
+        raise ValueError(
+            f"collective {SPARSE!r} adds up few elements, and {codec} sends all; take 'stripes', or top_k"
+        )
+    if collective == SPARSE and codec.feedback == "double":
+        raise ValueError(
+            f"collective {SPARSE!r} sends sums as they are, and {codec} compresses them; "
+            "take 'stripes', or feedback='residual'"
+        )
 
 
 def adds_up(codec: Codec) -> bool:
     """Whether averages with this codec can be formed out of sums of what travels."""
-    return codec.exact or isinstance(codec, LowRank)
+    return codec.exact or isinstance(codec, LowRank | Factors)
 
 
 def choose_mean(
@@ -195,6 +221,8 @@ def choose_mean(
     if isinstance(codec, LowRank):  # two averages of what is not compressed any further
         mean = choose_mean(collective, transport, Identity(), workers, link)
         return LowRankMean(mean, codec.rank, remembers=codec.feedback != "none")
+    if isinstance(codec, Factors):  # an average of what does not go as factors
+        return FactorsMean(choose_mean(collective, transport, Identity(), workers, link))
     fits = transport is not None and isinstance(transport, AllReduces) and codec.exact
     if collective == "native" and not fits:
         why = "this transport has none" if codec.exact else f"{codec} is not exact"
@@ -203,7 +231,13 @@ def choose_mean(
         return averaging(ALGORITHMS[collective].sum)
     if fits and collective != "stripes":
         return Native()
-    return automatic(workers, link) if codec.exact and collective == "auto" else stripes
+    if collective == SPARSE:
+        return SparseDoubling(Sparse())
+    if collective == "stripes":
+        return stripes
+    if isinstance(codec, SparseCodec) and codec.share is not None and codec.feedback != "double":
+        return SparseCheapest(codec, codec.share, Sparse(), link)
+    return automatic(workers, link) if codec.exact else stripes
 
 
 def local_threads(nodes: int) -> int:

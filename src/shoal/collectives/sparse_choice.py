@@ -1,0 +1,116 @@
+"""How sparse vectors are averaged fastest: by doubling or in stripes, as their formulas say for this link.
+
+Every worker sends a share p of m elements. If these lie anywhere, n workers together have the share
+1 - (1 - p)^n: that is how large sums are. Let b(s, m) be the bytes in which a share s of m elements travels.
+
+    doubling  L log2 P + G (b(p_1, m) + b(p_2, m) + b(p_4, m) + ... ),  p_n = 1 - (1 - p)^n, up to n = P/2
+    stripes   2 L + G (P - 1) (b(p, m/P) + b(p_P, m/P)),                 and a header for each message more
+
+Of few elements, doubling sends P - 1 times p m and stripes P - 1/P times. So two or four workers are faster
+by doubling on any link; eight and more have more rounds, and links decide. Where workers are folded in, sums
+make two trips more, and stripes are faster. Virtual time is what the formulas say, but for how elements
+happen to lie; with folded workers doubling takes less, for some rounds overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.collectives.cube import Cube
+from shoal.collectives.link import Link, measure
+from shoal.collectives.sparse_doubling import SparseDoubling
+from shoal.collectives.stripes import Striped, stripes
+from shoal.core.node import Node
+from shoal.core.sparse import SparseCodec, SparseWire
+from shoal.core.transport import HEADER_BYTES
+
+FRAME_BYTES = 32
+"""What a codec writes before the elements."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What lies between the first message of an average and the last: rounds, and bytes in a row."""
+
+    rounds: int
+    nbytes: float
+
+    def seconds(self, link: Link) -> float:
+        """How long that takes. Additions are not counted."""
+        return self.rounds * link.latency + self.nbytes * link.seconds_per_byte
+
+    def never_exceeds(self, other: Traffic) -> bool:
+        """Whether it takes no longer than the other on any link."""
+        return self.rounds <= other.rounds and self.nbytes <= other.nbytes
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What averages of so many elements cost, which travel by one codec and their sums by another."""
+
+    codec: SparseCodec
+    wire: SparseCodec
+    share: float  # p
+    elements: int  # m
+    itemsize: int
+
+    def doubling(self, workers: int) -> Traffic:
+        """By recursive doubling."""
+        cube = Cube(workers)
+        # before each round; the first corners have the folded workers, too, and are what others wait for
+        groups = [bit + min(bit, cube.folded) for bit in cube.bits]
+        if cube.folded:
+            groups = [1, *groups, workers]
+        wide = max(4, self.itemsize)  # half precision is added up in single
+        sent = [self._nbytes(self.wire, self.union(n), self.elements, wide) for n in groups]
+        return Traffic(len(sent), sum(sent))
+
+    def stripes(self, workers: int) -> Traffic:
+        """In stripes; a worker sends its messages one after the other."""
+        part = self.elements / workers
+        up = self._nbytes(self.codec, self.share, part, self.itemsize)
+        down = self._nbytes(self.wire, self.union(workers), part, self.itemsize)
+        others = workers - 1
+        return Traffic(2, others * (up + down) + 2 * max(0, others - 1) * HEADER_BYTES)
+
+    def union(self, workers: int) -> float:
+        """Which share of the elements so many workers have together: 1 - (1 - p)^n."""
+        return 1 - (1 - self.share) ** workers
+
+    def _nbytes(self, codec: SparseCodec, share: float, elements: float, itemsize: int) -> float:
+        return FRAME_BYTES + elements * min(8 * itemsize, share * codec.bits(share, itemsize)) / 8
+
+
+class SparseCheapest:
+    """Averages each vector in the way that is faster for its size.
+
+    Where that depends on the link and none is given, the workers measure it together before the first such
+    average. Each node then needs its own.
+    """
+
+    def __init__(self, codec: SparseCodec, share: float, wire: SparseWire, link: Link | None = None) -> None:
+        self._codec, self._share, self._wire, self._link = codec, share, wire, link
+        self._doubling = SparseDoubling(wire)
+
+    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+        """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
+        if await self._doubles(node, v):
+            return await self._doubling(node, v, weight)
+        return await stripes(node, v, weight)
+
+    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
+        """Begin an average for later, in stripes."""
+        return await stripes.start(node, v, weight, number, key)
+
+    async def _doubles(self, node: Node, v: Tensor) -> bool:
+        averages = Averages(self._codec, self._wire, self._share, v.numel(), v.element_size())
+        doubling, striped = averages.doubling(node.size), averages.stripes(node.size)
+        if doubling.never_exceeds(striped):
+            return True
+        if striped.never_exceeds(doubling):
+            return False
+        if self._link is None:
+            self._link = await measure(node)
+        return doubling.seconds(self._link) < striped.seconds(self._link)

@@ -1,0 +1,129 @@
+"""Sums of sparse vectors by recursive doubling (SparCML, Renggli et al. 2019).
+
+What each worker's codec has chosen is added up as a butterfly does it: in every round, neighbours on a cube
+swap what they have, positions and values, so that after round j groups of 2^j workers hold the same sum. Sums
+are exact but for rounding and travel in full precision, so nothing is lost but what the codec left out. A sum
+has all elements that any of its vectors had; it turns dense, in memory and on the wire, when that is shorter.
+
+The vector is encoded in the stripes of `shoal.collectives.stripes`, each with its own state. So both ways to
+form an average send the same elements, and a run may go from one to the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.collectives.cube import Cube
+from shoal.collectives.stripes import Striped, cut, stripes
+from shoal.core.meeting import PRESENT
+from shoal.core.node import Node
+from shoal.core.sparse import SparseVector, SparseWire, joined
+from shoal.core.transport import Message
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A sum of vectors times their weights, and the sum of the weights."""
+
+    vector: SparseVector
+    weight: float
+
+    def __add__(self, other: Weighted) -> Weighted:
+        return Weighted(self.vector + other.vector, self.weight + other.weight)
+
+    def mean(self, dtype: torch.dtype) -> Tensor:
+        """The average, all of it; zeros if there is no weight."""
+        vector, values = self.vector, self.vector.values
+        average = (values / self.weight if self.weight else torch.zeros_like(values)).to(dtype)
+        if vector.positions is None:
+            return average
+        return SparseVector(vector.elements, average, vector.positions).into(
+            average.new_empty(vector.elements)
+        )
+
+
+class SparseDoubling:
+    """Averages what a sparse codec sends."""
+
+    def __init__(self, wire: SparseWire) -> None:
+        self._wire = wire
+
+    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+        """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
+        trip = _Trip(node, self._wire, Weighted(_chosen(node, v, weight), weight))
+        await trip.add_up()
+        began = node.transport.now()
+        average = trip.held.mean(v.dtype)
+        node.meter.decode_seconds += node.transport.now() - began
+        dense = 2 * v.nbytes * (node.size - 1) / node.size  # what most ways to form an average send
+        node.coding.weigh(round(dense), trip.sent)
+        return average, trip.held.weight
+
+    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
+        """Begin an average for later: in stripes, for here rounds have to wait for each other."""
+        return await stripes.start(node, v, weight, number, key)
+
+
+def _chosen(node: Node, v: Tensor, weight: float) -> SparseVector:
+    """What the codec sends of `v`, times the weight."""
+    wide = torch.promote_types(v.dtype, torch.float32)  # half precision could not hold the sum
+    parts = []
+    for k, part in enumerate(cut(v.numel(), node.size)):
+        at = part.start if v.numel() == node.x.numel() else None
+        payload = node.coding.encode(f"stripe.{k}", v[part], at, counts=weight > PRESENT, times=0)
+        parts.append(node.coding.read(payload, part.stop - part.start, at).times(weight, wide))
+    return joined(parts)
+
+
+class _Trip:
+    """One sum on its way: what is held so far, and the bytes that were sent for it."""
+
+    def __init__(self, node: Node, wire: SparseWire, own: Weighted) -> None:
+        self.held = own
+        self.sent = 0
+        self._node = node
+        self._wire = wire
+
+    async def add_up(self) -> None:
+        """Hold the sum over all workers; those who are too many for a cube are folded in first."""
+        rank, cube = self._node.rank, Cube(self._node.size)
+        is_paired = rank < 2 * cube.folded
+        if is_paired and rank % 2:
+            await self._give(rank - 1, "sparse-fold")
+            self.held = await self._take(rank - 1, "sparse-unfold")
+            return
+        if is_paired:
+            await self._add(rank + 1, "sparse-fold")
+        corner = cube.corner_of(rank)
+        for bit in cube.bits:
+            partner = cube.worker_at(corner ^ bit)
+            await self._give(partner, "sparse")
+            await self._add(partner, "sparse")
+        if is_paired:
+            await self._give(rank + 1, "sparse-unfold")
+
+    async def _give(self, dst: int, tag: str) -> None:
+        node, began = self._node, self._node.transport.now()
+        payload = self._wire.write(self.held.vector)
+        node.meter.encode_seconds += node.transport.now() - began
+        self.sent += sum(part.nbytes for part in payload)
+        await node.send(dst, Message(tag, payload, count=self.held.weight))
+
+    async def _add(self, src: int, tag: str) -> None:
+        taken = await self._take(src, tag)
+        began = self._node.transport.now()
+        self.held += taken  # both partners do: a + b is b + a to the last bit
+        self._node.meter.decode_seconds += self._node.transport.now() - began
+
+    async def _take(self, src: int, tag: str) -> Weighted:
+        """What `src` gives. Raises PeerLost as soon as any worker is lost."""
+        node, own = self._node, self.held.vector
+        m = await node.mailbox.find(tag, src, needed=range(node.size))
+        began = node.transport.now()
+        here = tuple(part.to(own.values.device) for part in m.parts)
+        vector = self._wire.read(here, own.elements, own.values.dtype)
+        node.meter.decode_seconds += node.transport.now() - began
+        return Weighted(vector, m.count)
