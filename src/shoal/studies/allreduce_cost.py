@@ -145,7 +145,7 @@ class AllreduceCost(Study):
         result = lab.run(title, task, strategy, workers=workers, **settings)
         if settings["transport"] == "sim":
             return result.seconds / ROUNDS
-        at_work = [node["send_seconds"] + node["wait_seconds"] for node in result.nodes]
+        at_work: list[float] = [node["send_seconds"] + node["wait_seconds"] for node in result.nodes]
         return sum(at_work) / len(at_work) / ROUNDS
 
 

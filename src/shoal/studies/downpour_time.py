@@ -50,16 +50,17 @@ class DownpourTime(Study):
     source: ClassVar[str] = "Dean et al., Large scale distributed deep networks (2012), figure 4"
 
     task: str = "mnist"
-    accuracy: float = 93.0
+    accuracy: float = 90.0
     few: int = 20
     many: int = 200
     batch: int = 16
     lr: float = 0.02
-    rate: float = 0.02  # of Adagrad
-    servers: int = 20
+    rate: float = 0.01  # of Adagrad with few replicas
+    many_rate: float = 0.001  # and with many, whose gradients are older
+    servers: int = 4
     epochs: int = 3
     seeds: int = 3
-    network: str = "10Gbit,50us"
+    network: str = "50us"  # as wide as need be: the paper has as many shards as keep up
 
     def run(self, lab: Lab) -> Findings:
         task = replace(TASKS.make(self.task), batch=self.batch, lr=self.lr)
@@ -85,11 +86,11 @@ class DownpourTime(Study):
 
     def methods(self) -> Iterable[Method]:
         """The paper's, slowest first."""
-        adagrad = Downpour(optimizer="adagrad", rate=self.rate)
         yield Method("SGD", 1, Single())
         yield Method("Downpour", self.few, Downpour())
-        yield Method("Downpour with Adagrad", self.few, adagrad)
-        yield Method("Downpour with Adagrad", self.many, adagrad)
+        for replicas, rate in ((self.few, self.rate), (self.many, self.many_rate)):
+            strategy = Downpour(optimizer="adagrad", rate=rate)
+            yield Method("Downpour with Adagrad", replicas, strategy)
 
     def _runs(self, lab: Lab, task: Task, method: Method, **settings: Any) -> list[dict[str, Any]]:
         settings |= {"workers": method.replicas, "epochs": self.epochs, "transport": "sim"}
