@@ -6,7 +6,7 @@ collectives   how an average is formed     sim          virtual time
 transports    how bytes move               launch       who starts the nodes
 tasks         built-in data and models     report       what a person sees
 train.py      run()                        attachment.py, sharding.py   attach(), shard()
-ddp.py        comm_hook()
+minimizing.py minimize()                   ddp.py       comm_hook()
 testing       for those who write a strategy, a codec or a transport of their own
 """
 
@@ -31,6 +31,7 @@ from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.core.transport import Message, Transport
 from shoal.ddp import comm_hook
+from shoal.minimizing import minimize
 from shoal.result import Result
 from shoal.sharding import shard
 from shoal.sim import Compute, Faults, Network
@@ -79,6 +80,7 @@ __all__ = [
     "attach",
     "comm_hook",
     "fp16",
+    "minimize",
     "run",
     "shard",
 ]

@@ -123,6 +123,7 @@ def test_error_and_speed_up_of_a_small_run() -> None:
     ]
     assert {row["clock"] for row in table.rows} == {"virtual"}
     assert all(heading.key in row for heading in table.headings for row in table.rows)
+    assert all(row["paper_wer"] is None for row in table.rows[1:])  # the paper has no 2 and 4 workers
     assert table.rows[0]["above"] == 0 and table.rows[0]["speed_up"] == 1
     assert all(1 < row["speed_up"] <= row["workers"] for row in table.rows[1:])
     runs = {record["name"]: record for record in lab.records}
@@ -153,7 +154,8 @@ def test_claims_of_time_are_made_of_the_rows() -> None:
 def test_times_of_a_small_run_add_up() -> None:
     lab = Lab()
     study = BmufTime(task="digits", real=None, workers="2/4", hidden=16, batch=24)
-    (table,) = study.run(lab).tables
+    table, shares = study.run(lab).tables
+    assert shares.rows == table.rows
     assert len(table.rows) == len(lab.records) == 7
     assert {row["clock"] for row in table.rows} == {"virtual"}
     for row in table.rows:
@@ -168,7 +170,7 @@ def test_times_of_a_small_run_add_up() -> None:
 @pytest.mark.slow
 def test_real_processes_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bmuf_time, "MERGING", (AVERAGING, NESTEROV))
-    (table,) = BmufTime(task="digits", real="2", workers="2", hidden=16, batch=64).run(Lab()).tables
+    table, _ = BmufTime(task="digits", real="2", workers="2", hidden=16, batch=64).run(Lab()).tables
     assert [row["clock"] for row in table.rows] == ["real"] * 3 + ["virtual"] * 3
     for row in table.rows[1:3]:
         assert row["optimise"] > 0 and row["aggregate"] > 0

@@ -203,7 +203,8 @@ def test_sync_equals_torch_ddp_after_50_steps_and_torchrun_is_joined():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "options"), [("bmuf", {"period": "8"}), ("easgd", {}), ("downpour", {})]
+    ("strategy", "options"),
+    [("bmuf", {"period": "8"}), pytest.param("easgd", {}, marks=pytest.mark.soak), ("downpour", {})],
 )
 def test_finish_gives_every_worker_the_trained_model(strategy, options):
     first, second = (

@@ -149,7 +149,9 @@ def test_the_last_rank_of_a_plain_script_is_the_server() -> None:
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "ranks"), [("downpour", 5), ("hogwild", 3)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [pytest.param("downpour", 5, marks=pytest.mark.soak), ("hogwild", 3)]
+)
 def test_shoal_run_joins(strategy: str, ranks: int) -> None:
     """Hogwild goes through a window of the server's."""
     result = run_job(ranks, *SHOAL, "--strategy", strategy, OWN_LOOP, "--epochs", "2")

@@ -1,7 +1,8 @@
 """Studies: the published tables that Shoal makes again, by name: `shoal reproduce NAME`.
 
-study.py         what a study is, and where its runs are made
-calibration.py   what a step costs on this machine, for virtual time
+study.py           what a study is, and where its runs are made
+calibration.py     what a step costs on this machine, for virtual time
+block_momentum.py  what the studies of block momentum share
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from shoal.studies.allreduce_cost import AllreduceCost
 from shoal.studies.bmuf_time import BmufTime
 from shoal.studies.bmuf_wer import BmufWer
 from shoal.studies.compression import Compression
+from shoal.studies.dbn_speedup import DbnSpeedup
 from shoal.studies.downpour_time import DownpourTime
 from shoal.studies.staleness import Staleness
 from shoal.studies.study import Study
@@ -22,6 +24,7 @@ STUDIES: Catalogue[Study] = Catalogue(
         "bmuf-time": BmufTime,
         "bmuf-wer": BmufWer,
         "compression": Compression,
+        "dbn-speedup": DbnSpeedup,
         "downpour-time-to-accuracy": DownpourTime,
         "staleness": Staleness,
     },

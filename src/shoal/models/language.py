@@ -1,0 +1,84 @@
+"""A language model: a small decoder-only transformer (Vaswani et al. 2017; Radford et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SPREAD = 0.02  # standard deviation of the first embeddings: so small that every symbol is about as likely
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a language model is; the defaults are a small one over 65 characters."""
+
+    symbols: int = 65
+    context: int = 64  # symbols it sees at most
+    width: int = 48
+    heads: int = 4
+    layers: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("symbols", "context", "width", "heads", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a language model has at least 1 of them")
+        if self.width % self.heads:
+            raise ValueError(
+                f"width={self.width} cannot be shared among heads={self.heads}; "
+                f"take a multiple, such as {self.heads * max(1, round(self.width / self.heads))}"
+            )
+
+
+class LanguageModel(nn.Module):
+    """Scores of the next symbol at every place of a sequence; no place sees those after it.
+
+    The symbols' embeddings are also the rows of the last layer. With the default sizes there are 62,832
+    parameters.
+    """
+
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        super().__init__()
+        self.sizes = sizes = sizes or Sizes()
+        self.embedding = nn.Embedding(sizes.symbols, sizes.width)
+        self.positions = nn.Parameter(torch.empty(sizes.context, sizes.width))
+        self.blocks = nn.Sequential(*(Block(sizes.width, sizes.heads) for _ in range(sizes.layers)))
+        self.norm = nn.LayerNorm(sizes.width)
+        nn.init.normal_(self.embedding.weight, std=SPREAD)
+        nn.init.normal_(self.positions, std=SPREAD)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        """(batch, length) whole numbers -> (batch, length, symbols) scores."""
+        length = symbols.shape[-1]
+        if length > self.sizes.context:
+            raise ValueError(f"a sequence of {length} symbols; this model sees at most {self.sizes.context}")
+        places = self.embedding(symbols) + self.positions[:length]
+        return F.linear(self.norm(self.blocks(places)), self.embedding.weight)
+
+
+class Block(nn.Module):
+    """Attention to what came before, then a layer at each place; each adds to what it is given."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.questions = nn.Linear(width, 3 * width)  # and keys, and values
+        self.answers = nn.Linear(width, width)
+        self.before_layer = nn.LayerNorm(width)
+        self.layer = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) -> the same shape."""
+        x = x + self.attend(self.before_attention(x))
+        return cast(Tensor, x + self.layer(self.before_layer(x)))
+
+    def attend(self, x: Tensor) -> Tensor:
+        """What each place learns from itself and those before it."""
+        apart = self.questions(x).unflatten(-1, (3, self.heads, -1))
+        query, key, value = apart.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width of a head)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return cast(Tensor, self.answers(seen.transpose(1, 2).flatten(2)))

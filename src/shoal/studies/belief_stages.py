@@ -1,0 +1,139 @@
+"""A deep belief network in stages, each a run by itself: for studies that time them (Hinton et al. 2006)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.belief import Array, Rows, matrix, unrolled
+from shoal.core.task import Data, Task
+from shoal.models.belief import BeliefNet
+from shoal.models.pretraining import Momentum, Pretraining
+from shoal.models.rbm import RBM
+from shoal.result import Result
+
+MONITORED = 500  # test rows by which pretraining is looked at
+LIKELIEST = 0.99  # no unit is taken to be on, or off, more often than this
+
+Runner = Callable[[str, Task, int], Result]
+"""Makes one run: its name, its task and how many epochs."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What each worker does. `labelled` rows are what fine-tuning may see, each of them once."""
+
+    layers: tuple[int, ...]
+    epochs: int  # of pretraining, each layer
+    labelled: int
+    batch: int
+    lr: float  # of pretraining
+    momentum: float
+    finetune_lr: float
+    finetune_momentum: float
+
+
+@dataclass(frozen=True)
+class Net:
+    """What came of all stages."""
+
+    layers: list[Result]
+    finetuning: Result
+
+    @property
+    def pretraining_seconds(self) -> float:
+        """Of all layers together."""
+        return sum(result.seconds for result in self.layers)
+
+    @property
+    def reconstruction(self) -> float:
+        """The reconstruction error of the first layer: those above are about other inputs in every net."""
+        return self.layers[0].metrics["reconstruction error"]
+
+
+class Examples:
+    """Inputs from 0 to 1 and their classes in files: worker processes open them and are sent nothing."""
+
+    def __init__(self, data: Data, folder: Path) -> None:
+        if data.y.ndim != 1 or data.y.is_floating_point():
+            raise ValueError("a net is fine-tuned to tell classes, which this task has not; take mnist")
+        low, high = data.x.min(), data.x.max()
+        self.folder = folder
+        self.classes = int(data.y.max()) + 1
+        self.rows = Rows(*(matrix((x - low) / (high - low)) for x in (data.x, data.test_x)))
+        save(folder, x=self.rows.x, test_x=self.rows.test_x, y=data.y.numpy(), test_y=data.test_y.numpy())
+
+    def train(self, recipe: Recipe, run: Runner) -> Net:
+        """Make the runs of all stages, one after the other."""
+        rows, folder = self.rows, self.folder
+        rbms: list[RBM] = []
+        results: list[Result] = []
+        for level, hidden in enumerate(recipe.layers, start=1):
+            if level > 1:  # one folder for all levels above the first: the one before is not needed again
+                rows, folder = rows.through(rbms[-1], "cpu"), self.folder / "above"
+                save(folder, x=rows.x, test_x=rows.test_x)
+            results.append(run(f"layer {level}", pretraining(recipe, rows, folder, hidden), recipe.epochs))
+            model = results[-1].model
+            if not isinstance(model, RBM):
+                raise ValueError(f"{results[-1].strategy} ends with several models, not one; take 'local'")
+            rbms.append(model.cpu().eval())
+        return Net(results, run("fine-tuning", self.finetuning(recipe, BeliefNet(rbms)), 1))
+
+    def finetuning(self, recipe: Recipe, net: BeliefNet) -> Task:
+        """The stack as a perceptron."""
+        sizes = [*net.sizes, self.classes]
+        weights = {name: weight.numpy() for name, weight in net.weights().items()}
+        return Task(
+            name="dbn " + "-".join(map(str, sizes)),
+            model=partial(unrolled, sizes, 0.0, 0.0, weights),
+            data=partial(open_labelled, self.folder, recipe.labelled),
+            optimizer=Momentum(recipe.finetune_momentum, decay=0.0),
+            lr=recipe.finetune_lr,
+            batch=recipe.batch,
+        )
+
+
+def pretraining(recipe: Recipe, rows: Rows, folder: Path, hidden: int) -> Task:
+    """One RBM. Its visible units begin with biases by which each is on as often as in the data."""
+    often = np.clip(rows.x.mean(axis=0), 1 - LIKELIEST, LIKELIEST)
+    settings = Pretraining(
+        lr=recipe.lr, batch=recipe.batch, optimizer=Momentum(recipe.momentum, recipe.momentum)
+    )
+    bias = tuple(np.log(often / (1 - often)).tolist())
+    return settings.task(rows.x.shape[1], hidden, partial(open_rows, folder), bias)
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, **arrays: Array) -> None:
+    """Write arrays to files by their names; whoever has an older file of that name open keeps it."""
+    folder.mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / "new.npy", array)
+        (folder / "new.npy").replace(folder / f"{name}.npy")
+
+
+def open_rows(folder: Path) -> Data:
+    """The inputs alone."""
+    x, test_x = read(folder, "x"), read(folder, "test_x")[:MONITORED]
+    return Data(x, torch.zeros(len(x)), test_x, torch.zeros(len(test_x)))
+
+
+def open_labelled(folder: Path, most: int) -> Data:
+    """The first so many rows with their classes, and all test rows."""
+    x, y, test_x, test_y = (read(folder, name) for name in ("x", "y", "test_x", "test_y"))
+    return Data(x[:most], y[:most], test_x, test_y)
+
+
+def read(folder: Path, name: str) -> Tensor:
+    """A file as a tensor; its pages are read when they are needed, and changes stay in this process."""
+    mapped: Any = np.load(folder / f"{name}.npy", mmap_mode="c")
+    return torch.from_numpy(mapped)

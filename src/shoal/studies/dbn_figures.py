@@ -1,0 +1,191 @@
+"""What a net took on so many cores, row by row: the published figures, our claims and charts (Ma 2014)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from shoal.report.findings import Chart, Claim, Heading, Line, Table
+from shoal.studies.belief_stages import Net
+from shoal.studies.study import time_to
+
+Row = Mapping[str, Any]
+FIXED_NODES, FIXED_TASKS, SERVER, REAL = "2 nodes", "2 tasks a node", "one server", "processes"
+PUBLISHED = {
+    FIXED_NODES: {
+        4: (1413, 3.1552),
+        8: (674, 6.6152),
+        12: (405, 11.0152),
+        16: (314, 14.2152),
+        20: (318, 14.0152),
+        24: (342, 13.0152),
+        28: (428, 10.4152),
+        32: (741, 6.0152),
+    },
+    FIXED_TASKS: {
+        4: (1411, 3.1552),
+        8: (728, 6.1254),
+        12: (438, 10.1854),
+        16: (337, 13.2054),
+        20: (337, 13.2054),
+        24: (365, 12.2054),
+        28: (474, 9.4054),
+        32: (856, 5.2054),
+    },
+}
+"""Cores -> seconds until the accuracy was above 90 %, and the speed-up."""
+
+AIMS = {16: 14.2, 32: 20.0}  # cores -> speed-up: the paper's best, and no collapse after it
+MOST_WORSE = 1.25  # times the reconstruction error of one worker that pretraining on many may end with
+HEADINGS = (
+    Heading("cores", "cores", 0),
+    Heading("place", "nodes x tasks"),
+    Heading("pretraining", "layers s"),
+    Heading("finetuning", "tuning s", 3),
+    Heading("seconds", "sum s"),
+    Heading("speed_up", "speed-up", 1),
+    Heading("paper_speed_up", "paper's", 1),
+    Heading("paper_seconds", "paper's s", 0),
+    Heading("finetuning_speed_up", "tuning alone", 1),
+    Heading("reconstruction", "error", 1),
+    Heading("clock", "clock"),
+)
+
+
+def tabulate(
+    table: str, place: tuple[int, int], net: Net | None, accuracy: float, clock: str
+) -> dict[str, Any]:
+    """The row of one net on so many nodes with so many tasks each.
+
+    Without a net there are no figures; where it never came so far, no times.
+    """
+    cores = place[0] * place[1]
+    paper = PUBLISHED.get(table, {}).get(cores, (None, None))
+    beside = f"{place[0]} x {place[1]}"
+    line = {"table": table, "cores": cores, "place": beside, "clock": clock}
+    line |= {"paper_seconds": paper[0], "paper_speed_up": paper[1]}
+    if net is None:
+        keys = ("pretraining", "finetuning", "seconds", "reconstruction")
+        return {**line, **dict.fromkeys(keys)}
+    finetuning = time_to(accuracy, net.finetuning.curve)
+    return {
+        **line,
+        "pretraining": net.pretraining_seconds,
+        "finetuning": finetuning,
+        "seconds": None if finetuning is None else net.pretraining_seconds + finetuning,
+        "reconstruction": net.reconstruction,
+    }
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with their speed-ups over the first, which is one worker."""
+    for key, whole in (("speed_up", "seconds"), ("finetuning_speed_up", "finetuning")):
+        for line in rows:
+            line[key] = rows[0][whole] / line[whole] if rows[0][whole] and line[whole] else None
+    return rows
+
+
+def of_table(rows: Sequence[Row], table: str) -> dict[int, Row]:
+    """The rows of one table by their cores."""
+    return {row["cores"]: row for row in rows if row["table"] == table}
+
+
+def tables(rows: Sequence[Row], ours: str) -> Iterator[Table]:
+    """One for each set of rows that there is."""
+    titles = {
+        FIXED_NODES: f"2 nodes: {ours}",
+        FIXED_TASKS: f"2 tasks a node: {ours}",
+        SERVER: "The paper's way, asynchronous SGD through one server: 2 nodes",
+        REAL: f"Processes on this machine, a thread each: {ours}",
+    }
+    for table, title in titles.items():
+        own = list(of_table(rows, table).values())
+        if own:
+            empty = {
+                key for key in ("paper_seconds", "paper_speed_up") if all(row[key] is None for row in own)
+            }
+            yield Table(title, [heading for heading in HEADINGS if heading.key not in empty], own)
+
+
+def claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    """Our aims and what the paper saw, of the tables that there are."""
+    nodes, tasks = of_table(rows, FIXED_NODES), of_table(rows, FIXED_TASKS)
+    for table, own in ((FIXED_NODES, nodes), (FIXED_TASKS, tasks)):
+        for cores, aim in AIMS.items():
+            if cores in own:
+                yield enough(table, own[cores], aim)
+        if own:
+            yield no_collapse(table, own)
+    if nodes and tasks:
+        yield dearer_between(nodes, tasks)
+        yield as_well_pretrained(nodes)
+    if server := of_table(rows, SERVER):
+        yield held_up(server, nodes)
+    if real := of_table(rows, REAL):
+        yield no_collapse(REAL, real)
+
+
+def enough(table: str, row: Row, aim: float) -> Claim:
+    """Whether the speed-up is that aimed at."""
+    said = times(row["speed_up"])
+    sentence = f"{table}: {said} times as fast on {row['cores']} cores (aim {aim:g}"
+    sentence += f", paper {row['paper_speed_up']:.1f})" if row["paper_speed_up"] else ")"
+    return Claim(sentence, (row["speed_up"] or 0.0) >= aim)
+
+
+def no_collapse(table: str, own: Mapping[int, Row]) -> Claim:
+    """Whether the most cores are the fastest; in the paper 16 are."""
+    said = ", ".join(f"{times(row['speed_up'])} on {cores}" for cores, row in own.items())
+    best = max(own.values(), key=lambda row: row["speed_up"] or 0.0)
+    return Claim(f"{table}: the more cores, the faster, to the last: {said}", best is own[max(own)])
+
+
+def dearer_between(nodes: Mapping[int, Row], tasks: Mapping[int, Row]) -> Claim:
+    """Whether the same cores are faster where more of them share a node."""
+    both = [(nodes[cores], tasks[cores]) for cores in nodes if cores in tasks and cores > 4]
+    ratios = [b["seconds"] / a["seconds"] for a, b in both if a["seconds"] and b["seconds"]]
+    said = f"{min(ratios):.2f} to {max(ratios):.2f} times as long" if ratios else "not seen"
+    sentence = f"talking between nodes costs more than within: with 2 tasks a node it takes {said}"
+    return Claim(sentence, bool(ratios) and len(ratios) == len(both) and min(ratios) > 1)
+
+
+def as_well_pretrained(own: Mapping[int, Row]) -> Claim:
+    """Whether pretraining on many is about as good as on one, though it takes the same work."""
+    errors = [row["reconstruction"] or float("inf") for row in own.values()]
+    ratio = max(errors) / errors[0]
+    return Claim(
+        f"pretraining is as good on many cores: an error of at most {ratio:.2f} times one worker's "
+        f"(aim {MOST_WORSE:g})",
+        ratio <= MOST_WORSE,
+    )
+
+
+def held_up(server: Mapping[int, Row], ours: Mapping[int, Row]) -> Claim:
+    """Whether the paper's way falls behind on the most cores, as it did there."""
+    last = max(server)
+    row, other = server[last], ours[last]["speed_up"] if last in ours else None
+    return Claim(
+        f"one server holds {last} cores up: {times(row['speed_up'])} times as fast, {times(other)} without",
+        other is not None and (row["speed_up"] or 0.0) < other / 2,
+    )
+
+
+def times(value: float | None) -> str:
+    """A speed-up in words."""
+    return "never" if value is None else f"{value:.1f}"
+
+
+def charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """Speed-up and time over cores; the paper's are dashed."""
+    for key, title, y in (("speed_up", "Speed-up", "times one worker"), ("seconds", "Time", "seconds")):
+        lines = []
+        for table in (FIXED_NODES, FIXED_TASKS, SERVER, REAL):
+            own = of_table(rows, table).values()
+            lines.append(Line(table, points(own, key)))
+            lines.append(Line(f"{table}, paper", points(own, f"paper_{key}"), published=True))
+        yield Chart(title, "cores", y, [line for line in lines if line.points], log_y=key == "seconds")
+
+
+def points(own: Iterable[Row], key: str) -> list[tuple[float, float]]:
+    """What is known of a column, over cores."""
+    return [(row["cores"], row[key]) for row in own if row[key] is not None]
