@@ -51,8 +51,8 @@ from torch.nn import functional as F
 import shoal
 from shoal.codecs import CODECS
 from shoal.core.strategy import Strategy
-from shoal.launch.control import leave_with_parent
 from shoal.evaluation import evaluate
+from shoal.launch.control import leave_with_parent
 from shoal.modules import Batches
 from shoal.report.units import bytes_text, ratio_text, seconds_text
 from shoal.sim import Network

@@ -85,7 +85,8 @@ def main() -> None:
             on_progress=Shown(progress, args.workers),
         )
         net.fit(data.x, data.y, data.test_x, data.test_y)
-    print(f"test error {100 - 100 * net.score(data.test_x, data.test_y):.2f} %")
+    if args.finetune:
+        print(f"test error {100 - 100 * net.score(data.test_x, data.test_y):.2f} %")
     if args.report:
         stages = {stage.name: stage.record() for stage in net.stages_}
         filters = net.net_.weights()["layer1.weight"].view(-1, 28, 28)

@@ -333,7 +333,8 @@ class Labelled:
     def data(self) -> Data:
         """As data."""
         x, y, test_y = (torch.from_numpy(a) for a in (self.rows.x, self.y, self.test_y))
-        return Data(x, y, torch.from_numpy(self.rows.test_x)[: len(test_y)], test_y)
+        test_x = torch.from_numpy(self.rows.test_x)
+        return Data(x, y, test_x if len(test_y) else test_x[:0], test_y)
 
 
 def unrolled(

@@ -102,7 +102,7 @@ def put_together(
     """The result of a run, and how good it was along the way, from what its holders have left."""
     model = modules[0]
     if strategy.independent:
-        model = EnsembleModel(modules, classes=data.y.ndim == 1 and not data.y.is_floating_point())
+        model = EnsembleModel(modules, classes=not data.y.is_floating_point())
     return model, score(join_slices(copies, strategy.independent), model, task, data)
 
 

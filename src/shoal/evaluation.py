@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from shoal.core.task import UNLABELLED, Data, Task
 
+ROWS = 1000  # tested together
+
 
 @dataclass(frozen=True)
 class Score:
@@ -26,20 +28,22 @@ def evaluate(model: nn.Module, task: Task, data: Data) -> Score:
         return Score(float("nan"), None, {})
     was_training = model.training
     model.eval()
-    parts = zip(torch.split(data.test_x, 1000), torch.split(data.test_y, 1000), strict=True)
-    tested = [(model(x), y) for x, y in parts]
+    kept, loss, right, counted, classes = [], 0.0, 0, 0, False
+    for x, y in zip(torch.split(data.test_x, ROWS), torch.split(data.test_y, ROWS), strict=True):
+        out = model(x)
+        classes = _is_classes(out, y)
+        count = int((y != UNLABELLED).sum()) if classes else len(y)
+        if count:
+            loss += float(task.loss(out, y)) * count
+            right += int((out.argmax(dim=-1) == y).sum()) if classes else 0
+            counted += count
+        if task.metrics:
+            kept.append(out)
     model.train(was_training)
-    counts = [int((y != UNLABELLED).sum()) if _is_classes(out, y) else len(y) for out, y in tested]
-    losses = [float(task.loss(out, y)) * count for (out, y), count in zip(tested, counts, strict=True)]
-    right = None
-    if _is_classes(*tested[0]):
-        right = sum(int((out.argmax(dim=-1) == y).sum()) for out, y in tested)
-    outputs, labels = torch.cat([out for out, _ in tested]), data.test_y
-    return Score(
-        sum(losses) / sum(counts),
-        None if right is None else 100.0 * right / sum(counts),
-        {name: metric(outputs, labels) for name, metric in task.metrics.items()},
-    )
+    if not counted:
+        return Score(float("nan"), None, {})
+    metrics = {name: metric(torch.cat(kept), data.test_y) for name, metric in task.metrics.items()}
+    return Score(loss / counted, 100.0 * right / counted if classes else None, metrics)
 
 
 def _is_classes(out: Tensor, y: Tensor) -> bool:

@@ -273,14 +273,26 @@ class ModuleReplica:
     @contextmanager
     def _own_noise(self) -> Iterator[None]:
         """Layers such as dropout draw from their device's global stream: lend them this replica's own."""
-        drawn = torch.cuda if self.x.is_cuda else torch.random
-        outer = drawn.get_rng_state()
-        drawn.set_rng_state(self._noise)
+        outer = get_noise(self.x.device)
+        set_noise(self.x.device, self._noise)
         try:
             yield
         finally:
-            self._noise = drawn.get_rng_state()
-            drawn.set_rng_state(outer)
+            self._noise = get_noise(self.x.device)
+            set_noise(self.x.device, outer)
+
+
+def get_noise(device: torch.device) -> Tensor:
+    """Where a device's global stream of random numbers stands."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_noise(device: torch.device, state: Tensor) -> None:
+    """Have it go on from there."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def reset_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -361,7 +373,7 @@ class EnsembleModel(nn.Module):
         outputs = torch.stack([member(x) for member in self.members])
         if not self.classes:
             return outputs.mean(dim=0)
-        return outputs.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(self.members))
+        return outputs.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(self.members))
 
 
 def module_of(node: Node, other: nn.Module) -> nn.Module:

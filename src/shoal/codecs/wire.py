@@ -35,7 +35,8 @@ def seal(code: int, elements: int, count: int, *bodies: Tensor) -> Payload:
     device = bodies[-1].device if bodies else None
     header = torch.tensor(numbers(code, elements, count, *bodies)).to(device, non_blocking=True)
     for held in _held(bodies):
-        header[3:].add_(held.to(header.device, non_blocking=True))
+        # to the processor it must wait: what is added there would be added before it has come
+        header[3:].add_(held.to(header.device, non_blocking=header.is_cuda))
     return header.view(torch.uint8), *bodies
 
 

@@ -45,8 +45,8 @@ class Task:
     `model` may draw its initial weights from torch's global generator: it is called with that
     generator seeded alike in every process. `optimizer` is called as `optimizer(parameters, lr=lr)`.
     `batch` samples a worker and step, at first: `growth` says how it grows. `augment` changes the inputs of a
-    batch before they are learnt from; it may draw from the global generator, which is lent for it. `metrics`
-    are figures of the test set by name, beside loss and accuracy.
+    batch before they are learnt from; it may draw from their device's generator, which is lent for it.
+    `metrics` are figures of the test set by name, beside loss and accuracy.
     `imports` names modules that are slow to load: they are loaded once, not once in every process.
     """
 
@@ -59,7 +59,7 @@ class Task:
     batch: int = 64
     growth: Growth = field(default_factory=Growth)
     augment: Callable[[Tensor], Tensor] | None = None
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict, hash=False)
     about: str = field(default="", compare=False)
     imports: tuple[str, ...] = field(default=(), compare=False)
 

@@ -1,7 +1,7 @@
 """Branches: a network with several inputs, each of which goes through the same encoder at its own place.
 
-The places are devices (`BranchModel`, in one process) or workers (`propagate`, a process each). Either way each
-place has a copy of the encoder's weights, and the gradients of all copies are added up.
+The places are devices (`BranchModel`, in one process) or workers (`propagate`, a process each). Either way
+each place has a copy of the encoder's weights, and the gradients of all copies are added up.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ def decode(model: Acoustic, frames: Tensor, lengths: Tensor, chunks: Chunks, hop
     for (row, span), core in zip(cuts, cores, strict=True):
         total[row, span.first : span.last] += core
         times[row, span.first : span.last] += 1
-    return torch.where(times > 0, total / times, 1.0).log()
+    least = torch.finfo(total.dtype).tiny  # a posterior that came to nothing must not cost for ever
+    return torch.where(times > 0, total / times, 1.0).clamp(min=least).log()
 
 
 def read(model: Acoustic, frames: Tensor, cuts: Sequence[tuple[int, Span]]) -> Iterator[Tensor]:

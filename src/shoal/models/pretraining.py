@@ -90,7 +90,9 @@ class Pretraining:
     ) -> Task:
         """Train an RBM on the inputs of `data`; its test set is what the monitors look at."""
         return Task(
-            name=self.name(visible, hidden),
+            name=self.name(visible, hidden)
+            + (", shared bias" if visible_bias is not None else "")
+            + (", drawn inputs" if augment is not None else ""),
             model=partial(_build, self, visible, hidden, visible_bias),
             data=partial(monitored, data),
             loss=contrast,

@@ -150,7 +150,8 @@ class RBM(nn.Module):
         v = v.round()
         units = self.visible_bias.numel()
         rows = v.reshape(-1, units)
-        j = torch.arange(len(rows), device=v.device) % units
+        j = torch.arange(len(v), device=v.device) % units
+        j = j.repeat_interleave(len(rows) // max(1, len(v)))  # what stands beside each other flips the same
         change = (1 - 2 * rows.gather(1, j[:, None]))[:, 0]  # what is added to v_j
         received = self.hidden_input(rows)
         flipped = received + change[:, None] * self.weight.t()[j]

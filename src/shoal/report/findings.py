@@ -184,10 +184,10 @@ def _chart(chart: Chart) -> str:
 
 def _styles(lines: Sequence[Line]) -> list[int]:
     """Colours in turn for our lines and again for the published ones, which are dashed."""
-    counts = {True: COLOURS, False: 0}
+    counts = {True: 0, False: 0}
     styles = []
     for line in lines:
-        styles.append(counts[line.published])
+        styles.append(counts[line.published] % COLOURS + COLOURS * line.published)
         counts[line.published] += 1
     return styles
 

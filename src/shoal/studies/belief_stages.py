@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.belief import Array, Rows, matrix, unrolled
+from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.models.belief import BeliefNet
 from shoal.models.pretraining import Momentum, Pretraining
@@ -22,13 +23,16 @@ from shoal.result import Result
 MONITORED = 500  # test rows by which pretraining is looked at
 LIKELIEST = 0.99  # no unit is taken to be on, or off, more often than this
 
-Runner = Callable[[str, Task, int], Result]
-"""Makes one run: its name, its task and how many epochs."""
+Runner = Callable[[str, Task, Strategy, int], Result]
+"""Makes the run of a stage: its name, its task, how workers are kept together, and how many epochs."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What each worker does. `labelled` rows are what fine-tuning may see, each of them once."""
+
+    strategy: Strategy
+    finetune_strategy: Strategy
 
     layers: tuple[int, ...]
     epochs: int  # of pretraining, each layer
@@ -44,7 +48,7 @@ class Recipe:
 class Net:
     """What came of all stages."""
 
-    layers: list[Result]
+    layers: Sequence[Result]
     finetuning: Result
 
     @property
@@ -56,6 +60,18 @@ class Net:
     def reconstruction(self) -> float:
         """The reconstruction error of the first layer: those above are about other inputs in every net."""
         return self.layers[0].metrics["reconstruction error"]
+
+    def timed(self, recipe: Recipe, run: Runner) -> Net:
+        """The same net by other clocks: runs that send as much as often, and compute nothing.
+
+        For strategies whose numbers do not depend on who is late, that is what the net would have taken.
+        """
+        layers = [
+            on_the_clock(result, run(f"layer {level}", clockwork(result), recipe.strategy, recipe.epochs))
+            for level, result in enumerate(self.layers, start=1)
+        ]
+        last = run("fine-tuning", clockwork(self.finetuning), recipe.finetune_strategy, 1)
+        return Net(layers, on_the_clock(self.finetuning, last))
 
 
 class Examples:
@@ -79,12 +95,14 @@ class Examples:
             if level > 1:  # one folder for all levels above the first: the one before is not needed again
                 rows, folder = rows.through(rbms[-1], "cpu"), self.folder / "above"
                 save(folder, x=rows.x, test_x=rows.test_x)
-            results.append(run(f"layer {level}", pretraining(recipe, rows, folder, hidden), recipe.epochs))
+            task = pretraining(recipe, rows, folder, hidden)
+            results.append(run(f"layer {level}", task, recipe.strategy, recipe.epochs))
             model = results[-1].model
             if not isinstance(model, RBM):
                 raise ValueError(f"{results[-1].strategy} ends with several models, not one; take 'local'")
             rbms.append(model.cpu().eval())
-        return Net(results, run("fine-tuning", self.finetuning(recipe, BeliefNet(rbms)), 1))
+        task = self.finetuning(recipe, BeliefNet(rbms))
+        return Net(results, run("fine-tuning", task, recipe.finetune_strategy, 1))
 
     def finetuning(self, recipe: Recipe, net: BeliefNet) -> Task:
         """The stack as a perceptron."""
@@ -108,6 +126,51 @@ def pretraining(recipe: Recipe, rows: Rows, folder: Path, hidden: int) -> Task:
     )
     bias = tuple(np.log(often / (1 - often)).tolist())
     return settings.task(rows.x.shape[1], hidden, partial(open_rows, folder), bias)
+
+
+# -- clocks ---------------------------------------------------------------------------------------------
+
+
+class Clockwork(nn.Module):
+    """So many parameters, whose gradient is nought."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(parameters))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return 0.0 * self.x[:1] * rows
+
+
+def nought(out: Tensor, _: Tensor) -> Tensor:
+    """The loss of a clockwork."""
+    return out.sum()
+
+
+def blank(rows: int) -> Data:
+    """So many rows of nothing."""
+    x, y = torch.zeros(rows, 1), torch.zeros(rows)
+    return Data(x, y, x[:1], y[:1])
+
+
+def clockwork(result: Result) -> Task:
+    """A task as large as that of a run, with as many steps, that computes nothing."""
+    rows = result.samples // result.config["epochs"]
+    return Task(
+        name=f"clockwork of {result.task}",
+        model=partial(Clockwork, result.parameters),
+        data=partial(blank, rows),
+        loss=nought,
+        batch=result.config["batch"],
+    )
+
+
+def on_the_clock(result: Result, clock: Result) -> Result:
+    """What a run came to, at the times of another that took the same steps."""
+    points = [
+        {**point, "seconds": other["seconds"]} for point, other in zip(result.curve, clock.curve, strict=True)
+    ]
+    return replace(result, seconds=clock.seconds, curve=points)
 
 
 # -- files ----------------------------------------------------------------------------------------------

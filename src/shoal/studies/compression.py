@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
 from shoal.codecs import CODECS
@@ -14,7 +14,7 @@ from shoal.result import Result
 from shoal.sim import Network
 from shoal.strategies.sync import Sync
 from shoal.studies.calibration import measure_step
-from shoal.studies.study import Lab, Study
+from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread
 from shoal.tasks import TASKS
 
 
@@ -29,12 +29,12 @@ class Published(NamedTuple):
 
 PUBLISHED = (
     Published("fp16", "half the bytes", 0.5),
-    Published("one_bit", "a bit and two means a column; no loss with feedback", 0.5),
-    Published("ternary", "16 to 20 times less; no loss to 2 points", 1.0),
-    Published("qsgd", "4 bits or less; no loss", 0.5),
+    Published("one_bit", "a bit and two means a column; little is lost", 0.5),
+    Published("ternary", "16 times less, 20 at best", 1.0),
+    Published("qsgd", "unbiased, of a few bits", 0.5),
     Published("low_rank:rank=2", "on par with SGD", 0.5),
-    Published("threshold", "278 times less, 834 with coded gaps", 1.0),
-    Published("top_k:density=0.001", "1,000 values of a million", None),
+    Published("threshold", "278 times less, and 3 times more with coded gaps", 1.0),
+    Published("top_k:density=0.001", "–", None),
     Published("dgc:density=0.001,warmup=10", "270 to 600 times less; no loss", 0.5, 0.3),
     Published("top_k:density=0.001,feedback=none", "the control: what is left out is lost", None),
 )
@@ -65,6 +65,9 @@ class Compression(Study):
     seeds: int = 3
     network: str = "100Mbit,1ms"
 
+    def __post_init__(self) -> None:
+        check_seeds(self.seeds)
+
     def run(self, lab: Lab) -> Findings:
         task = TASKS.make(self.task)
         lab.say("measuring a step")
@@ -84,6 +87,7 @@ class Compression(Study):
             claims=list(claims(rows)),
             remarks=[
                 f"Without a codec: {accuracies(dense)} % right. Changes are means over {self.seeds} seeds.",
+                "dgc brings momentum, which the others do without, and takes three tenths of their rate.",
                 "Bytes are those of what was compressed; encoding and decoding take no virtual time.",
             ],
             settings={**asdict(self), "step_seconds": compute.mean},
@@ -101,7 +105,8 @@ class Compression(Study):
 def accuracies(runs: list[Result]) -> str:
     """Mean and spread of the test accuracy, in words."""
     reached = [_accuracy(run) for run in runs]
-    return f"{fmean(reached):.2f} ± {pstdev(reached):.2f}"
+    mean, spread = mean_and_spread(reached)
+    return f"{mean:.2f} ± {spread:.2f}"
 
 
 def _accuracy(run: Result) -> float:
@@ -118,7 +123,7 @@ def row(published: Published, runs: list[Result], dense: list[Result]) -> dict[s
     return {
         "codec": published.codec,
         "ratio": plain / coded if coded else None,
-        "change": (fmean(changes), pstdev(changes)),
+        "change": mean_and_spread(changes),
         "speed_up": fmean(run.seconds for run in dense) / fmean(run.seconds for run in runs),
         "says": published.says,
         "allowed": published.allowed,

@@ -36,7 +36,6 @@ PUBLISHED = {
 """Cores -> seconds until the accuracy was above 90 %, and the speed-up."""
 
 AIMS = {16: 14.2, 32: 20.0}  # cores -> speed-up: the paper's best, and no collapse after it
-MOST_WORSE = 1.25  # times the reconstruction error of one worker that pretraining on many may end with
 HEADINGS = (
     Heading("cores", "cores", 0),
     Heading("place", "nodes x tasks"),
@@ -118,7 +117,6 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim]:
             yield no_collapse(table, own)
     if nodes and tasks:
         yield dearer_between(nodes, tasks)
-        yield as_well_pretrained(nodes)
     if server := of_table(rows, SERVER):
         yield held_up(server, nodes)
     if real := of_table(rows, REAL):
@@ -147,17 +145,6 @@ def dearer_between(nodes: Mapping[int, Row], tasks: Mapping[int, Row]) -> Claim:
     said = f"{min(ratios):.2f} to {max(ratios):.2f} times as long" if ratios else "not seen"
     sentence = f"talking between nodes costs more than within: with 2 tasks a node it takes {said}"
     return Claim(sentence, bool(ratios) and len(ratios) == len(both) and min(ratios) > 1)
-
-
-def as_well_pretrained(own: Mapping[int, Row]) -> Claim:
-    """Whether pretraining on many is about as good as on one, though it takes the same work."""
-    errors = [row["reconstruction"] or float("inf") for row in own.values()]
-    ratio = max(errors) / errors[0]
-    return Claim(
-        f"pretraining is as good on many cores: an error of at most {ratio:.2f} times one worker's "
-        f"(aim {MOST_WORSE:g})",
-        ratio <= MOST_WORSE,
-    )
 
 
 def held_up(server: Mapping[int, Row], ours: Mapping[int, Row]) -> Claim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, ClassVar
 
 from shoal.core.strategy import Strategy
@@ -15,7 +15,7 @@ from shoal.sim import Network
 from shoal.strategies.downpour import Downpour
 from shoal.strategies.single import Single
 from shoal.studies.calibration import measure_step
-from shoal.studies.study import Lab, Study, time_to
+from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, time_to
 from shoal.tasks import TASKS
 
 HEADINGS = (
@@ -62,6 +62,9 @@ class DownpourTime(Study):
     seeds: int = 3
     network: str = "50us"  # as wide as need be: the paper has as many shards as keep up
 
+    def __post_init__(self) -> None:
+        check_seeds(self.seeds)
+
     def run(self, lab: Lab) -> Findings:
         task = replace(TASKS.make(self.task), batch=self.batch, lr=self.lr)
         lab.say("measuring a step")
@@ -79,6 +82,8 @@ class DownpourTime(Study):
             remarks=[
                 f"Virtual time on a measured step of {1e3 * compute.mean:.2f} ms with a jitter of 10 %; the "
                 "numbers are computed in full.",
+                f"SGD and Downpour share the rate {self.lr:g}, as in the paper; Adagrad has rates "
+                "of its own, which were looked for.",
                 "The paper has a figure of hours on a speech network: its order is what is compared.",
             ],
             settings={**asdict(self), "step_seconds": compute.mean},
@@ -112,8 +117,8 @@ def row(method: Method, runs: list[dict[str, Any]], accuracy: float) -> dict[str
     return {
         "method": method.name,
         "replicas": method.replicas,
-        "seconds": (fmean(known), pstdev(known)) if len(known) == len(runs) else None,
-        "accuracy": (fmean(ends), pstdev(ends)),
+        "seconds": mean_and_spread(known) if len(known) == len(runs) else None,
+        "accuracy": mean_and_spread(ends),
         "staleness": fmean(stale) if stale else None,
         "clock": "virtual",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, ClassVar
 
 from shoal.core.errors import Diverged
@@ -13,7 +13,7 @@ from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
 from shoal.sim import Network
 from shoal.strategies.softsync import SoftSync
 from shoal.studies.calibration import measure_step
-from shoal.studies.study import Lab, Study, numbers
+from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, numbers
 from shoal.tasks import TASKS
 
 PUBLISHED = {1: (18.0, 18.0), 15: (90.0, 18.0), 30: (90.0, 18.0)}
@@ -49,6 +49,11 @@ class Staleness(Study):
     lr: float = 0.1
     epochs: int = 1
     seeds: int = 3
+
+    def __post_init__(self) -> None:
+        check_seeds(self.seeds)
+        if max(numbers("n", self.n)) > self.workers:
+            raise ValueError(f"n={self.n!r}: {self.workers} workers give n of at most {self.workers}")
 
     def run(self, lab: Lab) -> Findings:
         task = replace(TASKS.make(self.task), batch=self.batch, lr=self.lr)
@@ -101,9 +106,9 @@ def row(n: int, late: list[float | None], fixed: list[float], divided: list[floa
     return {
         "n": n,
         "staleness": fmean(known) if known else None,
-        "fixed": (fmean(fixed), pstdev(fixed)),
+        "fixed": mean_and_spread(fixed),
         "published_fixed": published[0],
-        "divided": (fmean(divided), pstdev(divided)),
+        "divided": mean_and_spread(divided),
         "published_divided": published[1],
         "clock": "virtual",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any, ClassVar
 
 from shoal.core.strategy import Strategy
@@ -55,6 +56,17 @@ class Lab:
     def say(self, sentence: str) -> None:
         """Show what is being done between runs."""
         self._progress.start(sentence, 0)
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and the standard deviation of what several seeds gave; one seed has no spread."""
+    return fmean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def check_seeds(seeds: int) -> None:
+    """Raise ValueError unless there is a seed."""
+    if seeds < 1:
+        raise ValueError(f"seeds={seeds}: a study needs at least 1 seed")
 
 
 def numbers(option: str, text: str) -> list[int]:

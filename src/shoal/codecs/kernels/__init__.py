@@ -28,7 +28,8 @@ def on_cpu(*tensors: Tensor) -> bool:
 def on_gpu(*tensors: Tensor) -> bool:
     """Whether these can be given to a kernel for a GPU; they must not be empty."""
     fit = all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() and t.numel() for t in tensors)
-    return fit and _has_triton()
+    # kernels start on the current GPU, whose memory it must be
+    return fit and all(t.device.index == torch.cuda.current_device() for t in tensors) and _has_triton()
 
 
 def for_cpu(name: str, block: int, *tensors: Tensor) -> ModuleType | None:
