@@ -64,7 +64,7 @@ def test_its_parameters_are_those_of_its_parts():
     norms = 2 * 2 * w
     block = attention + layer + norms
     total = sizes.symbols * w + sizes.context * w + sizes.layers * block + 2 * w
-    assert count(LanguageModel()) == total == 62_832
+    assert count(LanguageModel()) == total == 29_600
 
 
 def test_the_last_layer_is_the_embedding():
@@ -100,7 +100,7 @@ def test_it_learns_what_follows_what():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(
-        ValueError, match="width=48 cannot be shared among heads=5; take a multiple, such as 50"
+        ValueError, match="width=32 cannot be shared among heads=5; take a multiple, such as 30"
     ):
         Sizes(heads=5)
     with pytest.raises(ValueError, match="layers=0: a language model has at least 1 of them"):

@@ -35,8 +35,7 @@ def seal(code: int, elements: int, count: int, *bodies: Tensor) -> Payload:
     device = bodies[-1].device if bodies else None
     header = torch.tensor(numbers(code, elements, count, *bodies)).to(device, non_blocking=True)
     for held in _held(bodies):
-        # to the processor it must wait: what is added there would be added before it has come
-        header[3:].add_(held.to(header.device, non_blocking=header.is_cuda))
+        header[3:].add_(held.to(header.device, non_blocking=header.is_cuda))  # or it would not be there yet
     return header.view(torch.uint8), *bodies
 
 

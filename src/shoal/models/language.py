@@ -18,8 +18,8 @@ class Sizes:
 
     symbols: int = 65
     context: int = 64  # symbols it sees at most
-    width: int = 48
-    heads: int = 4
+    width: int = 32
+    heads: int = 2
     layers: int = 2
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class Sizes:
 class LanguageModel(nn.Module):
     """Scores of the next symbol at every place of a sequence; no place sees those after it.
 
-    The symbols' embeddings are also the rows of the last layer. With the default sizes there are 62,832
+    The symbols' embeddings are also the rows of the last layer. With the default sizes there are 29,600
     parameters.
     """
 

@@ -34,7 +34,7 @@ def shakespeare() -> Task:
         loss=sequence_loss,
         optimizer=adamw,
         lr=0.003,
-        batch=2,
+        batch=16,
         metrics={"bits a character": bits},
         about="the next character of Shakespeare (tinyshakespeare), 64 at a time; transformer, AdamW",
     )
