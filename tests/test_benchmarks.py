@@ -81,7 +81,7 @@ def test_codecs_prints_a_share_of_a_copy_for_each_codec():
     figures = last_line(
         "codecs.py", "--elements", "300000", "--rounds", "2", "--codecs", "bf16,one_bit,ternary"
     )
-    assert figures.keys() == {"bf16", "one_bit", "ternary", "ternary_none"}
+    assert figures.keys() == {"bf16", "one_bit", "one_bit_none", "ternary", "ternary_none"}
 
 
 def test_chunks_prints_two_frame_errors_and_a_ratio():
