@@ -113,7 +113,7 @@ def test_monitors_are_means_of_what_the_rbm_measures():
 def test_a_layer_is_a_task_whose_name_says_what_must_not_change():
     settings = Pretraining(steps=3, chains=20, units="gaussian")
     task = settings.task(4, 2, pictures, visible_bias=(1.0, 2.0, 3.0, 4.0))
-    assert task.name == "rbm 4-2, gaussian units, v / sigma, pcd-3 with 20 chains, probability"
+    assert task.name == "rbm 4-2, gaussian units, v / sigma, pcd-3 with 20 chains, probability, shared bias"
     rbm = task.model()
     assert rbm.visible_bias.tolist() == [1.0, 2.0, 3.0, 4.0] and rbm.fantasies.shape == (20, 4)
     assert Pretraining().name(4, 2) == "rbm 4-2, cd-1, probability"

@@ -153,7 +153,7 @@ def held_up(server: Mapping[int, Row], ours: Mapping[int, Row]) -> Claim:
     row, other = server[last], ours[last]["speed_up"] if last in ours else None
     return Claim(
         f"one server holds {last} cores up: {times(row['speed_up'])} times as fast, {times(other)} without",
-        other is not None and (row["speed_up"] or 0.0) < other / 2,
+        row["speed_up"] is not None and other is not None and row["speed_up"] < other / 2,
     )
 
 
