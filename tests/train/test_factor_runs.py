@@ -54,6 +54,21 @@ class Watched(Strategy):
             w.descend(g)
 
 
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(784, 10))
+
+    def forward(self, x):
+        return x @ self.by
+
+
+def test_a_model_without_fully_connected_layers_is_refused():
+    with pytest.raises(ValueError, match=r"nn\.Linear.*take 'none'"):
+        shoal.run(replace(TASK, model=Scales), "sync", workers=2, transport="sim", codec="factors")
+    shoal.run(replace(TASK, model=Scales), "sync", workers=1, transport="sim", codec="factors")
+
+
 def averages(codec, task=TASK, **options):
     strategy = Watched(**options)
     result = shoal.run(task, strategy, workers=3, transport="sim", codec=codec)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -54,6 +53,11 @@ class FactorsMean:
         """Have a worker's replica keep what its gradients are made of."""
         if node.size > 1 and isinstance(node.replica, Records):
             node.replica.record()
+            if not node.replica.recorded:
+                raise ValueError(
+                    "codec 'factors' is for fully connected layers (nn.Linear), which this model has none of; "
+                    "take 'none', or a codec that loses something, as 'low_rank'"
+                )
 
     async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
@@ -166,8 +170,6 @@ async def heard(node: Node, src: int, layers: int) -> Word:
     terms = expect(m.parts, (torch.int64, layers))[0].tolist()
     if min(terms) < UNKNOWN:
         raise WireError(f"worker {src} says that it has {min(terms)} rows of factors; 0 is the least")
-    if not (isfinite(m.count) and m.count >= 0):
-        raise WireError(f"worker {src} gives its factors a weight of {m.count}; it is to be 0 or more")
     return Word(terms, m.count)
 
 

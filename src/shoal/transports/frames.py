@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -134,6 +135,8 @@ def decode(header: bytes | bytearray | memoryview, limit_bytes: int) -> tuple[Me
         raise WireError(f"the peer speaks version {layout} of the protocol, this node version {VERSION}")
     if src < 0:
         raise WireError(f"a message claims to come from node {src}")
+    if not 0 <= count < inf:
+        raise WireError(f"a message of node {src} has {count} samples behind it")
     shapes = _unpack_shapes(parts, slots)
     nbytes = sum(dtype.itemsize * elements for dtype, elements in shapes)
     if nbytes > limit_bytes:
