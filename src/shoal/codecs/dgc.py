@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.momentum import pushed
-from shoal.codecs.pairs import pair_bits, seal_pairs, unseal_pairs
+from shoal.codecs.pairs import Pairs, seal_pairs
 from shoal.codecs.selection import check_density, how_many
 from shoal.codecs.sparse import Sparse
 from shoal.core.codec import Codec, Payload, State
-from shoal.core.sparse import SparseCodec, SparseVector
 
 VELOCITY, WAITING, STEP = "velocity", "waiting", "step"  # u and v of the paper, and how many were encoded
 STAGES = 4  # of the warm-up: 25, 6.25, 1.56 and 0.39 percent travel
 
 
 @dataclass(frozen=True)
-class DGC(SparseCodec):
+class DGC(Pairs):
     """Adds gradients up with momentum at the sender, and sends the largest of the sums that wait there.
 
     What has been sent starts anew, and with masking its momentum too. The momentum is here: whoever receives
@@ -67,12 +66,6 @@ class DGC(SparseCodec):
             vector.index_fill_(0, positions, 0)
         state = {**state, STEP: state[STEP] + 1}
         return seal_pairs(self.code, v.numel(), positions, values), state
-
-    def bits(self, share: float, itemsize: int) -> float:
-        return pair_bits(share, itemsize)
-
-    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
-        return unseal_pairs(payload, self.code, elements, dtype)
 
     def _density(self, step: int) -> float:
         stage = step // self.warmup if self.warmup else STAGES

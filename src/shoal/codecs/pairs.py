@@ -13,7 +13,7 @@ from shoal.codecs import gaps
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Payload, expect
 from shoal.core.errors import WireError
-from shoal.core.sparse import SparseVector
+from shoal.core.sparse import SparseCodec, SparseVector
 
 MANY = 1 << 40  # elements: any share of them is a whole number of them, but for what does not matter
 
@@ -37,9 +37,14 @@ def unseal_pairs(payload: Payload, code: int, elements: int, dtype: torch.dtype)
     return SparseVector(elements, values.flatten(), positions)
 
 
-def pair_bits(share: float, itemsize: int) -> float:
-    """How many bits a pair takes on average."""
-    return 8 * itemsize + position_bits(share)
+class Pairs(SparseCodec):
+    """A codec whose payloads are such pairs."""
+
+    def bits(self, share: float, itemsize: int) -> float:
+        return 8 * itemsize + position_bits(share)
+
+    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
+        return unseal_pairs(payload, self.code, elements, dtype)
 
 
 def position_bits(share: float) -> float:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from shoal.codecs.pairs import pair_bits, seal_pairs, unseal_pairs
+from shoal.codecs.pairs import Pairs, seal_pairs
 from shoal.codecs.selection import above, check_density
 from shoal.codecs.wire import seal
 from shoal.core.codec import Codec, Payload, State, one_of_feedback
@@ -16,7 +15,7 @@ from shoal.core.sparse import SparseCodec, SparseVector, SparseWire
 
 
 @dataclass(frozen=True)
-class Sparse(SparseWire):
+class Sparse(Pairs, SparseWire):
     """Writes down what is not zero, or the whole vector if that is shorter. Loses nothing but the sign of -0.
 
     This is how sums of sparse vectors travel on: in as many elements as any of them had.
@@ -36,12 +35,6 @@ class Sparse(SparseWire):
         if vector.positions is None:
             return self.encode(vector.values, {})[0]
         return seal_pairs(self.code, vector.elements, vector.positions, vector.values)
-
-    def bits(self, share: float, itemsize: int) -> float:
-        return pair_bits(share, itemsize)
-
-    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
-        return unseal_pairs(payload, self.code, elements, dtype)
 
 
 @dataclass(frozen=True)

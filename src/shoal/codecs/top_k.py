@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from shoal.codecs.pairs import pair_bits, seal_pairs, unseal_pairs
+from shoal.codecs.pairs import Pairs, seal_pairs
 from shoal.codecs.selection import how_many, largest
 from shoal.codecs.sparse import Sparsifier
 from shoal.core.codec import Payload, State
-from shoal.core.sparse import SparseVector
 
 
 @dataclass(frozen=True)
-class TopK(Sparsifier):
+class TopK(Pairs, Sparsifier):
     """Sends the largest magnitudes, exactly, and nothing of the others. With density 1 nothing is lost.
 
     At least one travels; of equal ones those that come first; zeros never. What is not a number counts as
@@ -33,9 +31,3 @@ class TopK(Sparsifier):
         positions, values = largest(rest, how_many(self.density, v.numel()), add=v)
         rest.index_fill_(0, positions, 0)
         return seal_pairs(self.code, v.numel(), positions, values), state
-
-    def bits(self, share: float, itemsize: int) -> float:
-        return pair_bits(share, itemsize)
-
-    def read(self, payload: Payload, elements: int, dtype: torch.dtype) -> SparseVector:
-        return unseal_pairs(payload, self.code, elements, dtype)

@@ -55,8 +55,8 @@ class FactorsMean:
             node.replica.record()
             if not node.replica.recorded:
                 raise ValueError(
-                    "codec 'factors' is for fully connected layers (nn.Linear), which this model has none of; "
-                    "take 'none', or a codec that loses something, as 'low_rank'"
+                    "codec 'factors' is for fully connected layers (nn.Linear), which this model has none "
+                    "of; take 'none', or a codec that loses something, as 'low_rank'"
                 )
 
     async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
