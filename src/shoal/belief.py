@@ -278,12 +278,12 @@ class DBNClassifier(_Learner):
         return BeliefNet(rbms)
 
     def _finetune(self, labelled: Labelled) -> None:
-        sizes = [*self.net_.sizes, len(self.classes_)]
-        weights = {name: w.numpy() for name, w in self.net_.weights().items()}
-        task = Task(
-            name="dbn " + "-".join(map(str, sizes)) + f", dropout {self.dropout:g}, {self.input_dropout:g}",
-            model=partial(unrolled, sizes, self.dropout, self.input_dropout, weights),
-            data=labelled.data,
+        task = finetuning(
+            self.net_,
+            len(self.classes_),
+            labelled.data,
+            self.dropout,
+            self.input_dropout,
             optimizer=Momentum(self.finetune_momentum, decay=self.finetune_decay),
             lr=self.finetune_lr,
             batch=self.finetune_batch,
@@ -344,6 +344,21 @@ def unrolled(
     net = perceptron(sizes, dropout, input_dropout)
     net.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()}, strict=False)
     return net
+
+
+def finetuning(
+    net: BeliefNet,
+    classes: int,
+    data: Callable[[], Data],
+    dropout: float = 0.0,
+    input_dropout: float = 0.0,
+    **settings: Any,
+) -> Task:
+    """The net as a perceptron that learns classes; settings are those of `Task`."""
+    sizes = [*net.sizes, classes]
+    weights = {name: weight.numpy() for name, weight in net.weights().items()}
+    name = "dbn " + "-".join(map(str, sizes)) + f", dropout {dropout:g}, {input_dropout:g}"
+    return Task(name, partial(unrolled, sizes, dropout, input_dropout, weights), data, **settings)
 
 
 def drawn(means: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.belief import Array, Rows, matrix, unrolled
+from shoal.belief import Array, Rows, finetuning, matrix
 from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.models.belief import BeliefNet
@@ -101,21 +101,15 @@ class Examples:
             if not isinstance(model, RBM):
                 raise ValueError(f"{results[-1].strategy} ends with several models, not one; take 'local'")
             rbms.append(model.cpu().eval())
-        task = self.finetuning(recipe, BeliefNet(rbms))
-        return Net(results, run("fine-tuning", task, recipe.finetune_strategy, 1))
-
-    def finetuning(self, recipe: Recipe, net: BeliefNet) -> Task:
-        """The stack as a perceptron."""
-        sizes = [*net.sizes, self.classes]
-        weights = {name: weight.numpy() for name, weight in net.weights().items()}
-        return Task(
-            name="dbn " + "-".join(map(str, sizes)),
-            model=partial(unrolled, sizes, 0.0, 0.0, weights),
-            data=partial(open_labelled, self.folder, recipe.labelled),
+        task = finetuning(
+            BeliefNet(rbms),
+            self.classes,
+            partial(open_labelled, self.folder, recipe.labelled),
             optimizer=Momentum(recipe.finetune_momentum, decay=0.0),
             lr=recipe.finetune_lr,
             batch=recipe.batch,
         )
+        return Net(results, run("fine-tuning", task, recipe.finetune_strategy, 1))
 
 
 def pretraining(recipe: Recipe, rows: Rows, folder: Path, hidden: int) -> Task:
@@ -186,7 +180,8 @@ def save(folder: Path, **arrays: Array) -> None:
 
 def open_rows(folder: Path) -> Data:
     """The inputs alone."""
-    x, test_x = read(folder, "x"), read(folder, "test_x")[:MONITORED]
+    x, test_x = read(folder, "x"), read(folder, "test_x")
+    test_x = test_x[:: max(1, len(test_x) // MONITORED)][:MONITORED]  # from all over
     return Data(x, torch.zeros(len(x)), test_x, torch.zeros(len(test_x)))
 
 
