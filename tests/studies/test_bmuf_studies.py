@@ -197,5 +197,10 @@ def test_both_are_in_the_catalogue() -> None:
         workers="8/16", hidden=None, seeds=1
     )
     assert STUDIES.read("bmuf-time:real=none") == BmufTime(real=None)
-    with pytest.raises(ValueError, match="at least 1 run"):
+    with pytest.raises(ValueError, match="at least 1 seed"):
         BmufWer(seeds=0)
+    for refused in (BmufWer, BmufTime):
+        with pytest.raises(ValueError, match="workers='1': take 2 or more workers"):
+            refused(workers="1")
+    with pytest.raises(ValueError, match="is not a number"):
+        BmufTime(real="two")

@@ -47,6 +47,17 @@ def test_a_run_that_diverged_counts_as_chance(monkeypatch: pytest.MonkeyPatch) -
     assert [record["diverged"] for record in lab.records] == [True, True]
 
 
+def test_other_studies_go_on_without_a_run_that_diverged() -> None:
+    method = Method("Downpour", 20, Single())
+    row = downpour_time.row(method, [None], 20.0)
+    assert row["seconds"] is None and row["accuracy"] is None
+    assert downpour_time.chart([(method, [None])]).lines == []
+    lost = compression.row(PUBLISHED[0], [None], [])
+    assert lost["change"] is None and lost["speed_up"] is None
+    assert [claim.met for claim in compression.claims([lost])] == [False]
+    assert compression.chart([lost]).lines == []
+
+
 def line(n: int, fixed: float, divided: float, late: float) -> dict[str, object]:
     return {"n": n, "fixed": (fixed, 0.0), "divided": (divided, 0.0), "staleness": late}
 

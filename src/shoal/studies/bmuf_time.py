@@ -27,7 +27,7 @@ from shoal.studies.block_momentum import (
     Setting,
 )
 from shoal.studies.calibration import Step, measure_step
-from shoal.studies.study import Lab, Study, numbers
+from shoal.studies.study import Lab, Study, many
 
 Row = Mapping[str, Any]
 REPEATS = 7
@@ -66,6 +66,10 @@ class BmufTime(Study):
     batch: int = 7
     period: int = 2
     network: str = "56Gbit,2us"  # the paper's InfiniBand
+
+    def __post_init__(self) -> None:
+        for option in (self.real, self.workers):
+            places(option)
 
     def run(self, lab: Lab) -> Findings:
         setting = Setting.of(self.task, self.hidden, self.batch, self.period)
@@ -121,8 +125,7 @@ def places(workers: str | None) -> list[tuple[str, int]]:
     """All methods on these numbers of workers, after the single worker."""
     if workers is None:
         return []
-    counts = [count for count in numbers("workers", workers) if count > 1]
-    return [(SINGLE, 1), *((method, count) for method in MERGING for count in counts)]
+    return [(SINGLE, 1), *((method, count) for method in MERGING for count in many("workers", workers))]
 
 
 def validation_seconds(task: Task, data: Data, workers: int, clock: Callable[[], float]) -> float:

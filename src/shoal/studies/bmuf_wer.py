@@ -29,7 +29,7 @@ from shoal.studies.block_momentum import (
     Setting,
 )
 from shoal.studies.calibration import Step, measure_step
-from shoal.studies.study import Lab, Study, numbers
+from shoal.studies.study import Lab, Study, check_seeds, many
 
 Row = Mapping[str, Any]
 Place = tuple[str, int]  # method, workers
@@ -72,11 +72,11 @@ class BmufWer(Study):
     network: str = "56Gbit,2us"  # the paper's InfiniBand
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ValueError(f"seeds={self.seeds}: a figure needs at least 1 run")
+        check_seeds(self.seeds)
+        many("workers", self.workers)
 
     def run(self, lab: Lab) -> Findings:
-        counts = [count for count in numbers("workers", self.workers) if count > 1]
+        counts = many("workers", self.workers)
         setting = Setting.of(self.task, self.hidden, self.batch, self.period)
         lab.say("measuring a step")
         step = measure_step(setting.loaded)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from shoal.core.strategy import Strategy
 from shoal.core.task import Task
@@ -17,6 +17,9 @@ from shoal.strategies.single import Single
 from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, time_to
 from shoal.tasks import TASKS
+
+Record: TypeAlias = "dict[str, Any] | None"
+"""What a run measured; nothing of one whose numbers were no longer finite."""
 
 HEADINGS = (
     Heading("method", "method"),
@@ -97,28 +100,29 @@ class DownpourTime(Study):
             strategy = Downpour(optimizer="adagrad", rate=rate)
             yield Method("Downpour with Adagrad", replicas, strategy)
 
-    def _runs(self, lab: Lab, task: Task, method: Method, **settings: Any) -> list[dict[str, Any]]:
+    def _runs(self, lab: Lab, task: Task, method: Method, **settings: Any) -> list[Record]:
         settings |= {"workers": method.replicas, "epochs": self.epochs, "transport": "sim"}
         if method.strategy.servers:
             settings["servers"] = self.servers
-        records = []
+        records: list[Record] = []
         for seed in range(self.seeds):
             name = f"{method.name}, {method.replicas} replicas, seed {seed}"
-            records.append(lab.run(name, task, method.strategy, seed=seed, **settings).record())
+            result = lab.attempt(name, task, method.strategy, seed=seed, **settings)
+            records.append(None if result is None else result.record())
         return records
 
 
-def row(method: Method, runs: list[dict[str, Any]], accuracy: float) -> dict[str, Any]:
+def row(method: Method, runs: Sequence[Record], accuracy: float) -> dict[str, Any]:
     """One line of the table, from the runs of all seeds; no time where a seed never got there."""
-    times = [time_to(accuracy, run["curve"]) for run in runs]
-    known = [time for time in times if time is not None]
-    ends = [run["test_accuracy"] for run in runs]
-    stale = [run["staleness_mean"] for run in runs if run["staleness_mean"] is not None]
+    finite = [run for run in runs if run is not None]
+    known = [time for run in finite if (time := time_to(accuracy, run["curve"])) is not None]
+    ends = [run["test_accuracy"] for run in finite]
+    stale = [run["staleness_mean"] for run in finite if run["staleness_mean"] is not None]
     return {
         "method": method.name,
         "replicas": method.replicas,
         "seconds": mean_and_spread(known) if len(known) == len(runs) else None,
-        "accuracy": mean_and_spread(ends),
+        "accuracy": mean_and_spread(ends) if len(ends) == len(runs) else None,
         "staleness": fmean(stale) if stale else None,
         "clock": "virtual",
     }
@@ -144,13 +148,14 @@ def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
         yield Claim(sentence, times[0] < times[1])
 
 
-def chart(found: Iterable[tuple[Method, list[dict[str, Any]]]]) -> Chart:
-    """Accuracy over virtual time, of the first seed."""
+def chart(found: Iterable[tuple[Method, Sequence[Record]]]) -> Chart:
+    """Accuracy over virtual time, of the first seed, where it did not diverge."""
     lines = [
         Line(
             f"{method.name}, {method.replicas}",
-            [(p["seconds"], p["test_accuracy"]) for p in runs[0]["curve"] if p["seconds"] > 0],
+            [(p["seconds"], p["test_accuracy"]) for p in first["curve"] if p["seconds"] > 0],
         )
-        for method, runs in found
+        for method, (first, *_) in found
+        if first is not None
     ]
     return Chart("Learning curves of the first seed", "virtual seconds", "test accuracy %", lines)

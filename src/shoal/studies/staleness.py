@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, ClassVar
 
-from shoal.core.errors import Diverged
 from shoal.core.task import Task
 from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
 from shoal.sim import Network
@@ -89,10 +88,8 @@ class Staleness(Study):
         name = f"{n}-softsync, {'rate/staleness' if aware else 'fixed rate'}, seed {seed}"
         settings |= {"workers": self.workers, "epochs": self.epochs, "seed": seed}
         settings |= {"transport": "sim", "network": Network(latency=LATENCY)}
-        try:
-            result = lab.run(name, task, strategy, **settings)
-        except Diverged:
-            lab.keep(name, {"diverged": True})
+        result = lab.attempt(name, task, strategy, **settings)
+        if result is None:
             return CHANCE, None
         if result.test_accuracy is None:
             raise ValueError(f"task={self.task!r} has no classes to be right about; take mnist")

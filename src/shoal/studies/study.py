@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, ClassVar
 
+from shoal.core.errors import Diverged
 from shoal.core.strategy import Strategy
 from shoal.core.task import Task
 from shoal.report import Progress
@@ -48,6 +49,14 @@ class Lab:
         self.keep(name, result.record())
         return result
 
+    def attempt(self, name: str, task: Task, strategy: Strategy, **settings: Any) -> Result | None:
+        """The same, or none where its numbers were no longer finite."""
+        try:
+            return self.run(name, task, strategy, **settings)
+        except Diverged:
+            self.keep(name, {"diverged": True})
+            return None
+
     def keep(self, name: str, figures: dict[str, Any]) -> None:
         """Keep figures that no run of `run` gave."""
         self.records.append({"name": name, **figures})
@@ -75,6 +84,17 @@ def numbers(option: str, text: str) -> list[int]:
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise ValueError(f"{option}={text!r} is not a number, or several with / between, as in 8/16/32")
     return sorted({int(word) for word in words})
+
+
+def many(option: str, text: str) -> list[int]:
+    """The numbers of workers of such an option, which are more than one; raises ValueError if there is none.
+
+    One worker is what all others are compared with, and needs no word.
+    """
+    counts = [count for count in numbers(option, text) if count > 1]
+    if not counts:
+        raise ValueError(f"{option}={text!r}: take 2 or more workers, which are compared with 1")
+    return counts
 
 
 def time_to(accuracy: float, curve: Sequence[Mapping[str, Any]]) -> float | None:
