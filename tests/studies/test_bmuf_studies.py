@@ -169,7 +169,7 @@ def test_times_of_a_small_run_add_up() -> None:
     assert 0 < two["aggregate_share"] < 100
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_real_processes_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bmuf_time, "MERGING", (AVERAGING, NESTEROV))
     table, _ = BmufTime(task="digits", real="2", workers="2", hidden=16, batch=64).run(Lab()).tables

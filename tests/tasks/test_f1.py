@@ -59,7 +59,7 @@ def test_a_run_has_it_beside_loss_and_accuracy():
     assert result.curve[-1]["metrics"] == result.metrics
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_network_reads_digits_after_a_few_hundred(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SHOAL_OFFLINE", "1")
     task = TASKS["mnist-cnn"]()

@@ -204,7 +204,10 @@ def test_sync_equals_torch_ddp_after_50_steps_and_torchrun_is_joined():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [("bmuf", {"period": "8"}), pytest.param("easgd", {}, marks=pytest.mark.soak), ("downpour", {})],
+    [
+        ("bmuf", {"period": "8"}),
+        *(pytest.param(word, {}, marks=pytest.mark.soak) for word in ("easgd", "downpour")),
+    ],
 )
 def test_finish_gives_every_worker_the_trained_model(strategy, options):
     first, second = (

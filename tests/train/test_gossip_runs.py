@@ -25,6 +25,7 @@ GOSSIP = [word for word in STRATEGIES if STRATEGIES[word].survives and not STRAT
 IN_ROUNDS = [GossipGraD(), DPSGD(), SGP(), CHOCO()]  # whoever is how fast, they learn the same
 TRANSPORTS = ["processes", "gloo"]
 MOSTLY = ["processes", pytest.param("gloo", marks=pytest.mark.soak)]  # what differs is tested elsewhere
+FEW = ("gossip", "choco", "strom")  # out of step, in rounds, without a mean
 POINTS = {"gossip": 8}  # of accuracy that it may be behind: it moves two thirds as far
 LOOP = Path(__file__).with_name("uneven_loop.py")
 
@@ -45,7 +46,7 @@ def test_all_are_tested_here():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", MOSTLY)
-@pytest.mark.parametrize("word", GOSSIP)
+@pytest.mark.parametrize("word", [w if w in FEW else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP])
 def test_they_learn_about_as_much_as_synchronous_training(word, transport):
     result = shoal.run("digits", word, workers=4, epochs=10, transport=transport)
     assert result.test_accuracy > synchronous() - POINTS.get(word, 4)

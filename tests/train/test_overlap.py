@@ -11,7 +11,7 @@ LOOP = Path(__file__).with_name("overlapping.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["gloo", "processes"])
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("processes", marks=pytest.mark.soak)])
 def test_a_loop_that_makes_it_hard(transport):
     command = [sys.executable, "-m", "shoal", "run", "-n", "2", "--transport", transport, str(LOOP)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

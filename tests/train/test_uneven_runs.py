@@ -40,7 +40,11 @@ def one_machine():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "transport"),
-    [("sync", "gloo"), pytest.param("sync", "processes", marks=pytest.mark.soak), ("bmuf", "processes")],
+    [
+        ("sync", "gloo"),
+        pytest.param("sync", "processes", marks=pytest.mark.soak),
+        pytest.param("bmuf", "processes", marks=pytest.mark.soak),
+    ],
 )
 def test_all_end_with_the_same_model_and_every_sample_counts(strategy, transport):
     told = run(strategy, transport)
