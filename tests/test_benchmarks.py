@@ -16,14 +16,14 @@ from shoal.tasks.recordings import recordings
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def last_line(script: str, *arguments: str) -> dict[str, float]:
     """What the script says to machines."""
     command = [sys.executable, str(FOLDER / script), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     assert all(isfinite(value) for value in figures.values()), figures
@@ -42,6 +42,7 @@ def test_simulator_prints_its_two_figures():
     assert figures.keys() == {"events_per_second", "easgd_10x4_seconds"}
 
 
+@pytest.mark.soak
 def test_block_momentum_prints_three_accuracies():
     pytest.importorskip("sklearn")
     figures = last_line("mnist_block_momentum.py", "--task", "digits", "--epochs", "1", "--workers", "2")
@@ -49,6 +50,7 @@ def test_block_momentum_prints_three_accuracies():
     assert all(accuracy <= 100 for accuracy in figures.values())
 
 
+@pytest.mark.soak
 def test_central_accuracy_prints_a_difference_for_each_strategy():
     pytest.importorskip("sklearn")
     command = ["--task", "digits", "--epochs", "1", "--workers", "2", "--strategies", "asgd,sync_server"]
