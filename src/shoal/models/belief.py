@@ -52,11 +52,11 @@ class BeliefNet(nn.Module):
         The two top layers are sampled; from there means go down, which makes the better pictures.
         """
         *lower, top = self._rbms()
+        if not lower and steps:  # of the last step its mean, not a sample
+            return top.visible(torch.bernoulli(top.hidden(top.gibbs(x, steps - 1))))
         for rbm in lower:
             x = rbm.hidden(x)
         x = top.gibbs(x, steps)
-        if not lower:  # the last sample's own mean
-            return top.visible(torch.bernoulli(top.hidden(x)))
         for rbm in reversed(lower):
             x = rbm.visible(x)
         return x
@@ -100,13 +100,3 @@ def perceptron(sizes: Sequence[int], dropout: float = 0.0, input_dropout: float 
             parts[f"dropout{number}"] = nn.Dropout(dropout)
     parts["output"] = nn.Linear(sizes[-2], sizes[-1])
     return nn.Sequential(parts)
-
-
-def generative_parameters(sizes: Sequence[int]) -> int:
-    """Parameters of a net n_0-n_1-…-n_(L+1) whose visible units have biases too, each layer one."""
-    return sum(a * b for a, b in pairwise(sizes)) + sum(sizes)
-
-
-def discriminative_parameters(sizes: Sequence[int]) -> int:
-    """Parameters of the unrolled net: the same without the biases of the input."""
-    return generative_parameters(sizes) - sizes[0]
