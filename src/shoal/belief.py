@@ -28,6 +28,7 @@ from shoal.models.pretraining import Momentum, Pretraining
 from shoal.models.rbm import RBM
 from shoal.modules import steps_per_epoch
 from shoal.result import Result
+from shoal.strategies import STRATEGIES
 from shoal.train import run
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -125,8 +126,7 @@ class _Learner:
         augment = drawn if level > 1 and up == "sample" else None
         task = settings.task(visible, hidden, rows.unlabelled, bias, augment)
         model = self._run(f"layer {level}", task, self.epochs, derive(self.seed, "layer", level))
-        if not isinstance(model, RBM):
-            raise ValueError(f"strategy {self.strategy!r} ends with several models, not one RBM; take 'sync'")
+        assert isinstance(model, RBM)
         return model
 
     def _run(self, name: str, task: Task, epochs: int, seed: int) -> nn.Module:
@@ -154,6 +154,9 @@ class _Learner:
         return result.model.cpu().eval()
 
     def _begin(self) -> None:
+        strategy = STRATEGIES.make(self.strategy) if isinstance(self.strategy, str) else self.strategy
+        if strategy.independent:
+            raise ValueError(f"strategy {self.strategy!r} ends with several models, not one RBM; take 'sync'")
         self.stages_: list[Stage] = []
 
     def _apply(self, model: Callable[[Tensor], Tensor], x: Any) -> Array:
