@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_on_a_terminal() -> None:
     text = out.getvalue()
     assert "1.23 ± 0.05" in text and "1.50" in text and "–" in text
     assert "✓ it is small" in text and "✗ missed: it is zero" in text and "All in all." in text
+
+
+def test_no_column_is_lost_on_a_narrow_terminal() -> None:
+    headings = [Heading(f"k{n}", f"a_long_heading_{n}") for n in range(9)]
+    wide = replace(FINDINGS, tables=[Table("Wide", headings, [{f"k{n}": 1000.0 * n for n in range(9)}])])
+    out = io.StringIO()
+    console = Console(file=out, width=60)
+    show_findings(wide, console)
+    shown = out.getvalue()
+    assert all(f"a_long_heading_{n}" in shown and f"{n},000.00" in shown for n in range(1, 9))
+    assert console.width == 60
 
 
 def test_as_a_page() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -22,6 +23,7 @@ from shoal.report.svg import COLOURS, Axis, Point, Series, legend, line_chart, l
 from shoal.report.units import MISSING, decimal_text
 
 Row = Mapping[str, Any]
+WIDE = 1000  # columns of a terminal that any table fits
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def show_findings(findings: Findings, console: Console) -> None:
     console.print(Text(findings.source, "dim"))
     for table in findings.tables:
         console.print(Text(f"\n{table.title}"))
-        console.print(_grid(table))
+        _print_whole(_grid(table), console)
     console.print()
     for claim in findings.claims:
         mark, style = ("✓", "green") if claim.met else ("✗ missed:", "yellow")
@@ -108,9 +110,20 @@ def show_findings(findings: Findings, console: Console) -> None:
         console.print(Text(remark, "dim"))
 
 
+def _print_whole(grid: Grid, console: Console) -> None:
+    """Print a table with all its columns; where the terminal is too narrow lines are broken, not cut."""
+    least = Measurement.get(console, console.options.update(width=WIDE), grid).minimum
+    before = console.width
+    console.width = max(before, least)
+    try:
+        console.print(grid, crop=False)
+    finally:
+        console.width = before
+
+
 def _grid(table: Table) -> Grid:
     """The table for a terminal: words may be folded, numbers not; their headings stand on several lines."""
-    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), collapse_padding=True, pad_edge=False)
     for heading in table.headings:
         words = any(isinstance(row.get(heading.key), str) for row in table.rows)
         grid.add_column(
