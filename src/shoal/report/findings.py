@@ -161,7 +161,7 @@ def findings_page(findings: Findings) -> str:
     parts += [f'<div class="pair findings">{drawn}</div>' if drawn else ""]
     parts += [_table(table) for table in findings.tables]
     parts += [f'<p class="remark">{escape(remark)}</p>' for remark in findings.remarks]
-    settings = ", ".join(f"{key} {value}" for key, value in plain(findings.settings).items())
+    settings = ", ".join(f"{key} {_setting(value)}" for key, value in plain(findings.settings).items())
     parts += [f"<h2>Settings</h2><p>{escape(settings)}</p>" if settings else ""]
     return document(findings.title, findings.source, "\n".join(part for part in parts if part))
 
@@ -215,6 +215,10 @@ def _cell(row: Row, heading: Heading) -> str:
         mean, spread = value
         return f"{decimal_text(mean, heading.digits)} ± {decimal_text(spread, heading.digits)}"
     return decimal_text(value, heading.digits)
+
+
+def _setting(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _tick(value: float) -> str:

@@ -158,4 +158,4 @@ def chart(found: Iterable[tuple[Method, Sequence[Record]]]) -> Chart:
         for method, (first, *_) in found
         if first is not None
     ]
-    return Chart("Learning curves of the first seed", "virtual seconds", "test accuracy %", lines)
+    return Chart("Learning curves of the first seed", "virtual seconds", "test accuracy %", lines, log_x=True)
