@@ -151,8 +151,9 @@ def held_up(server: Mapping[int, Row], ours: Mapping[int, Row]) -> Claim:
     """Whether the paper's way falls behind on the most cores, as it did there."""
     last = max(server)
     row, other = server[last], ours[last]["speed_up"] if last in ours else None
+    said = "it never gets there" if row["speed_up"] is None else f"{times(row['speed_up'])} times as fast"
     return Claim(
-        f"one server holds {last} cores up: {times(row['speed_up'])} times as fast, {times(other)} without",
+        f"one server holds {last} cores up: {said}, {times(other)} without",
         row["speed_up"] is not None and other is not None and row["speed_up"] < other / 2,
     )
 
