@@ -30,6 +30,7 @@ def last_line(script: str, *arguments: str) -> dict[str, float]:
     return figures
 
 
+@pytest.mark.soak
 def test_step_time_prints_a_ratio_for_each_model():
     figures = last_line("step_time.py", "--models", "cnn", "--blocks", "2", "--steps", "2")
     assert figures.keys() == {"cnn"}
@@ -58,12 +59,14 @@ def test_central_accuracy_prints_a_difference_for_each_strategy():
     assert figures.keys() == {"asgd", "sync_server"}
 
 
+@pytest.mark.soak
 def test_uneven_prints_a_share_of_the_ideal_for_each_run():
     pytest.importorskip("sklearn")
     command = ["--runs", "sync,sync+balance", "--workers", "2", "--epochs", "1", "--ms", "0.1"]
     assert last_line("uneven.py", *command).keys() == {"sync", "sync+balance"}
 
 
+@pytest.mark.soak
 def test_parameter_server_prints_its_ratios():
     pytest.importorskip("grpc")
     figures = last_line("parameter_server.py", "--parameters", "200000", "--rounds", "2")
@@ -86,6 +89,7 @@ def test_codecs_prints_a_share_of_a_copy_for_each_codec():
     assert figures.keys() == {"bf16", "one_bit", "one_bit_none", "ternary", "ternary_none"}
 
 
+@pytest.mark.soak
 def test_chunks_prints_two_frame_errors_and_a_ratio():
     try:
         recordings()

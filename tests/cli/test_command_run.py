@@ -97,6 +97,7 @@ for t in range(100_000):
     assert not running(tmp_path)
 
 
+@pytest.mark.soak
 def test_a_worker_that_exits_in_the_midst_is_named(shoal, script, tmp_path, running):
     path = script("""
 attachment = shoal.attach(model, optimizer, "sync")

@@ -44,7 +44,10 @@ def in_session(session: int) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for orphans in /proc")
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "end",
+    [signal.SIGKILL, *(pytest.param(s, marks=pytest.mark.soak) for s in (signal.SIGTERM, signal.SIGINT))],
+)
 def test_no_process_outlives_its_launcher(end, tmp_path):
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER.format(folder=str(Path(__file__).parent.parent / "train")))

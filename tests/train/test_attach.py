@@ -242,7 +242,7 @@ def test_a_script_that_raises_in_one_worker_is_reported_once_and_stops_all():
     assert "runpy" not in caught.value.details
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_script_that_vanishes_is_reported_with_its_exit_code():
     with pytest.raises(shoal.WorkerFailed, match="worker 0 failed: it ended with exit code 7"):
         run_loop("--leave-at", "0", "10")
@@ -254,13 +254,13 @@ def test_a_strategy_with_a_server_must_be_named_where_processes_are_started():
         run_loop("--strategy-in-code", "easgd", strategy=None)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_frozen_layers_and_buffers_start_alike_too():
     first, second = (final_weights(printed) for printed in run_loop(script=OWN_LOOP))
     assert torch.equal(first, second)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_a_script_does_after_finish_is_waited_for():
     printed = run_loop("--late", "work", script=OWN_LOOP)
     assert all("weights" in lines for lines in printed)

@@ -68,7 +68,7 @@ def test_in_rounds_they_are_bit_equal_in_virtual_time_on_sockets_and_on_gloo(str
     assert len({result.bytes_sent for result in results}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_compressed_run_sends_less_and_learns():
     exact, half = (
         shoal.run("digits", "choco", workers=4, epochs=10, codec=codec) for codec in ("none", "fp16")
@@ -217,7 +217,7 @@ class SlowForOne:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", MOSTLY)
-@pytest.mark.parametrize("word", ["gossip", "adpsgd"])
+@pytest.mark.parametrize("word", ["gossip", pytest.param("adpsgd", marks=pytest.mark.soak)])
 def test_processes_do_the_batches_of_a_slow_one(word, transport, tmp_path):
     task = dataclasses.replace(TASKS.make("digits"), loss=SlowForOne(tmp_path))
     result = shoal.run(task, word, workers=3, epochs=10, threads=1, transport=transport)

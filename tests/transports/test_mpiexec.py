@@ -140,7 +140,7 @@ def test_a_plain_script_is_joined() -> None:
 
 
 @needs_mpi
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_last_rank_of_a_plain_script_is_the_server() -> None:
     result = run_job(3, LOOP, "--strategy-in-code", "downpour")
     assert (result.returncode, result.stderr) == (0, "")
@@ -176,7 +176,7 @@ def test_a_rank_that_raises_is_named_and_ends_the_job(loop: Path) -> None:
 
 
 @needs_mpi
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_plain_rank_that_raises_ends_the_job(loop: Path) -> None:
     result = run_job(2, loop, "--steps", "1000000", "--raise-at", "1", "5")
     assert result.returncode == 1
