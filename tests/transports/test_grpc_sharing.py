@@ -28,7 +28,7 @@ from grpc_nodes import (
     script,
     wait_until,
 )
-from harness import drive, in_process, in_threads, is_shared, open_files
+from harness import drive, in_process, in_threads, is_shared, open_files, shared_memories
 from torch import Tensor
 
 from shoal.core.transport import HEADER_BYTES, JOINED, LOST, Message
@@ -307,9 +307,9 @@ def test_a_node_that_leaves_takes_its_memory_along() -> None:
         assert receive(hub).tag == "left"
         assert hub._hub._guests[1].sharing._outbox._closed
         assert hub._hub._guests[1].sharing._mappings._mapped == {}
-        files = open_files()
+        before = shared_memories()
         drive(hub.send(1, Message("too late", (ONE,))))
-        assert open_files() == files
+        assert shared_memories() == before
 
 
 POUR = """
