@@ -202,5 +202,7 @@ def test_both_are_in_the_catalogue() -> None:
     for refused in (BmufWer, BmufTime):
         with pytest.raises(ValueError, match="workers='1': take 2 or more workers"):
             refused(workers="1")
+    with pytest.raises(ValueError, match="real='1': take 2 or more workers"):
+        BmufTime(real="1")
     with pytest.raises(ValueError, match="is not a number"):
         BmufTime(real="two")

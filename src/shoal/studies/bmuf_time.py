@@ -68,15 +68,15 @@ class BmufTime(Study):
     network: str = "56Gbit,2us"  # the paper's InfiniBand
 
     def __post_init__(self) -> None:
-        for option in (self.real, self.workers):
-            places(option)
+        places("real", self.real)
+        places("workers", self.workers)
 
     def run(self, lab: Lab) -> Findings:
         setting = Setting.of(self.task, self.hidden, self.batch, self.period)
         lab.say("measuring a step")
         step = measure_step(setting.loaded)
-        rows = [self._real(lab, setting, *place) for place in places(self.real)]
-        rows += [self._virtual(lab, setting, step, *place) for place in places(self.workers)]
+        rows = [self._real(lab, setting, *place) for place in places("real", self.real)]
+        rows += [self._virtual(lab, setting, step, *place) for place in places("workers", self.workers)]
         return Findings(
             study="bmuf-time",
             title="Block momentum: where the time of a sweep goes",
@@ -121,11 +121,11 @@ class BmufTime(Study):
         ]
 
 
-def places(workers: str | None) -> list[tuple[str, int]]:
-    """All methods on these numbers of workers, after the single worker."""
-    if workers is None:
+def places(option: str, text: str | None) -> list[tuple[str, int]]:
+    """All methods on the numbers of workers of such an option, after the single worker."""
+    if text is None:
         return []
-    return [(SINGLE, 1), *((method, count) for method in MERGING for count in many("workers", workers))]
+    return [(SINGLE, 1), *((method, count) for method in MERGING for count in many(option, text))]
 
 
 def validation_seconds(task: Task, data: Data, workers: int, clock: Callable[[], float]) -> float:

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, ClassVar
 
 from torch import nn
@@ -29,7 +29,7 @@ from shoal.studies.block_momentum import (
     Setting,
 )
 from shoal.studies.calibration import Step, measure_step
-from shoal.studies.study import Lab, Study, check_seeds, many
+from shoal.studies.study import Lab, Study, check_seeds, many, mean_and_spread
 
 Row = Mapping[str, Any]
 Place = tuple[str, int]  # method, workers
@@ -161,7 +161,7 @@ def tabulate(setting: Setting, runs: Mapping[Place, Sequence[Result]]) -> Iterat
             "method": method,
             "workers": count,
             "partition": setting.partition(count),
-            "error": (fmean(wrong), stdev(wrong) if len(wrong) > 1 else 0.0),
+            "error": mean_and_spread(wrong),
             "above": fmean(wrong) - baseline,
             "speed_up": fmean(r.seconds for r in alone) / fmean(r.seconds for r in results),
             "plenty": setting.plenty(count) if count > 1 else None,
