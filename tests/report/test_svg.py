@@ -151,3 +151,17 @@ def test_a_logarithmic_x_axis_has_equal_steps_for_equal_ratios():
     line_drawn = next(item.get("d") for item in paths if item.get("class", "").startswith("line"))
     places = [float(pair.split(",")[0]) for pair in line_drawn[1:].split("L")]
     assert places == pytest.approx([LEFT, (LEFT + RIGHT) / 2, RIGHT], abs=0.1)
+
+
+def test_a_logarithmic_axis_names_a_few_counts_and_else_round_values():
+    def named(*values: float) -> list[str]:
+        line = Series("a", 0, [Point(value, 1.0, "") for value in values])
+        drawn = ElementTree.fromstring(
+            line_chart("t", [line], Axis("n", lambda v: f"x{v:g}", log=True), PLAIN)
+        )
+        return [text.text for text in drawn.iter() if text.text and text.text.startswith("x")]
+
+    assert named(1, 4, 16) == ["x1", "x4", "x16"]
+    assert named(0.03, 0.4, 0.41, 7.2) == ["x0.1", "x1"]
+    assert named(*range(1, 40)) == ["x1", "x2", "x5", "x10", "x20"]
+    assert named(3.1, 3.2) == ["x3.1", "x3.2"]  # nothing round between them

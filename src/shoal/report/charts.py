@@ -23,7 +23,15 @@ from shoal.report.svg import (
     line_swatch,
     series_class,
 )
-from shoal.report.units import bytes_text, count_text, decimal_text, finite, percent_text, seconds_text
+from shoal.report.units import (
+    bytes_text,
+    count_text,
+    decimal_text,
+    finite,
+    percent_text,
+    seconds_text,
+    tick_text,
+)
 
 PARTS = (("compute", "computing"), ("send", "sending"), ("wait", "waiting"), ("other", "other"))
 MOST_NODES = 16
@@ -57,14 +65,17 @@ def learning_curves(records: Sequence[Record], quantity: str) -> str:
     """Test accuracy or test loss, over time and over samples, side by side."""
     accuracy = quantity == "test_accuracy"
     title = "Test accuracy, %" if accuracy else "Test loss"
-    over = (("seconds", time_unit(records), _number), ("samples", "samples seen by all workers", _thousands))
+    over = (
+        ("seconds", time_unit(records), tick_text),
+        ("samples", "samples seen by all workers", _thousands),
+    )
     figures = []
     for key, label, text in over:
         lines = _series(records, key, quantity)
         values = [point.y for line in lines for point in line.points]
         log = not accuracy and bool(values) and min(values) > 0 and max(values) / min(values) > 10
         floor = _floor(lines) if accuracy else None
-        chart = line_chart(title, lines, Axis(label, text), Axis(title, _number, log), floor)
+        chart = line_chart(title, lines, Axis(label, text), Axis(title, tick_text, log), floor)
         notes = [f"axis from {floor:g} %"] if floor is not None else []
         notes += ["logarithmic"] if log else []
         figures.append(
@@ -81,12 +92,12 @@ def scaling(records: Sequence[Record]) -> str:
         return ""
     chosen = [
         ("samples_per_second", "Samples a second", Axis("samples a second", _thousands, log=True)),
-        ("test_accuracy", "Test accuracy, %", Axis("test accuracy, %", _number)),
+        ("test_accuracy", "Test accuracy, %", Axis("test accuracy, %", tick_text)),
     ]
     figures = []
     for key, title, axis in chosen:
         lines = [_by_workers(records, word, style, key, axis) for style, word in enumerate(several)]
-        chart = line_chart(title, lines, Axis("workers", _number, log=True), axis)
+        chart = line_chart(title, lines, Axis("workers", tick_text, log=True), axis)
         figures.append(figure(f"{title}, over workers", chart, "logarithmic"))
     key_to_lines = legend([(line_swatch(style), word) for style, word in enumerate(several)])
     return f'{key_to_lines}<div class="pair">{"".join(figures)}</div>'
@@ -135,7 +146,7 @@ def time_by_run(records: Sequence[Record]) -> str:
         nodes = [_spent(node, record) for node in workers_of(record)]
         mean = {kind: sum(node[kind] for node in nodes) / max(1, len(nodes)) for kind, _ in PARTS}
         bars.append(_time_bar(name, mean))
-    chart = bar_chart("Time of an average worker", bars, Axis(time_unit(records), _number))
+    chart = bar_chart("Time of an average worker", bars, Axis(time_unit(records), tick_text))
     return figure("Time of an average worker", chart)
 
 
@@ -147,7 +158,7 @@ def time_by_node(record: Record, name: str) -> str:
         note = f"the {MOST_NODES} of {len(nodes)} nodes that waited longest"
         nodes = sorted(nodes, key=lambda node: -(finite(node.get("wait_seconds")) or 0.0))[:MOST_NODES]
     bars = [_time_bar(node_name(record, node), _spent(node, record)) for node in nodes]
-    chart = bar_chart(f"Time of each node of {name}", bars, Axis(time_unit([record]), _number))
+    chart = bar_chart(f"Time of each node of {name}", bars, Axis(time_unit([record]), tick_text))
     return figure(name, chart, note)
 
 
@@ -229,10 +240,6 @@ def _time_bar(name: str, spent: Mapping[str, float]) -> Bar:
             Part(f"t-{kind}", spent[kind], f"{name}, {word}: {seconds_text(spent[kind])} s, {share}")
         )
     return Bar(name, f"{percent_text(spent['wait'] / total)} waiting", parts)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.6g}"
 
 
 def _bytes_tick(value: float) -> str:

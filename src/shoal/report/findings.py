@@ -20,7 +20,7 @@ from shoal.report.charts import figure
 from shoal.report.files import plain, write_whole
 from shoal.report.html import document
 from shoal.report.svg import COLOURS, Axis, Point, Series, legend, line_chart, line_swatch
-from shoal.report.units import MISSING, decimal_text
+from shoal.report.units import MISSING, decimal_text, tick_text
 
 Row = Mapping[str, Any]
 WIDE = 1000  # columns of a terminal that any table fits
@@ -187,7 +187,7 @@ def _chart(chart: Chart) -> str:
         Series(line.name, style, [Point(x, y, f"{line.name}: {x:g}, {y:g}") for x, y in line.points])
         for line, style in zip(chart.lines, styles, strict=True)
     ]
-    x, y = Axis(chart.x, _tick, chart.log_x), Axis(chart.y, _tick, chart.log_y)
+    x, y = Axis(chart.x, tick_text, chart.log_x), Axis(chart.y, tick_text, chart.log_y)
     drawn = line_chart(chart.title, series, x, y)
     key = legend([(line_swatch(line.style), line.name) for line in series])
     # said, since a slope means another thing there
@@ -219,7 +219,3 @@ def _cell(row: Row, heading: Heading) -> str:
 
 def _setting(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _tick(value: float) -> str:
-    return f"{value:,.6g}"

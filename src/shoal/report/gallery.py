@@ -16,7 +16,7 @@ from shoal.report.html import document
 from shoal.report.pixels import montage, signed
 from shoal.report.reading import Record
 from shoal.report.svg import Axis, Point, Series, legend, line_chart, line_swatch
-from shoal.report.units import count_text, decimal_text, finite, seconds_text
+from shoal.report.units import count_text, decimal_text, finite, seconds_text, tick_text
 
 MOST_FILTERS = 200
 READING = {
@@ -84,7 +84,7 @@ def _curves(stages: Mapping[str, Record]) -> str:
             for style, (name, record) in enumerate(stages.items())
             if metric in (record.get("metrics") or {})
         ]
-        chart = line_chart(metric, lines, Axis("samples", _millions), Axis(metric, _number))
+        chart = line_chart(metric, lines, Axis("samples", _millions), Axis(metric, tick_text))
         pictures.append(_explained(figure(metric.capitalize(), chart), READING.get(metric, "")))
     pictures += _errors(stages)
     key = legend([(line_swatch(style), name) for style, name in enumerate(stages)])
@@ -116,7 +116,7 @@ def _errors(stages: Mapping[str, Record]) -> list[str]:
         lines += [Series(name, style, points)] if points else []
     if not lines:
         return []
-    chart = line_chart("Test error, %", lines, Axis("samples", _millions), Axis("test error, %", _number))
+    chart = line_chart("Test error, %", lines, Axis("samples", _millions), Axis("test error, %", tick_text))
     return [_explained(figure("Test error, %", chart), "of the whole net, in fine-tuning.")]
 
 
@@ -148,9 +148,5 @@ def _dreams(dreams: Dreams | None) -> str:
     return f'<h2>Fantasies</h2><p class="remark">{remark}</p><div class="scroll">{"".join(rows)}</div>'
 
 
-def _number(value: float) -> str:
-    return f"{value:,.6g}"
-
-
 def _millions(value: float) -> str:
-    return f"{value / 1e6:g} M" if value >= 1e5 else f"{value:,.6g}"
+    return f"{value / 1e6:g} M" if value >= 1e5 else tick_text(value)

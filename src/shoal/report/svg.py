@@ -16,6 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 48, 468, 12, 244  # the plot area inside them
 COLOURS = 6
 BASE = -1  # style of the run the others are measured against
 MOST_MARKERS = 24
+MOST_COUNTS = 12  # numbers of workers and the like that each have a tick
 ROW = 46  # pixels from one bar to the next
 SHAPES = (
     "M-3.4,0a3.4,3.4 0 1,0 6.8,0a3.4,3.4 0 1,0 -6.8,0z",  # circle
@@ -113,6 +114,14 @@ def log_ticks(low: float, high: float) -> list[float]:
     ]
 
 
+def _counts_or_round(values: set[float]) -> list[float]:
+    """Ticks of a logarithmic axis: the values themselves if they are a few counts, else round ones."""
+    low, high = min(values), max(values)
+    if len(values) <= MOST_COUNTS and all(float(value).is_integer() for value in values):
+        return sorted(values)
+    return [tick for tick in log_ticks(low, high) if low <= tick <= high] or [low, high]
+
+
 def series_class(style: int) -> str:
     """The classes of a series: one of six colours, a dash for each further round."""
     return "base" if style == BASE else f"s{style % COLOURS} d{style // COLOURS % 3}"
@@ -124,7 +133,7 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, floor: fl
     if not points:
         return _svg(f"{title}: no measurements", _nothing("no measurements"))
     left, right = min(point.x for point in points) if x.log else 0.0, max(point.x for point in points)
-    x_ticks = sorted({point.x for point in points}) if x.log else nice_ticks(left, right)
+    x_ticks = _counts_or_round({point.x for point in points}) if x.log else nice_ticks(left, right)
     low = min(point.y for point in points) if floor is None else floor
     high = max(point.y for point in points)
     y_ticks = log_ticks(low, high) if y.log else nice_ticks(low, high)

@@ -59,6 +59,11 @@ def percent_text(fraction: Any) -> str:
     return f"{100 * part:.0f} %"
 
 
+def tick_text(value: float) -> str:
+    """A number at an axis: 0.25, 1,000."""
+    return f"{value:,.6g}"
+
+
 def decimal_text(value: Any, digits: int = 2) -> str:
     """A number to a fixed number of decimals."""
     number = finite(value)
