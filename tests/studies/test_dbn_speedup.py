@@ -178,15 +178,6 @@ def test_each_stage_begins_where_the_one_before_has_ended(tmp_path: Path) -> Non
     assert [result.samples for result in (*net.layers, net.finetuning)] == [80, 80, 20]  # 2 epochs; 20 rows
 
 
-def test_a_file_that_is_open_outlives_the_next_of_its_name(tmp_path: Path) -> None:
-    digits = TASKS.make("digits").data()
-    Examples(digits, tmp_path)
-    before = open_rows(tmp_path).x
-    kept = before.clone()
-    Examples(Data(digits.x[:2] * 0 + torch.eye(2, 64), digits.y[:2], digits.x[:1], digits.y[:1]), tmp_path)
-    assert torch.equal(before, kept) and len(open_rows(tmp_path).x) == 2
-
-
 def test_all_claims_hold_for_rows_as_they_should_be() -> None:
     assert missed() == set()
     sentences = [claim.sentence for claim in claims(compared([dict(row) for row in GOOD]))]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +74,7 @@ class Net:
 
 
 class Examples:
-    """Inputs from 0 to 1 and their classes in files: worker processes open them and are sent nothing."""
+    """Inputs from 0 to 1 and their classes in files: worker processes read them and are sent nothing."""
 
     def __init__(self, data: Data, folder: Path) -> None:
         if data.y.ndim != 1 or data.y.is_floating_point():
@@ -171,11 +170,10 @@ def on_the_clock(result: Result, clock: Result) -> Result:
 
 
 def save(folder: Path, **arrays: Array) -> None:
-    """Write arrays to files by their names; whoever has an older file of that name open keeps it."""
+    """Write arrays to files by their names."""
     folder.mkdir(exist_ok=True)
     for name, array in arrays.items():
-        np.save(folder / "new.npy", array)
-        (folder / "new.npy").replace(folder / f"{name}.npy")
+        np.save(folder / f"{name}.npy", array)
 
 
 def open_rows(folder: Path) -> Data:
@@ -192,6 +190,6 @@ def open_labelled(folder: Path, most: int) -> Data:
 
 
 def read(folder: Path, name: str) -> Tensor:
-    """A file as a tensor; its pages are read when they are needed, and changes stay in this process."""
-    mapped: Any = np.load(folder / f"{name}.npy", mmap_mode="c")
-    return torch.from_numpy(mapped)
+    """A file as a tensor, all of it: a page that is read when it is needed would count as time of a step."""
+    array: Array = np.load(folder / f"{name}.npy")
+    return torch.from_numpy(array)

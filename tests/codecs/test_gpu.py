@@ -1,4 +1,4 @@
-"""The codecs that round: on a GPU they write the same bits as on the processor."""
+"""Codecs on a GPU: they write the same bits as on the processor, and do not make it wait."""
 
 import pytest
 import torch
@@ -14,10 +14,11 @@ pytestmark = [
 ]
 
 WORDS = ["int8", "e3m0", "qsgd", "qsgd:norm=max,levels=7", "by_layer:large=int8,small=qsgd,bias=e3m0"]
+SPARSE = ["random_k:density=0.01", "random_k:density=0.01,feedback=none", "threshold:tau=1.5"]
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), tuple(map(torch.Size, ((100, 50), (100,), (9, 100)))))
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", [*WORDS, *SPARSE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 def test_a_gpu_writes_the_same_bits(word, dtype):
     codec = CODECS.read(word).fit(LAYOUT.pieces(0, LAYOUT.numel))
@@ -35,7 +36,7 @@ def test_a_gpu_writes_the_same_bits(word, dtype):
         assert torch.equal(mine, theirs.cpu())
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", [*WORDS, *SPARSE])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_shows(word, bad):
     codec = CODECS.read(word).fit(())
