@@ -1,6 +1,6 @@
-"""Give a codec payloads that were tampered with, sealed again so that the checksum does not show it.
+"""Give codecs payloads that were tampered with, sealed again so that the checksum does not show it.
 
-    python tests/codecs/fuzz.py WORD [PAYLOADS]
+    python tests/codecs/fuzz.py WORD,WORD [PAYLOADS]
 
 Each must come back as a vector of the right length or be refused as a WireError: anything else ends this
 process, whose memory is limited so that no length in a payload can make it grow.
@@ -9,6 +9,7 @@ process, whose memory is limited so that no length in a payload can make it grow
 import random
 import resource
 import sys
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -69,26 +70,30 @@ def tampered(payload, draw):
     return seal(code, elements, count % 2**64, *bodies[:3])
 
 
-def main(word, number):
-    draw = random.Random(word)
-    honest = payloads(word, torch.Generator().manual_seed(0))
-    for codec, length, payload in honest:
-        codec.decode(
-            payload, torch.empty(length)
-        )  # what is compiled or cached is so before memory is limited
+def main(words, number):
+    honest = {word: payloads(word, torch.Generator().manual_seed(0)) for word in words}
+    for codec, length, payload in chain(*honest.values()):  # compiles and caches before memory is limited
+        codec.decode(payload, torch.empty(length))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES, used + SPARE_BYTES))
-    refused = 0
+    for word in words:
+        print(f"{word}: {number} tampered payloads,", end=" ", flush=True)
+        print(f"{refused(honest[word], random.Random(word), number)} refused", flush=True)
+
+
+def refused(honest, draw, number):
+    """How many of so many tampered payloads were."""
+    count = 0
     for _ in range(number):
         codec, length, payload = draw.choice(honest)
         try:
             out = codec.decode(tampered(payload, draw), torch.empty(length))
         except WireError:
-            refused += 1
+            count += 1
         else:
-            assert out.shape == (length,), (word, out.shape, length)
-    print(f"{word}: {number} tampered payloads, {refused} refused")
+            assert out.shape == (length,), (codec, out.shape, length)
+    return count
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20_000)
+    main(sys.argv[1].split(","), int(sys.argv[2]) if len(sys.argv) > 2 else 20_000)
