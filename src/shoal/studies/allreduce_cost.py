@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import log2
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
-
 from shoal.collectives import ALGORITHMS
 from shoal.core.strategy import Strategy
-from shoal.core.task import Data, Task
 from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
 from shoal.sim import Compute, Network
 from shoal.strategies.sync import Sync
 from shoal.strategies.sync_server import SyncServer
+from shoal.studies.clockwork import clockwork
 from shoal.studies.study import Lab, Study, numbers
 
 Formula = Callable[[int, float, float, float], float]
@@ -38,28 +34,6 @@ HEADINGS = (
     Heading("ratio", "ratio", 3),
     Heading("clock", "clock"),
 )
-
-
-class Numbers(nn.Module):
-    """Parameters that nothing is computed with: a step is all exchange."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.numbers = nn.Parameter(torch.zeros(count))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.numbers[:1]
-
-
-def first_of(out: Tensor, y: Tensor) -> Tensor:
-    """A loss with the least of gradients."""
-    return out.sum() * 0.0
-
-
-def empty_data(workers: int) -> Data:
-    """A sample a worker and step."""
-    x = torch.zeros(workers * ROUNDS, 1)
-    return Data(x, x, x[:0], x[:0])
 
 
 @dataclass(frozen=True)
@@ -129,13 +103,7 @@ class AllreduceCost(Study):
 
     def _seconds(self, lab: Lab, name: str, workers: int, kilobytes: int, **settings: Any) -> float:
         """Seconds of one sum, by the mean over the workers of what they sent and waited."""
-        task = Task(
-            "numbers",
-            partial(Numbers, kilobytes * 250),
-            partial(empty_data, workers),
-            loss=first_of,
-            batch=1,
-        )
+        task = clockwork("numbers", kilobytes * 250, rows=workers * ROUNDS, batch=1)
         strategy: Strategy = Sync()
         if name == "server":
             strategy = SyncServer()

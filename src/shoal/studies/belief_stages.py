@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.belief import Array, Rows, finetuning, matrix
 from shoal.core.strategy import Strategy
@@ -18,6 +18,7 @@ from shoal.models.belief import BeliefNet
 from shoal.models.pretraining import Momentum, Pretraining
 from shoal.models.rbm import RBM
 from shoal.result import Result
+from shoal.studies.clockwork import clockwork
 
 MONITORED = 500  # test rows by which pretraining is looked at
 LIKELIEST = 0.99  # no unit is taken to be on, or off, more often than this
@@ -66,10 +67,10 @@ class Net:
         For strategies whose numbers do not depend on who is late, that is what the net would have taken.
         """
         layers = [
-            on_the_clock(result, run(f"layer {level}", clockwork(result), recipe.strategy, recipe.epochs))
+            on_the_clock(result, run(f"layer {level}", as_large(result), recipe.strategy, recipe.epochs))
             for level, result in enumerate(self.layers, start=1)
         ]
-        last = run("fine-tuning", clockwork(self.finetuning), recipe.finetune_strategy, 1)
+        last = run("fine-tuning", as_large(self.finetuning), recipe.finetune_strategy, 1)
         return Net(layers, on_the_clock(self.finetuning, last))
 
 
@@ -124,38 +125,10 @@ def pretraining(recipe: Recipe, rows: Rows, folder: Path, hidden: int) -> Task:
 # -- clocks ---------------------------------------------------------------------------------------------
 
 
-class Clockwork(nn.Module):
-    """So many parameters, whose gradient is nought."""
-
-    def __init__(self, parameters: int) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.zeros(parameters))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return 0.0 * self.x[:1] * rows
-
-
-def nought(out: Tensor, _: Tensor) -> Tensor:
-    """The loss of a clockwork."""
-    return out.sum()
-
-
-def blank(rows: int) -> Data:
-    """So many rows of nothing."""
-    x, y = torch.zeros(rows, 1), torch.zeros(rows)
-    return Data(x, y, x[:1], y[:1])
-
-
-def clockwork(result: Result) -> Task:
-    """A task as large as that of a run, with as many steps, that computes nothing."""
+def as_large(result: Result) -> Task:
+    """A task with as many parameters and steps as that of a run, that computes nothing."""
     rows = result.samples // result.config["epochs"]
-    return Task(
-        name=f"clockwork of {result.task}",
-        model=partial(Clockwork, result.parameters),
-        data=partial(blank, rows),
-        loss=nought,
-        batch=result.config["batch"],
-    )
+    return clockwork(f"clockwork of {result.task}", result.parameters, rows, result.config["batch"])
 
 
 def on_the_clock(result: Result, clock: Result) -> Result:
