@@ -12,7 +12,18 @@ from shoal.strategies.bmuf import BMUF
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
 from shoal.studies import STUDIES, bmuf_time, bmuf_wer, calibration
-from shoal.studies.block_momentum import AVERAGING, CLASSICAL, MERGING, NESTEROV, PUBLISHED, SINGLE, Setting
+from shoal.studies.block_momentum import (
+    AVERAGING,
+    CHUNKS,
+    CLASSICAL,
+    DNN,
+    MERGING,
+    NESTEROV,
+    SINGLE,
+    WHOLE,
+    Setting,
+    published,
+)
 from shoal.studies.bmuf_time import BmufTime, validation_seconds
 from shoal.studies.bmuf_wer import BmufWer, beginning_of
 from shoal.studies.study import Lab
@@ -49,10 +60,19 @@ def doctored(method: str, workers: int, error: float, **other: Any) -> list[dict
 
 
 def test_published_speed_ups_are_the_ratios_of_the_published_times() -> None:
-    alone = PUBLISHED[SINGLE, 1].minutes
+    alone = DNN[SINGLE, 1].minutes
     assert alone == pytest.approx(2483.1)
-    for row in PUBLISHED.values():
+    for row in DNN.values():
         assert alone / row.minutes == pytest.approx(row.speed_up, abs=0.06)
+
+
+def test_a_dblstm_stands_beside_its_own_tables() -> None:
+    assert published("mnist") == (3, DNN)
+    assert published("speech-csc") == (1, CHUNKS) and published("speech-dblstm") == (2, WHOLE)
+    for table in (CHUNKS, WHOLE):
+        for workers in (8, 16):  # the shape of the paper's tables
+            assert table[AVERAGING, workers].wer > table[SINGLE, 1].wer + 0.5
+            assert max(table[method, workers].wer for method in (CLASSICAL, NESTEROV)) <= 15.0
 
 
 def test_the_rule_is_as_many_blocks_as_workers() -> None:

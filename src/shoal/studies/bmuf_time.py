@@ -19,9 +19,9 @@ from shoal.result import Result
 from shoal.sim import Network
 from shoal.studies.block_momentum import (
     COLLECTIVE,
+    DNN,
     MERGING,
     NESTEROV,
-    PUBLISHED,
     SINGLE,
     SOURCE,
     Setting,
@@ -153,7 +153,7 @@ def tabulate(
     optimise = result.seconds if alone else fmean(node["compute_seconds"] for node in result.nodes)
     aggregate = None if alone else result.seconds - optimise
     total = result.seconds + validate
-    paper = PUBLISHED.get((method, count))
+    paper = DNN.get((method, count))
     return {
         "method": method,
         "workers": count,
@@ -180,9 +180,7 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim]:
     virtual = [row for row in rows if row["clock"] == "virtual"]
     merging = [row for row in virtual if row["method"] in MERGING]
     shares = [row["aggregate_share"] for row in merging]
-    paper = [
-        100.0 * (p.aggregate or 0.0) / p.minutes for (method, _), p in PUBLISHED.items() if method != SINGLE
-    ]
+    paper = [100.0 * (p.aggregate or 0.0) / p.minutes for (method, _), p in DNN.items() if method != SINGLE]
     yield Claim(
         f"aggregating takes at most {MOST_SHARE:g} % of a sweep: {min(shares):.1f} to {max(shares):.1f} % "
         f"(paper {min(paper):.1f} to {max(paper):.1f} %)",
@@ -191,7 +189,7 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim]:
     alone = next(row for row in virtual if row["method"] == SINGLE)
     last = max((row for row in merging if row["method"] == NESTEROV), key=lambda row: row["workers"])
     ratio = alone["total"] / last["total"]
-    published = PUBLISHED.get((NESTEROV, last["workers"]))
+    published = DNN.get((NESTEROV, last["workers"]))
     beside = f" (paper {published.speed_up:g})" if published else ""
     yield Claim(
         f"a sweep with {last['workers']} workers is {ratio:.1f} times as fast as with one{beside}; "

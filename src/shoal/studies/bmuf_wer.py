@@ -23,16 +23,17 @@ from shoal.studies.block_momentum import (
     COLLECTIVE,
     MERGING,
     NESTEROV,
-    PUBLISHED,
     SINGLE,
     SOURCE,
+    Place,
+    Published,
     Setting,
+    published,
 )
 from shoal.studies.calibration import Step, measure_step
 from shoal.studies.study import Lab, Study, check_seeds, many, mean_and_spread
 
 Row = Mapping[str, Any]
-Place = tuple[str, int]  # method, workers
 
 BEGINNING = 6  # the first model is trained on a sixth of the data, as the paper's on 309 hours of 1,860
 FASTER = {8: 4.0, 16: 8.0, 32: 8.0, 64: 8.0}  # averaging's rate over the single worker's; see the remarks
@@ -56,9 +57,10 @@ class BmufWer(Study):
 
     All begin with the same model, of one worker, and see all data equally often; the learning rate is halved
     after every sweep. A block is `period` batches of each worker. Virtual time, by a step that was measured.
+    The tasks speech-csc and speech-dblstm stand beside the tables of the DBLSTM, all others beside the DNN's.
     """
 
-    source: ClassVar[str] = f"{SOURCE}, table 3"
+    source: ClassVar[str] = f"{SOURCE}, tables 1 to 3"
 
     task: str = "mnist"
     workers: str = "8/16/32/64"
@@ -86,11 +88,12 @@ class BmufWer(Study):
             begun = self._begin(lab, setting, seed)
             for place in places:
                 runs[place].append(self._train(lab, setting, step, begun, place, seed))
-        rows = list(tabulate(setting, runs))
+        table, paper = published(self.task)
+        rows = list(tabulate(setting, runs, paper))
         return Findings(
             study="bmuf-wer",
             title="Block momentum: error and speed-up",
-            source=self.source,
+            source=f"{SOURCE}, table {table}",
             tables=[Table(f"{setting.task.name}, mean and spread of {self.seeds} seeds", HEADINGS, rows)],
             charts=[*charts(rows), curves(runs, len(setting.data.x), max(counts))],
             claims=list(claims(rows)),
@@ -150,13 +153,15 @@ def beginning_of(data: Data) -> Data:
     return Data(data.x[:rows], data.y[:rows], data.test_x, data.test_y)
 
 
-def tabulate(setting: Setting, runs: Mapping[Place, Sequence[Result]]) -> Iterator[dict[str, Any]]:
+def tabulate(
+    setting: Setting, runs: Mapping[Place, Sequence[Result]], table: Mapping[Place, Published]
+) -> Iterator[dict[str, Any]]:
     """A row for each method and number of workers, with the paper's beside it."""
     alone = runs[SINGLE, 1]
     baseline = fmean(errors(alone))
     for (method, count), results in runs.items():
         wrong = errors(results)
-        paper, paper_alone = PUBLISHED.get((method, count)), PUBLISHED[SINGLE, 1]
+        paper, paper_alone = table.get((method, count)), table[SINGLE, 1]
         yield {
             "method": method,
             "workers": count,
