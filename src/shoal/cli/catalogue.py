@@ -71,7 +71,9 @@ def entries(kind: str) -> Iterator[Entry]:
     elif kind == "codecs":
         yield from _made_here(CODECS)
     elif kind == "studies":
-        yield from _made_here(STUDIES)
+        for entry in _made_here(STUDIES):  # what is left out there is none, and not chosen by itself
+            told = {name: "none" if default is None else default for name, default in entry.options.items()}
+            yield replace(entry, options=told)
     elif kind == "tasks":
         yield from _tasks()
     else:

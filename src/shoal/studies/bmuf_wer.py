@@ -229,7 +229,7 @@ def charts(rows: Sequence[Row]) -> Iterable[Chart]:
     """Errors beside one worker's, and speed-ups, over the number of workers; the paper's are dashed."""
     for key, title, y, log_y in (
         ("above", "Errors beside one worker's", "points above one worker", False),
-        ("speed_up", "Speed-up", "times one worker", True),
+        ("speed_up", "Speed-up, virtual time", "times one worker", True),
     ):
         lines = []
         for method in MERGING:

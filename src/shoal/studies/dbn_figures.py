@@ -169,7 +169,8 @@ def charts(rows: Sequence[Row]) -> Iterator[Chart]:
         lines = []
         for table in (FIXED_NODES, FIXED_TASKS, SERVER, REAL):
             own = of_table(rows, table).values()
-            lines.append(Line(table, points(own, key)))
+            clock = "real" if table == REAL else "virtual"
+            lines.append(Line(f"{table}, {clock}", points(own, key)))
             lines.append(Line(f"{table}, paper", points(own, f"paper_{key}"), published=True))
         yield Chart(title, "cores", y, [line for line in lines if line.points], log_y=key == "seconds")
 

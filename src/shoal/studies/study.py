@@ -22,8 +22,8 @@ Saver = Callable[[list[dict[str, Any]]], None]
 class Study(ABC):
     """A table of a paper as a program; a frozen dataclass whose fields are its options.
 
-    Every run has real numerics. Its times are those of real processes, or virtual ones calibrated on a step
-    that was measured (calibration.py); every row says which.
+    Runs have real numerics, but for those that only keep time (clockwork.py). Times are those of real
+    processes, or virtual ones calibrated on a step that was measured (calibration.py); every row says which.
     """
 
     source: ClassVar[str]  # the paper and its table
