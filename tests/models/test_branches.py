@@ -80,6 +80,26 @@ def test_it_is_the_plain_shared_module(tweets, devices):
     torch.testing.assert_close(gradients(model), expected, rtol=1e-6, atol=1e-7)  # another order of sums
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("home", ["cpu", "cuda:0"])
+def test_a_branch_on_a_gpu_computes_what_the_processor_does(tweets, home):
+    """In float64, so that another order of sums is all that may differ."""
+    torch.manual_seed(0)
+    model = pair().double()
+    tweets = [x.double() for x in tweets]
+    mixed = pair(("cpu", "cuda:0")).double().to(home)
+    mixed.load_state_dict(model.state_dict())
+    out, there = model(*tweets), mixed(*tweets)
+    out.square().sum().backward()
+    there.square().sum().backward()
+    assert [mixed.encode(k, x).device.type for k, x in enumerate(tweets)] == ["cpu", "cuda"]
+    assert there.device == mixed.home == torch.device(home)  # merged where the weights are
+    assert all(p.grad.device == mixed.home for p in mixed.parameters())
+    assert gradients(model).abs().max() > 1e-3
+    torch.testing.assert_close(there.cpu(), out, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gradients(mixed).cpu(), gradients(model), rtol=1e-9, atol=1e-12)
+
+
 def test_a_branch_elsewhere_computes_with_a_copy_made_for_the_step(tweets):
     torch.manual_seed(0)
     model = pair(ELSEWHERE)
@@ -89,6 +109,13 @@ def test_a_branch_elsewhere_computes_with_a_copy_made_for_the_step(tweets):
     here, there = model.encode(0, tweets[0]), model.encode(1, tweets[0])
     assert torch.equal(here, there)  # the copy is that of the new weights
     assert not torch.equal(model(*tweets), before)
+
+
+def test_a_branch_computes_where_its_device_is(tweets):
+    model = pair(("cpu", "meta"))  # a device without memory: weights of the CPU would be refused there
+    codes = [model.encode(k, x) for k, x in enumerate(tweets)]
+    assert [code.device.type for code in codes] == ["cpu", "meta"]
+    assert model.encode(0, tweets[0]).equal(codes[0])  # the weights at home are in use again
 
 
 def test_one_input_for_each_branch():

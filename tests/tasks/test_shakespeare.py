@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,3 +84,17 @@ def test_it_is_learnt(task, data):
     result = shoal.run(small, "single", transport="sim", epochs=1)
     assert result.test_loss < 3.1  # the frequencies of characters alone give 3.3
     assert result.test_accuracy > 17  # spaces alone are 15 %
+
+
+@pytest.mark.slow
+def test_diloco_learns_it_with_a_hundredth_of_the_traffic(task, data):
+    """14 steps of 8 workers; how large a batch is does not show in what is sent, so it is one piece."""
+    few = Data(data.x[: 8 * 14], data.y[: 8 * 14], data.test_x[:50], data.test_y[:50])
+    small = replace(task, data=lambda: few, batch=1)
+    sync = shoal.run(small, "sync", workers=8, transport="sim")
+    diloco = shoal.run(small, shoal.DiLoCo(period=14), codec="e3m0", workers=8, transport="sim")
+    ring = 2 * 7 * 4 * 29_600  # 2 (N - 1) times the model's bytes, by all workers together
+    assert sync.bytes_sent == pytest.approx(14 * ring, rel=0.01)  # and headers
+    assert sync.bytes_sent > 100 * diloco.bytes_sent > 0  # 14 times fewer rounds, of 4 bits for 32 and scales
+    for result in (sync, diloco):
+        assert result.test_loss < result.curve[0]["test_loss"] - 0.1

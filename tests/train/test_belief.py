@@ -17,6 +17,7 @@ import shoal
 from shoal.belief import DBNClassifier, RBMTransformer, Rows, unrolled
 from shoal.models.pretraining import Momentum, Pretraining
 from shoal.models.rbm import RBM
+from shoal.strategies import STRATEGIES
 
 DRAW = torch.Generator().manual_seed(5)
 PROTOTYPES = torch.bernoulli(torch.full((3, 12), 0.5), generator=DRAW)
@@ -48,24 +49,39 @@ def fitted(**options) -> DBNClassifier:
 # -- an RBM is a task like any other -----------------------------------------------------------------
 
 
+SOON = {  # to come together several times in the 10 steps of a worker
+    "local": {"period": 3},
+    "post_local": {"switch": 4, "period": 3},
+    "bmuf": {"period": 3},
+    "slowmo": {"period": 3},
+    "diloco": {"period": 3},
+    "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "easgd": {"period": 2},
+    "eamsgd": {"period": 2},
+}
+SILENT = ("single", "ensemble")  # nothing is sent; the models of an ensemble answer together in the end
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "codec", "chains"),
+    ("word", "codec", "chains"),
     [
-        ("sync", "none", 0),
+        *((word, "none", 0) for word in STRATEGIES),
         ("sync", "one_bit", 10),
         ("bmuf", "top_k:density=0.2", 0),
         ("asgd", "fp16", 10),
-        ("easgd", "none", 0),
-        ("dpsgd", "none", 0),
     ],
 )
-def test_an_rbm_learns_under_any_strategy_and_codec(strategy, codec, chains):
-    task = rbm_task(lr=0.02, chains=chains)
-    result = shoal.run(task, strategy, codec=codec, workers=3, epochs=20, transport="sim")
+def test_an_rbm_learns_under_any_strategy_and_codec(word, codec, chains):
+    strategy = STRATEGIES.make(word, **SOON.get(word, {}))
+    workers = strategy.most_workers or 4  # 1 for `single`
+    task = rbm_task(lr=0.07, chains=chains)
+    result = shoal.run(task, strategy, codec=codec, workers=workers, epochs=5, transport="sim")
     before, after = result.curve[0]["metrics"], result.metrics
     assert after["reconstruction error"] < 0.9 * before["reconstruction error"]
     assert result.test_loss == after["reconstruction error"] and result.test_accuracy is None
     assert set(after) == {"reconstruction error", "pseudo-likelihood", "free-energy gap"}
+    assert (result.bytes_sent == 0) == (word in SILENT)
 
 
 def test_four_workers_in_step_learn_what_one_does_from_the_union_of_their_batches(monkeypatch):
