@@ -19,8 +19,9 @@ class RBM(nn.Module):
 
     In training, `forward` gives each row its contrast: its free energy minus that of what the chain dreams.
     The gradient of its mean is -(statistics of the data - statistics of the model), so that a task whose loss
-    is that mean learns by contrastive divergence with any optimizer, strategy and codec. The value itself is
-    no measure of anything. In evaluation, `forward` gives what the monitors are made of: see `measure`.
+    is that mean learns by contrastive divergence with any optimizer, strategy and codec (but for `factors`,
+    which is about layers of nn.Linear). The value itself is no measure of anything. In evaluation, `forward`
+    gives what the monitors are made of: see `measure`.
 
     `steps` of the chain are taken (k of CD-k). It begins at the data; with `chains` it is persistent: so many
     are kept as a buffer, go on where they were, and are shared with nobody. The positive statistic takes
