@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import nn
 
 from shoal.core.strategy import Strategy
@@ -100,10 +101,13 @@ class Setting:
 
     @classmethod
     def of(cls, task: str, hidden: int | None, batch: int, period: int) -> Setting:
-        """The task of that name with one hidden layer of that width, or its own model."""
+        """The task of that name with one hidden layer of that width, or its own model; by plain SGD.
+
+        A momentum of its own, which a worker begins anew with each block, would come to little in short ones.
+        """
         if period < 1:
             raise ValueError(f"period={period}: a block has at least 1 step")
-        chosen = TASKS.make(task).but(batch=batch)
+        chosen = replace(TASKS.make(task).but(batch=batch), optimizer=torch.optim.SGD)
         data = chosen.data()
         if hidden is not None:
             if data.x.ndim != 2 or data.y.ndim != 1 or data.y.is_floating_point():
