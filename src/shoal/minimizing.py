@@ -148,10 +148,31 @@ def shaped(like: Tree, leaves: Iterator[Any]) -> Tree:
 
 
 def array_of(value: Any) -> Array:
-    """Any framework's array as one of NumPy's, without a copy where that can be."""
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-        value = np.from_dlpack(value)
-    return np.asarray(value)
+    """Any framework's array as one of NumPy's, without a copy where that can be.
+
+    Raises TypeError for an array on another device that does not come to the CPU when it is asked to.
+    """
+    exported = hasattr(value, "__dlpack__")
+    if hasattr(value, "__array__") or not exported:
+        try:
+            return np.asarray(value)
+        except TypeError:  # what CuPy and torch raise for an array on a GPU
+            if not exported:
+                raise
+    return brought(value)
+
+
+def brought(value: Any) -> Array:
+    """An array by DLPack, asked to come to the CPU where both sides know that question."""
+    try:
+        try:
+            return np.from_dlpack(value, device="cpu")
+        except TypeError:  # NumPy before 2.1, or a library that only says where its array is
+            return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"NumPy cannot read this {type(value).__name__} ({error}): bring it to the CPU first"
+        ) from error
 
 
 def start_of(named: Sequence[tuple[str, Any]]) -> list[Array]:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,29 +18,36 @@ from shoal.tasks import caltech
 from shoal.tasks.caltech import augment, per_class, smoothed_loss, top_5
 from shoal.tasks.data import Dataset
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 COLOURS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (128, 128, 128), (0, 0, 0), (255, 255, 255)]
+
+
+def packed(colours, labels, split):
+    """A file like the real one, of pictures of one colour each."""
+    image = pytest.importorskip("PIL.Image")
+    jpegs = []
+    for colour in colours:
+        file = io.BytesIO()
+        image.new("RGB", (64, 64), colour).save(file, "JPEG", quality=95)
+        jpegs.append(file.getvalue())
+    contents = io.BytesIO()
+    np.savez(
+        contents,
+        jpeg=np.frombuffer(b"".join(jpegs), np.uint8),
+        offsets=np.cumsum([0, *map(len, jpegs)]),
+        labels=np.array(labels, np.uint8),
+        split=np.array(split, np.uint8),
+    )
+    return contents.getvalue()
 
 
 @pytest.fixture
 def pictures(tmp_path, monkeypatch):
-    """A small file like the real one: six pictures of one colour each, in classes 0, 1, 2 twice over."""
-    image = pytest.importorskip("PIL.Image")
-    packed = []
-    for colour in COLOURS:
-        file = io.BytesIO()
-        image.new("RGB", (64, 64), colour).save(file, "JPEG", quality=95)
-        packed.append(file.getvalue())
-    contents = io.BytesIO()
-    np.savez(
-        contents,
-        jpeg=np.frombuffer(b"".join(packed), np.uint8),
-        offsets=np.cumsum([0, *map(len, packed)]),
-        labels=np.array([0, 1, 2, 0, 1, 2], np.uint8),
-        split=np.array([0, 0, 0, 1, 1, 0], np.uint8),
-    )
+    """Six pictures, in classes 0, 1, 2 twice over."""
+    contents = packed(COLOURS, labels=[0, 1, 2, 0, 1, 2], split=[0, 0, 0, 1, 1, 0])
     (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "small.npz").write_bytes(contents.getvalue())
-    sha256 = hashlib.sha256(contents.getvalue()).hexdigest()
+    (tmp_path / "small" / "small.npz").write_bytes(contents)
+    sha256 = hashlib.sha256(contents).hexdigest()
     monkeypatch.setattr(caltech, "CALTECH", Dataset("small", {"small.npz": sha256}))
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     caltech.decoded.cache_clear()
@@ -212,12 +220,12 @@ def test_four_workers_reach_55_percent():
     assert result.test_accuracy >= 55
 
 
-# -- the example that knows NumPy alone ------------------------------------------------------------
+# -- the examples that know NumPy alone, and JAX ---------------------------------------------------
 
 
 def test_the_gradients_of_the_example_are_those_of_its_loss():
     pytest.importorskip("PIL.Image")
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "caltech_numpy.py"))
+    example = runpy.run_path(str(EXAMPLES / "caltech_numpy.py"))
     draw = np.random.default_rng(0)
     p = {name: part + 0.1 * draw.normal(size=part.shape) for name, part in example["start"](0).items()}
     x, y = draw.normal(size=(5, 768)), np.array([3, 1, 101, 3, 0])
@@ -229,3 +237,17 @@ def test_the_gradients_of_the_example_are_those_of_its_loss():
             for side in (1, -1)
         )
         assert (slopes[name] * direction).sum() == pytest.approx((ahead - behind) / 2e-5, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_network_of_jax_tells_red_from_blue_on_two_machines(tmp_path):
+    pytest.importorskip("jax")
+    red, blue = (255, 0, 0), (0, 0, 255)
+    contents = packed([red, blue] * 16, labels=[0, 1] * 16, split=[0] * 24 + [1] * 8)
+    (tmp_path / "caltech101_64.npz").write_bytes(contents)
+    options = "--machines 2 --strategy sync --epochs 4 --batch 4 --channels 4-4 --pictures 20"
+    program = [sys.executable, EXAMPLES / "caltech_jax.py", *options.split(), "--data", tmp_path]
+    said = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    assert said.returncode == 0, said.stderr
+    assert "samples/s on 2 machines" in said.stdout
+    assert "test accuracy 100.00 %" in said.stdout

@@ -182,13 +182,70 @@ class Exported:
         return self.array.__dlpack_device__()
 
 
-def test_arrays_may_come_by_dlpack():
-    def gradients(parameters, x, y):
-        return Exported(described.line_gradients(parameters, x, y))
+class ExportedOnly(Exported):
+    """One of a library that cannot be asked for another device."""
 
-    start = Exported(np.zeros((1, 1)))
-    found = shoal.minimize(described.line, gradients, start, (X, Y), strategy="single", transport="sim")
+    def __dlpack__(self, *, stream=None):
+        return self.array.__dlpack__(stream=stream)
+
+
+class Elsewhere(Exported):
+    """An array on a GPU that comes to the CPU when it is asked to, and only then."""
+
+    def __dlpack__(self, *, dl_device=None, **options):
+        if dl_device != (1, 0):  # the CPU
+            raise BufferError("this array is on a GPU")
+        return self.array.__dlpack__(dl_device=dl_device, **options)
+
+    def __dlpack_device__(self):
+        return (2, 0)  # CUDA
+
+
+class Guarded(Elsewhere):
+    """One that refuses to be copied unasked, as CuPy's do."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("this array is on a GPU; copy it yourself")
+
+
+class Stuck(Guarded):
+    """One that cannot be asked for the CPU either."""
+
+    def __dlpack__(self, *, stream=None):
+        raise BufferError("this array is on a GPU")
+
+
+class Hidden:
+    """One on a GPU that knows nothing of DLPack."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("this array is on a GPU; copy it yourself")
+
+
+@pytest.mark.parametrize("kind", [torch.from_numpy, Exported, ExportedOnly, Elsewhere, Guarded])
+def test_arrays_may_come_from_other_libraries(kind):
+    def outputs(parameters, x):
+        return kind(described.line(parameters, x))
+
+    def gradients(parameters, x, y):
+        return kind(described.line_gradients(parameters, x, y))
+
+    found = shoal.minimize(
+        outputs, gradients, kind(np.zeros((1, 1))), (kind(X), kind(Y)), test=(X.tolist(), Y.tolist()),
+        strategy="single", transport="sim",
+    )  # fmt: skip
     assert found.parameters == [[0.5]]
+    assert found.result.test_loss == pytest.approx((1.5**2 + 3**2) / 2)
+
+
+def test_an_array_that_does_not_come_to_the_cpu_is_refused():
+    told = r"^NumPy cannot read this Stuck \(this array is on a GPU\): bring it to the CPU first$"
+    with pytest.raises(TypeError, match=told):
+        fit_line(Stuck(np.zeros((1, 1))))
+    with pytest.raises(TypeError, match=told):
+        shoal.minimize(described.line, lambda p, x, y: Stuck(p), np.zeros((1, 1)), (X, Y), transport="sim")
+    with pytest.raises(TypeError, match=r"^this array is on a GPU; copy it yourself$"):
+        minimizing.array_of(Hidden())
 
 
 def test_gradients_of_another_precision_are_converted():
