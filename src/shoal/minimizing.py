@@ -36,6 +36,7 @@ Place: TypeAlias = "Array | Path"
 """An array, or the file that worker processes find it in."""
 
 FLOATS = ("float32", "float64")
+CPU = 1  # as DLPack numbers devices
 LARGE_BYTES = 1 << 20
 """A larger array is mapped into every process from one file; a smaller one is sent to each."""
 
@@ -157,7 +158,7 @@ def array_of(value: Any) -> Array:
         try:
             return np.asarray(value)
         except TypeError:  # what CuPy and torch raise for an array on a GPU
-            if not exported:
+            if not exported or value.__dlpack_device__()[0] == CPU:
                 raise
     return brought(value)
 

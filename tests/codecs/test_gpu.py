@@ -1,4 +1,4 @@
-"""Codecs on a GPU: they write the same bits as on the processor, and do not make it wait."""
+"""Codecs on a GPU write the same bits as on the processor; the fused ones do not make it wait."""
 
 import pytest
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,12 +22,14 @@ from shoal.studies.block_momentum import (
     NESTEROV,
     SINGLE,
     WHOLE,
+    Published,
     Setting,
     published,
 )
 from shoal.studies.bmuf_time import BmufTime, validation_seconds
 from shoal.studies.bmuf_wer import BmufWer, beginning_of
 from shoal.studies.study import Lab
+from shoal.tasks import TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,12 @@ def test_a_dblstm_stands_beside_its_own_tables() -> None:
         for workers in (8, 16):  # the shape of the paper's tables
             assert table[AVERAGING, workers].wer > table[SINGLE, 1].wer + 0.5
             assert max(table[method, workers].wer for method in (CLASSICAL, NESTEROV)) <= 15.0
+
+
+def test_steps_are_of_plain_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(TASKS.make("digits"), optimizer=torch.optim.AdamW)
+    monkeypatch.setattr(TASKS, "make", lambda word: other)
+    assert Setting.of("digits", None, batch=4, period=2).task.optimizer is torch.optim.SGD
 
 
 def test_the_rule_is_as_many_blocks_as_workers() -> None:
@@ -132,7 +141,9 @@ def test_each_claim_falls_with_its_own_row() -> None:
     assert met(doctored(NESTEROV, 16, 3.6)) == [True, True, True, True, False, False]
 
 
-def test_error_and_speed_up_of_a_small_run() -> None:
+def test_error_and_speed_up_of_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {(SINGLE, 1): Published(14.8, 1.0), (CLASSICAL, 4): Published(15.0, 3.9)}
+    monkeypatch.setattr(bmuf_wer, "published", {"digits": (1, rows)}.get)
     lab = Lab()
     study = BmufWer(task="digits", workers="2/4", seeds=1, epochs=2, hidden=16, batch=24, lr=0.3)
     findings = study.run(lab)
@@ -143,7 +154,8 @@ def test_error_and_speed_up_of_a_small_run() -> None:
     ]
     assert {row["clock"] for row in table.rows} == {"virtual"}
     assert all(heading.key in row for heading in table.headings for row in table.rows)
-    assert all(row["paper_wer"] is None for row in table.rows[1:])  # the paper has no 2 and 4 workers
+    told = {(row["method"], row["workers"]): row["paper_wer"] for row in table.rows if row["paper_wer"]}
+    assert told == {(SINGLE, 1): 14.8, (CLASSICAL, 4): 15.0} and findings.source.endswith(", table 1")
     assert table.rows[0]["above"] == 0 and table.rows[0]["speed_up"] == 1
     assert all(1 < row["speed_up"] <= row["workers"] for row in table.rows[1:])
     runs = {record["name"]: record for record in lab.records}

@@ -23,7 +23,7 @@ from shoal.strategies.local import Local
 from shoal.strategies.single import Single
 from shoal.strategies.sync import Sync
 from shoal.studies import STUDIES, calibration
-from shoal.studies.belief_stages import Examples, open_labelled, open_rows, pretraining
+from shoal.studies.belief_stages import Examples, pretraining, read_labelled, read_rows
 from shoal.studies.dbn_figures import FIXED_NODES, FIXED_TASKS, PUBLISHED, REAL, SERVER, claims, compared
 from shoal.studies.dbn_speedup import Bench, DbnSpeedup, Place
 from shoal.studies.study import Lab
@@ -149,8 +149,8 @@ def test_inputs_go_from_0_to_1_and_units_begin_as_often_on_as_in_the_data(tmp_pa
     examples = Examples(Data(x, torch.tensor([0, 1, 2, 0]), x[:1], torch.tensor([2])), tmp_path)
     assert examples.classes == 3
     assert np.array_equal(examples.rows.x, [[0, 1], [0.25, 1], [0, 1], [0.25, 0]])  # (x + 1) / 4
-    assert torch.equal(open_rows(tmp_path).x, torch.from_numpy(examples.rows.x))
-    part = open_labelled(tmp_path, 3)
+    assert torch.equal(read_rows(tmp_path).x, torch.from_numpy(examples.rows.x))
+    part = read_labelled(tmp_path, 3)
     assert part.y.tolist() == [0, 1, 2] and part.test_y.tolist() == [2] and len(part.x) == 3
     bias = pretraining(SMALL.recipe(1, 4), examples.rows, tmp_path, hidden=2).model().visible_bias
     # means 1/8 and 3/4: log(1/7) and log(3)

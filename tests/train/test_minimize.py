@@ -222,7 +222,21 @@ class Hidden:
         raise TypeError("this array is on a GPU; copy it yourself")
 
 
-@pytest.mark.parametrize("kind", [torch.from_numpy, Exported, ExportedOnly, Elsewhere, Guarded])
+asks = pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="NumPy cannot ask for the CPU"
+)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.from_numpy,
+        Exported,
+        ExportedOnly,
+        pytest.param(Elsewhere, marks=asks),
+        pytest.param(Guarded, marks=asks),
+    ],
+)
 def test_arrays_may_come_from_other_libraries(kind):
     def outputs(parameters, x):
         return kind(described.line(parameters, x))
@@ -236,6 +250,11 @@ def test_arrays_may_come_from_other_libraries(kind):
     )  # fmt: skip
     assert found.parameters == [[0.5]]
     assert found.result.test_loss == pytest.approx((1.5**2 + 3**2) / 2)
+
+
+def test_what_numpy_does_not_know_is_not_said_to_be_elsewhere():
+    with pytest.raises(TypeError, match="BFloat16"):  # torch's own words
+        minimizing.array_of(torch.ones(1, dtype=torch.bfloat16))
 
 
 def test_an_array_that_does_not_come_to_the_cpu_is_refused():

@@ -71,7 +71,7 @@ def entries(kind: str) -> Iterator[Entry]:
     elif kind == "codecs":
         yield from _made_here(CODECS)
     elif kind == "studies":
-        for entry in _made_here(STUDIES):  # what is left out there is none, and not chosen by itself
+        for entry in _made_here(STUDIES):  # there None leaves something out; elsewhere it is auto
             told = {name: "none" if default is None else default for name, default in entry.options.items()}
             yield replace(entry, options=told)
     elif kind == "tasks":

@@ -2,7 +2,10 @@
 
 study.py           what a study is, and where its runs are made
 calibration.py     what a step costs on this machine, for virtual time
+clockwork.py       a task that computes nothing, for runs that only keep time
 block_momentum.py  what the studies of block momentum share
+belief_stages.py   the runs that dbn-speedup is made of
+dbn_figures.py     its tables, claims and pictures
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Examples:
         task = finetuning(
             BeliefNet(rbms),
             self.classes,
-            partial(open_labelled, self.folder, recipe.labelled),
+            partial(read_labelled, self.folder, recipe.labelled),
             optimizer=Momentum(recipe.finetune_momentum, decay=0.0),
             lr=recipe.finetune_lr,
             batch=recipe.batch,
@@ -119,7 +119,7 @@ def pretraining(recipe: Recipe, rows: Rows, folder: Path, hidden: int) -> Task:
         lr=recipe.lr, batch=recipe.batch, optimizer=Momentum(recipe.momentum, recipe.momentum)
     )
     bias = tuple(np.log(often / (1 - often)).tolist())
-    return settings.task(rows.x.shape[1], hidden, partial(open_rows, folder), bias)
+    return settings.task(rows.x.shape[1], hidden, partial(read_rows, folder), bias)
 
 
 # -- clocks ---------------------------------------------------------------------------------------------
@@ -149,14 +149,14 @@ def save(folder: Path, **arrays: Array) -> None:
         np.save(folder / f"{name}.npy", array)
 
 
-def open_rows(folder: Path) -> Data:
+def read_rows(folder: Path) -> Data:
     """The inputs alone."""
     x, test_x = read(folder, "x"), read(folder, "test_x")
     test_x = test_x[:: max(1, len(test_x) // MONITORED)][:MONITORED]  # from all over
     return Data(x, torch.zeros(len(x)), test_x, torch.zeros(len(test_x)))
 
 
-def open_labelled(folder: Path, most: int) -> Data:
+def read_labelled(folder: Path, most: int) -> Data:
     """The first so many rows with their classes, and all test rows."""
     x, y, test_x, test_y = (read(folder, name) for name in ("x", "y", "test_x", "test_y"))
     return Data(x[:most], y[:most], test_x, test_y)

@@ -66,7 +66,7 @@ DNN: Mapping[Place, Timed] = {  # 63 million parameters, 1,860 hours of speech
     (NESTEROV, 32): Timed(13.4, 28.4, 81.5, 5.2, 0.7),
     (NESTEROV, 64): Timed(13.6, 56.2, 40.3, 3.5, 0.4),
 }
-CHUNKS: Mapping[Place, Published] = {  # a DBLSTM of 11 million, 309 hours, context-sensitive chunks
+CHUNKS: Mapping[Place, Published] = {  # a DBLSTM of 11.7 million, 309 hours, context-sensitive chunks
     (SINGLE, 1): Published(14.8, 1.0),
     (AVERAGING, 8): Published(15.4, 7.7),
     (AVERAGING, 16): Published(16.0, 15.3),
@@ -103,7 +103,8 @@ class Setting:
     def of(cls, task: str, hidden: int | None, batch: int, period: int) -> Setting:
         """The task of that name with one hidden layer of that width, or its own model; by plain SGD.
 
-        A momentum of its own, which a worker begins anew with each block, would come to little in short ones.
+        A worker's own momentum begins anew with each block and would come to little in short ones, while a
+        single worker would have all of it.
         """
         if period < 1:
             raise ValueError(f"period={period}: a block has at least 1 step")

@@ -141,7 +141,8 @@ class BmufWer(Study):
             "It is kept where a sweep has at least as many blocks as workers, M >= N. As in the paper the "
             "split is the same for all N, so the most workers decide.",
             f"One rate, {self.lr:g}, for one worker and block momentum, halved after each sweep. "
-            f"{own if self.tuned else 'Averaging has the same. '}Momentum is the paper's, else 1 - 1/N.",
+            f"{own if self.tuned else 'Averaging has the same. '}Block momentum is the paper's, else 1 - 1/N;"
+            " steps are of plain SGD, whatever the task's own optimizer.",
             "The paper's are word error rates on Eval2000, ours are classes that are wrong in the test set. "
             "Compare what is above or below one worker.",
         ]

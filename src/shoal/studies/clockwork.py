@@ -1,4 +1,4 @@
-"""Clockwork: a task that computes nothing, so that a run of it is the time of its messages."""
+"""Clockwork: a task that computes nothing, for runs that only keep time."""
 
 from __future__ import annotations
 

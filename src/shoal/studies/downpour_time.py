@@ -50,7 +50,7 @@ class DownpourTime(Study):
     The paper's order, slowest first: SGD, Downpour with 20 replicas, the same with Adagrad, Adagrad with 200.
     """
 
-    source: ClassVar[str] = "Dean et al., Large scale distributed deep networks (2012), figure 5"
+    source: ClassVar[str] = "Dean et al., Large scale distributed deep networks (2012), figures 4 and 5"
 
     task: str = "mnist"
     accuracy: float = 90.0
