@@ -8,19 +8,9 @@ from shoal.core.instrument import Instrument
 from shoal.sim import Compute, Network
 from shoal.strategies import EASGD, STRATEGIES, Downpour, Sync
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
+from soon import SILENT, SOON
 
-OPTIONS = {
-    "local": {"period": 3},
-    "post_local": {"switch": 4, "period": 3},
-    "bmuf": {"period": 3},
-    "slowmo": {"period": 3},
-    "diloco": {"period": 3},
-    "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
-    "easgd": {"period": 2},
-    "eamsgd": {"period": 2},
-}
-SERVERLESS = [word for word in STRATEGIES if STRATEGIES.make(word, **OPTIONS.get(word, {})).servers == 0]
-SILENT = ("single", "ensemble")  # nothing is sent
+SERVERLESS = [word for word in STRATEGIES if STRATEGIES.make(word, **SOON.get(word, {})).servers == 0]
 AT_THEIR_OWN_PACE = ("gossip", "adpsgd", "strom")  # whom they hear from, and what, depends on who is how fast
 
 
@@ -40,7 +30,7 @@ class Drawn(Problem):
 
 
 def strategy_of(word):
-    return STRATEGIES.make(word, **OPTIONS.get(word, {}))
+    return STRATEGIES.make(word, **SOON.get(word, {}))
 
 
 def run(word, codec="none", **options):

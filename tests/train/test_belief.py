@@ -18,6 +18,7 @@ from shoal.belief import DBNClassifier, RBMTransformer, Rows, unrolled
 from shoal.models.pretraining import Momentum, Pretraining
 from shoal.models.rbm import RBM
 from shoal.strategies import STRATEGIES
+from soon import SILENT, SOON
 
 DRAW = torch.Generator().manual_seed(5)
 PROTOTYPES = torch.bernoulli(torch.full((3, 12), 0.5), generator=DRAW)
@@ -47,19 +48,6 @@ def fitted(**options) -> DBNClassifier:
 
 
 # -- an RBM is a task like any other -----------------------------------------------------------------
-
-
-SOON = {  # to come together several times in the 10 steps of a worker
-    "local": {"period": 3},
-    "post_local": {"switch": 4, "period": 3},
-    "bmuf": {"period": 3},
-    "slowmo": {"period": 3},
-    "diloco": {"period": 3},
-    "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
-    "easgd": {"period": 2},
-    "eamsgd": {"period": 2},
-}
-SILENT = ("single", "ensemble")  # nothing is sent; the models of an ensemble answer together in the end
 
 
 @pytest.mark.slow

@@ -582,13 +582,15 @@ def test_memory_stays_bounded_whatever_pours_in(puppet: Puppet, tmp_path: Path) 
         in_threads(6, lambda i: pour(("Bearer " + TOKEN, "Bearer no")[i % 2]))
 
     try:
-        sizes = []
-        for _ in range(5):  # 576 MB each
+        storm()
+        storm()  # pools are full after one, or after two on a busy machine
+        sizes = [resident()]
+        for _ in range(4):  # 576 MB each
             storm()
             sizes.append(resident())
         grown = [after - before for before, after in pairwise(sizes)]
+        assert sizes[-1] - sizes[0] < 64, sizes
         assert min(grown) < 4 and sorted(grown)[1] < 16, sizes  # a leak would add to each
-        assert max(sizes) - sizes[0] < 144, sizes  # what six callers say at once, and pools may keep
         drive(t.send(0, Message("still here")))
     finally:
         drive(t.close())

@@ -1,0 +1,13 @@
+"""Options by which strategies come together several times in ten steps."""
+
+SOON = {
+    "local": {"period": 3},
+    "post_local": {"switch": 4, "period": 3},
+    "bmuf": {"period": 3},
+    "slowmo": {"period": 3},
+    "diloco": {"period": 3},
+    "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "easgd": {"period": 2},
+    "eamsgd": {"period": 2},
+}
+SILENT = ("single", "ensemble")  # nothing is sent
