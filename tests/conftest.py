@@ -15,6 +15,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # threads that wait for each other on busy cores make small tests many times slower
+os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
 
 GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way out
 POLL_SECONDS = 0.01
