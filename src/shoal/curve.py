@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -98,32 +98,35 @@ def put_together(
     copies: Sequence[Sequence[Snapshot]],
     task: Task,
     data: Data,
+    tell: Callable[[int, int], None],
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """The result of a run, and how good it was along the way, from what its holders have left."""
+    """The result of a run, and how good it was along the way, from what its holders have left.
+
+    It may take a while: `tell` hears how many copies have been tested, and how many there are.
+    """
     model = modules[0]
     if strategy.independent:
         model = EnsembleModel(modules, classes=not data.y.is_floating_point())
-    return model, score(join_slices(copies, strategy.independent), model, task, data)
+    points, whole = [], join_slices(copies, strategy.independent)
+    for number, snapshot in enumerate(whole):
+        tell(number, len(whole))
+        points.append(score(snapshot, model, task, data))
+    return model, points
 
 
-def score(snapshots: Sequence[Snapshot], model: nn.Module, task: Task, data: Data) -> list[dict[str, Any]]:
-    """Test every copy; the last point is the result of the run. Leaves the last copy in `model`."""
+def score(snapshot: Snapshot, model: nn.Module, task: Task, data: Data) -> dict[str, Any]:
+    """Test a copy, and leave it in `model`."""
     parameters, layout = trainable(model)
-    points = []
-    for snapshot in snapshots:
-        for p, value in zip(parameters, layout.split(snapshot.x).values(), strict=True):
-            p.data.copy_(value)
-        reached = evaluate(model, task, data)
-        points.append(
-            {
-                "seconds": snapshot.seconds,
-                "samples": snapshot.samples,
-                "test_loss": reached.loss,
-                "test_accuracy": reached.accuracy,
-                **({"metrics": reached.metrics} if reached.metrics else {}),
-            }
-        )
-    return points
+    for p, value in zip(parameters, layout.split(snapshot.x).values(), strict=True):
+        p.data.copy_(value)
+    reached = evaluate(model, task, data)
+    return {
+        "seconds": snapshot.seconds,
+        "samples": snapshot.samples,
+        "test_loss": reached.loss,
+        "test_accuracy": reached.accuracy,
+        **({"metrics": reached.metrics} if reached.metrics else {}),
+    }
 
 
 def holders(strategy: Strategy, workers: int, shards: int, there: Sequence[int] = ()) -> list[int]:

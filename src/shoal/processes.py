@@ -61,7 +61,7 @@ def run_processes(plan: Plan, listener: Listener) -> Result:
             plan.workers, servers, start, listener, plan.timeout, plan.restarts, plan.strategy.survives
         )
         reports = crew.see_through()
-        model = _gather(plan, folder, reports)
+        model = _gather(plan, folder, reports, listener)
     keep_model(plan, model)
     return summarise(plan.config(), [r for r in reports if r], model)
 
@@ -72,7 +72,7 @@ def keep_model(plan: Plan, model: nn.Module) -> None:
         save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
 
 
-def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]]) -> nn.Module:
+def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Listener) -> nn.Module:
     """Test the copies that the nodes which hold the solution have left; the last one is the result."""
     there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
     ranks = holders(plan.strategy, plan.workers, plan.servers, there)
@@ -86,7 +86,11 @@ def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]]) -> nn.Module
         modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
         for name, buffer in modules[-1].named_buffers():
             buffer.copy_(left[f"buffer.{name}"])
-    model, points = put_together(plan.strategy, modules, copies, plan.task, data)
+
+    def tell(tested: int, of: int) -> None:
+        listener(plan.tested(data, ranks[0], tested, of))
+
+    model, points = put_together(plan.strategy, modules, copies, plan.task, data, tell)
     reports[ranks[0]]["curve"] = points
     return model
 

@@ -140,7 +140,11 @@ def _simulate(
             curve.end(simulation.nodes[rank])
         modules = [module_of(simulation.nodes[rank], model) for rank in ranks]
         copies = [curve.snapshots[rank] for rank in ranks]
-        model, points = put_together(plan.strategy, modules, copies, plan.task, data)
+
+        def tell(tested: int, of: int) -> None:
+            listener(plan.tested(data, ranks[0], tested, of))
+
+        model, points = put_together(plan.strategy, modules, copies, plan.task, data, tell)
     keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[ranks[0]]["curve"] = points

@@ -60,6 +60,18 @@ def test_every_strategy_learns_on_real_processes(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transport", ["sim", "processes"])
+def test_progress_goes_on_while_the_copies_are_tested(transport):
+    told = []
+    settings = {"workers": 2, "epochs": 2, "transport": transport}
+    result = shoal.run(blobs(), "downpour", on_progress=told.append, **settings)
+    tested = [event for event in told if "tested" in event]
+    assert [event["tested"] for event in tested] == list(range(len(result.curve)))
+    assert {(e["rank"], e["role"], e["copies"]) for e in tested} == {(2, "server", len(result.curve))}
+    assert told[-len(tested) :] == tested
+
+
+@pytest.mark.slow
 def test_an_ensemble_does_without_a_member_that_is_killed(crews):
     killed = []
 

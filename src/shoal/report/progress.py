@@ -19,7 +19,8 @@ Event = Mapping[str, Any]
 """What a node reports: rank, role, step, steps, loss, samples_per_second, wait_fraction, bytes_sent,
 saved_seconds.
 
-`lost` is true of one that was killed: it is done without.
+`lost` is true of one that was killed: it is done without. When the training is over, the copies that were
+taken on the way are tested: `tested` of so many `copies`.
 """
 
 REDRAW_SECONDS = 0.1
@@ -50,6 +51,7 @@ class Progress:
         self._title = ""
         self._counts = {"worker": 0, "server": 0}
         self._nodes: dict[tuple[str, int], Event] = {}
+        self._testing = ""
         self._drawn = 0.0
 
     def __enter__(self) -> Progress:
@@ -65,7 +67,7 @@ class Progress:
         self.finish()
         self._title = title
         self._counts = {"worker": workers, "server": servers}
-        self._nodes = {}
+        self._nodes, self._testing = {}, ""
         self._drawn = self._clock()
         if self._enabled and self._console.is_terminal:
             self._live = Live(
@@ -81,7 +83,10 @@ class Progress:
         """Take in what a node reports; drawn at once or with a later event."""
         if not self._enabled:
             return
-        self._nodes[str(event.get("role") or "worker"), int(event["rank"])] = event
+        if "tested" in event:
+            self._testing = f"testing, copy {event['tested'] + 1} of {event['copies']}"
+        else:
+            self._nodes[str(event.get("role") or "worker"), int(event["rank"])] = event
         due = self._drawn + (REDRAW_SECONDS if self._live else PLAIN_SECONDS)
         if (now := self._clock()) < due:
             return
@@ -89,7 +94,7 @@ class Progress:
         if self._live:
             self._live.update(self._display(), refresh=True)
         elif not self._console.is_terminal:
-            self._print_line()
+            self._print_line(self._testing)
 
     def finish(self) -> None:
         """End the display. On a terminal its last state stays as one line; finishing twice is harmless."""
@@ -100,8 +105,9 @@ class Progress:
         if self._nodes:
             self._print_line()
 
-    def _print_line(self) -> None:
-        self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+    def _print_line(self, instead: str = "") -> None:
+        line = f"{self._title}: {instead or self._line()}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _line(self) -> str:
         """The whole run in a line: the slowest worker's step, the mean loss, the sum of the speeds."""
@@ -109,7 +115,7 @@ class Progress:
             event for (role, _), event in self._nodes.items() if role == "worker" and not event.get("lost")
         ]
         if not workers:
-            return f"{self._title}: starting"
+            return "starting"
         slowest = min(workers, key=lambda event: int(event.get("step") or 0))
         losses = [loss for event in workers if (loss := finite(event.get("loss"))) is not None]
         speed = sum(finite(event.get("samples_per_second")) or 0.0 for event in workers)
@@ -117,7 +123,7 @@ class Progress:
         told = [f"step {_step_text(slowest)}", f"loss {_loss_text(mean)}", f"{count_text(speed)} samples/s"]
         if (saved := finite(slowest.get("saved_seconds"))) is not None:
             told.append(f"compression {'saved' if saved >= 0 else 'cost'} {abs(saved):.1f} s")
-        return f"{self._title}: {', '.join(told)}"
+        return ", ".join(told)
 
     def _display(self) -> RenderableType:
         grid = Table.grid(padding=(0, 2))
@@ -131,7 +137,8 @@ class Progress:
         for role, rank in keys[:room]:
             grid.add_row(*self._cells(role, rank))
         more = [Text(f"and {len(keys) - room} more", "dim")] if len(keys) > room else []
-        return Group(Text(self._title, "bold"), grid, *more)
+        title = Text.assemble((self._title, "bold"), (f"  {self._testing}", "dim"))
+        return Group(title, grid, *more)
 
     def _keys(self) -> list[tuple[str, int]]:
         """Workers by rank, those not heard of yet included, then the servers."""
