@@ -26,23 +26,32 @@ from shoal.core.errors import WireError
 class Ternary(Codec):
     """Sends the scale of a block, its negative, or 0, at random, so that the mean is the element.
 
-    Elements beyond `clip` standard deviations count as that; with 0, nothing is clipped. A block is a run of
-    `block` elements of the flat vector, so that layers far apart do not share a scale, in which the smaller
-    would vanish; multiples of 256 are fast. With feedback, take a clip of 1.5: at 2.5, what is left grows to
-    fifteen times a gradient.
+    Elements beyond `clip` standard deviations count as that; with 0, nothing is clipped. The paper's 2.5 is
+    for elements that must be right on average. With feedback they are right in the end, and less is left with
+    a clip of 1.5: about as much as a gradient, where it grows to fifteen times that with 2.5.
+
+    A block is a run of `block` elements of the flat vector, so that layers far apart do not share a scale, in
+    which the smaller would vanish; multiples of 256 are fast.
     """
 
     code: ClassVar[int] = 6
 
-    clip: float = 2.5
+    clip: float | None = None  # None: 2.5, or with feedback 1.5
     feedback: str = "none"
     block: int = 2048
 
     def __post_init__(self) -> None:
-        if not (self.clip >= 0 and isfinite(self.clip)):
+        if self.clip is not None and not (self.clip >= 0 and isfinite(self.clip)):
             raise ValueError(f"clip={self.clip} should be 0 or more, such as 2.5")
         check_block("block", self.block)
         one_of_feedback(self.feedback)
+
+    @property
+    def deviations(self) -> float:
+        """How many there are to the clip."""
+        if self.clip is not None:
+            return self.clip
+        return 2.5 if self.feedback == "none" else 1.5
 
     def init(self, like: Tensor, seed: int = 0) -> State:
         return draws.start(seed)
@@ -62,9 +71,8 @@ class Ternary(Codec):
         wrote, bodies = unseal(payload, self.code, n)
         codes, scales = expect(bodies, *parts)
         codes, kernel = codes.contiguous(), for_cpu("ternary", block, out, scales)
-        strange = trits.strange if kernel is None else kernel.strange
-        if wrote != blocks or strange(codes) or (scales < 0).any():
-            raise WireError("a payload of codec 'ternary' has a count, a code or a scale that none has")
+        if wrote != blocks or (scales < 0).any():
+            raise WireError("a payload of codec 'ternary' has a count or a scale that none has")
         if kernel is None:
             return trits.read(codes, scales, block, out)
         kernel.decode(codes, scales, block, out)
@@ -74,15 +82,15 @@ class Ternary(Codec):
         n, blocks, block = v.numel(), count(v.numel(), self.block), self.block
         tensors = (v,) if rest is None else (v, rest)
         if (gpu := for_gpu("ternary", block, *tensors)) is not None:
-            payload = gpu.encode(self.code, v, rest, self.clip, block, draws.first(state))
+            payload = gpu.encode(self.code, v, rest, self.deviations, block, draws.first(state))
             return payload, draws.after(state, block + blocks)
         noise = trits.noise(state, block, blocks, v.device)
         if (kernel := for_cpu("ternary", block, *tensors)) is not None:
             codes, scales = torch.empty(words(n, 2), dtype=torch.int32), torch.empty(blocks)
-            kernel.encode(v, rest, self.clip, block, noise, codes, scales)
+            kernel.encode(v, rest, self.deviations, block, noise, codes, scales)
         else:
             u = v if rest is None else rest.add_(v)
-            scales = trits.scale(u, self.clip, block)
+            scales = trits.scale(u, self.deviations, block)
             codes = trits.written(u, scales, block, *noise)
             if rest is not None:
                 rest.sub_(trits.read(codes, scales, block, torch.empty_like(rest)))

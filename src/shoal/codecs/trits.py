@@ -1,6 +1,6 @@
 """Trits: elements as -1, 0 or 1 times the scale of their block, drawn at random. What TernGrad sends.
 
-The code of a trit is itself in two bits, so 3 is -1; 2 is never written.
+Of the two bits of a code, the lower says whether it is not 0, the upper is the element's sign: 0 and 2 are 0.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from shoal.codecs.blocks import from_rows, rows
 from shoal.codecs.packing import packed, unpacked
 from shoal.core.codec import State
 
-SMALLEST = 2.0**-80  # a block with nothing larger travels as zeros: so that STEPS / scale is a float32
-STEPS = 2**31 * (1 + 2.0**-22)  # to the scale; a little more, so that it is all however a division is rounded
+SMALLEST = 2.0**-80  # a block with nothing larger travels as zeros: so that 1 / scale is a float32
+ONE = 0x3F800000  # the bits of 1.0, as a float32
 
 
 def noise(state: State, block: int, blocks: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """A table of as many draws as a block has elements, and a mask for each block: for `written`.
 
-    They have 24 bits; the 64 below puts them into the middle of what they stand for.
+    A draw is a float from 1 on and below 2, as bits, of which the lower 23 are random; so are a mask's.
     """
-    drawn = (draws.uniform(state, block + blocks, device) * 2**24).int() << 7
-    return drawn[:block] + 64, drawn[block:]
+    drawn = (draws.uniform(state, block + blocks, device) * 2**23).int()
+    return drawn[:block] | ONE, drawn[block:]
 
 
 def scale(u: Tensor, clip: float, block: int) -> Tensor:
@@ -41,23 +41,21 @@ def scale(u: Tensor, clip: float, block: int) -> Tensor:
 
 
 def written(u: Tensor, scales: Tensor, block: int, table: Tensor, masks: Tensor) -> Tensor:
-    """The codes: an element in steps and a draw of as many make a whole scale together, or they do not.
+    """The codes: a magnitude in scales and a draw make 2 together, or they do not.
 
-    The draws of a block are those of the table, with the bits of its mask flipped: so any two of them are
-    independent, and a draw costs one step.
+    They are added up with one rounding, to the nearest: so the whole scale always does, and on average the
+    part of the draws that do is the magnitude. The draws of a block are those of the table, with the bits of
+    its mask flipped: so any two of them are independent, and a draw costs one step.
     """
-    steps = rows(u, block) * (STEPS / scales)[:, None]
-    steps = steps.double().clamp(-(2**31), 2**31 - 1).nan_to_num(0).long()
-    trits = (steps + (table ^ masks[:, None])) >> 31
-    return packed(trits.flatten()[: u.numel()] & 3, 2)
+    each = (1 / scales).where(scales != 0, 0)
+    elements, drawn = rows(u, block), (table ^ masks[:, None]).view(torch.float32)
+    sums = (elements.abs().double() * each.double()[:, None] + drawn.double()).float()
+    codes = (~(sums < 2)).long() + 2 * elements.signbit().long()
+    return packed(codes.flatten()[: u.numel()], 2)
 
 
 def read(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> Tensor:
     """Write what they stand for into `out`."""
-    trits = (unpacked(codes, 2, out.numel()) ^ 2) - 2  # bit 1 is the sign
+    kinds = unpacked(codes, 2, out.numel())
+    trits = (kinds & 1) * (1 - (kinds & 2))
     return from_rows(rows(trits, block) * scales[:, None], out)
-
-
-def strange(codes: Tensor) -> bool:
-    """Whether a code is 2."""
-    return bool((codes & ~(codes << 1) & -0x55555556).any())

@@ -42,12 +42,6 @@ def _store_upper(builder: Any, place: Any, value: Any) -> Any:
     builder.store(builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES)), place, align=2)
 
 
-def _middle(builder: Any, x: Any, y: Any) -> Any:
-    wide = ir.VectorType(ir.IntType(64), LANES)
-    total = builder.add(builder.sext(x, wide), builder.sext(y, wide))
-    return builder.trunc(builder.ashr(total, ir.Constant(wide, [1] * LANES)), WORDS.vector)
-
-
 def fence(builder: Any, x: Any) -> Any:
     """What LLVM does not look behind for a way that it takes for shorter."""
     kind = ir.FunctionType(FLOATS.vector, [FLOATS.vector])
@@ -72,11 +66,11 @@ add = op(FLOATS, lambda builder, x, y: builder.fadd(x, y), 2)
 sub = op(FLOATS, lambda builder, x, y: builder.fsub(x, y), 2)
 mul = op(FLOATS, lambda builder, x, y: builder.fmul(x, y), 2)
 mul_add = call(FLOATS, "fma.v16f32", 3)  # x * y + z, rounded once
+signed_as = call(FLOATS, "copysign.v16f32", 2)  # x with the sign of y
 lesser = call(FLOATS, "minimum.v16f32", 2)
 greater = call(FLOATS, "maximum.v16f32", 2)
 total = call(types.float32, "vector.reduce.fadd.v16f32", 1, SINGLE(0.0), fastmath=("reassoc",))
 bits = op(WORDS, lambda builder, x: builder.bitcast(x, WORDS.vector), 1)
-to_words = call(WORDS, "fptosi.sat.v16i32.v16f32", 1)  # towards 0; the nearest there is if out of range
 
 # Of words.
 splat_word = op(WORDS, _splat, 1)
@@ -88,7 +82,6 @@ up = op(WORDS, lambda builder, x, by: builder.shl(x, by), 2)
 down = op(WORDS, lambda builder, x, by: builder.lshr(x, by), 2)
 plus = op(WORDS, lambda builder, x, y: builder.add(x, y), 2)
 fixed = op(WORDS, fence, 1)  # the same
-middle = op(WORDS, _middle, 2)  # (x + y) / 2, rounded down
 larger = call(WORDS, "smax.v16i32", 2)
 largest = call(types.int32, "vector.reduce.smax.v16i32", 1)
 ones = call(WORDS, "ctpop.v16i32", 1)

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shoal.codecs import trits
 from shoal.codecs.kernels import instructions as lanes
 from shoal.codecs.kernels.compiler import compiled
-from shoal.codecs.kernels.ternary_reading import decode, strange
+from shoal.codecs.kernels.ternary_reading import decode
 from shoal.codecs.kernels.ternary_scale import scale
 
-__all__ = ["able", "decode", "encode", "strange"]
+__all__ = ["able", "decode", "encode"]
 
 GROUP, LANES = 256, 16
-STEPS = np.float32(trits.STEPS)
-HALF = np.float32(0.5)  # a trit in the upper two bits of a word is a float: 2, 0 or -2
+ZERO, ONE = np.float32(0), np.float32(1)
+HALF = np.float32(0.5)  # a code in the upper two bits of a word is a float: 2, 0, -0 or -2
 NONE, TWO, CODE = np.int32(0), np.int32(2), np.int32(-(2**30))
 
 Noise = tuple[Tensor, Tensor]
@@ -63,33 +62,45 @@ def _encode(
 
 @compiled
 def _draw(v: Any, rest: Any, size: Any, begin: int, block: int, table: Any, mask: Any, codes: Any) -> None:
-    steps, less, flips = lanes.splat(STEPS / size), lanes.splat(-size * HALF), lanes.splat_word(mask)
-    u = v if rest is None else rest
+    each = lanes.splat(ZERO if size == ZERO else ONE / size)
+    less, flips = lanes.splat(-size * HALF), lanes.splat_word(mask)
     for group in range(begin, begin + block, GROUP):
         words = lanes.splat_word(NONE)
-        for i in range(group, group + GROUP, 2 * LANES):  # two rows, so that their loads come first
-            j = i + LANES
-            lanes.prefetch_far(v, i + block)
-            lanes.prefetch_far(v, j + block)
-            if rest is not None:
-                lanes.prefetch_far(rest, i + block)
-                lanes.prefetch_far(rest, j + block)
-            first, second = lanes.load(u, i), lanes.load(u, j)
-            one = _trits(first, steps, lanes.differ(lanes.load_words(table, i - begin), flips))
-            two = _trits(second, steps, lanes.differ(lanes.load_words(table, j - begin), flips))
-            if rest is not None:
-                lanes.store(rest, i, lanes.mul_add(lanes.floats(one), less, first))
-                lanes.store(rest, j, lanes.mul_add(lanes.floats(two), less, second))
-            words = _behind(lanes.fixed(_behind(words, one)), two)
+        for i in range(group, group + GROUP, 4 * LANES):
+            words = _two_rows(v, rest, i, i - begin, block, table, flips, each, less, words)
+            j = i + 2 * LANES
+            words = _two_rows(v, rest, j, j - begin, block, table, flips, each, less, words)
         lanes.store_words(codes, group // LANES, words)
 
 
 @compiled
-def _trits(u: Any, steps: Any, draws: Any) -> Any:
-    sums = lanes.middle(lanes.to_words(lanes.mul(u, steps)), draws)
-    return lanes.both(sums, lanes.splat_word(CODE))
+def _two_rows(
+    v: Any, rest: Any, i: int, at: int, block: int, table: Any, flips: Any, each: Any, less: Any, words: Any
+) -> Any:
+    """Two, so that their loads come first; the next block is on its way meanwhile."""
+    j = i + LANES
+    lanes.prefetch_far(v, i + block)
+    lanes.prefetch_far(v, j + block)
+    if rest is not None:
+        lanes.prefetch_far(rest, i + block)
+        lanes.prefetch_far(rest, j + block)
+    u = v if rest is None else rest
+    first, second = lanes.load(u, i), lanes.load(u, j)
+    one = _codes(first, each, lanes.differ(lanes.load_words(table, at), flips))
+    two = _codes(second, each, lanes.differ(lanes.load_words(table, at + LANES), flips))
+    if rest is not None:
+        lanes.store(rest, i, lanes.mul_add(lanes.floats(one), less, first))
+        lanes.store(rest, j, lanes.mul_add(lanes.floats(two), less, second))
+    return lanes.fixed(_behind(lanes.fixed(_behind(words, one)), two))
 
 
 @compiled
-def _behind(words: Any, trits: Any) -> Any:
-    return lanes.either(trits, lanes.down(words, lanes.splat_word(TWO)))
+def _codes(u: Any, each: Any, draws: Any) -> Any:
+    """In the upper two bits: the sign of a float, and whether it is 2 or more."""
+    sums = lanes.mul_add(u, each, lanes.signed_as(lanes.floats(draws), u))
+    return lanes.both(lanes.bits(sums), lanes.splat_word(CODE))
+
+
+@compiled
+def _behind(words: Any, codes: Any) -> Any:
+    return lanes.either(codes, lanes.down(words, lanes.splat_word(TWO)))

@@ -1,4 +1,4 @@
-"""The draws, the scale and the trits of blocks on a GPU, in the arithmetic of `shoal.codecs.trits`."""
+"""The draws, the scale and the codes of blocks on a GPU, in the arithmetic of `shoal.codecs.trits`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import triton.language as tl
 from shoal.codecs import draws, trits
 
 GAMMA, FIRST, SECOND = (tl.constexpr(word) for word in (draws.GAMMA, draws.FIRST, draws.SECOND))
-STEPS, SMALLEST = tl.constexpr(trits.STEPS), tl.constexpr(trits.SMALLEST)
+SMALLEST = tl.constexpr(trits.SMALLEST)
+SIGN, CODE = tl.constexpr(-(2**31)), tl.constexpr(-(2**30))
 TINY, HUGE = tl.constexpr(2.0**-40), tl.constexpr(2.0**50)  # squares of what is in between fit a float
 
 
@@ -29,13 +30,13 @@ def as_read(x, TILE: tl.constexpr, WARP: tl.constexpr):  # type: ignore[no-untyp
 
 @triton.jit
 def drawn(word, places):  # type: ignore[no-untyped-def]
-    """The draws at these places of a stream whose first word is mixed from `word`: 24 bits of 31."""
+    """The draws at these places of a stream whose first word is mixed from `word`: 23 bits."""
     mixed = word.to(tl.uint64) + (places // 2).to(tl.uint64) * GAMMA
     mixed = (mixed ^ (mixed >> 30)) * FIRST
     mixed = (mixed ^ (mixed >> 27)) * SECOND
     mixed = mixed ^ (mixed >> 31)
     half = tl.where(places % 2 == 0, mixed & 0xFFFFFFFF, mixed >> 32)
-    return (half >> 8).to(tl.int32) << 7
+    return (half >> 9).to(tl.int32)
 
 
 @triton.jit
@@ -56,9 +57,12 @@ def scale_of(u, clip, length):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def trits_of(u, scale, noise):  # type: ignore[no-untyped-def]
-    """-1, 0 or 1: whether an element in steps and a draw of as many make a whole scale."""
-    x = u * tl.math.div_rn(STEPS, scale)[:, None]
-    # The nearest word there is where x is out of range, 0 where it is no number: as this instruction has it.
-    steps = tl.inline_asm_elementwise("cvt.rzi.s32.f32 $0, $1;", "=r,f", [x], tl.int32, is_pure=True, pack=1)
-    return ((steps + noise) >> 31) & ((steps >> 31) | 1)  # a sum that is too large for a word is below 0
+def codes_of(u, scale, noise):  # type: ignore[no-untyped-def]
+    """In the upper two bits of words: the sign, and whether an element in scales and a draw make 2.
+
+    These words are the floats 2, 0, -0 and -2.
+    """
+    each = tl.where(scale == 0.0, 0.0, tl.math.div_rn(1.0, scale))[:, None]
+    drawn = noise | (u.to(tl.int32, bitcast=True) & SIGN)
+    sums = tl.fma(u, each, drawn.to(tl.float32, bitcast=True))
+    return sums.to(tl.int32, bitcast=True) & CODE

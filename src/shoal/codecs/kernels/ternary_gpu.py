@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.codecs import packing
-from shoal.codecs.kernels.ternary_drawing_gpu import as_blocks, as_read, drawn, scale_of, trits_of
+from shoal.codecs import packing, trits
+from shoal.codecs.kernels.ternary_drawing_gpu import as_blocks, as_read, codes_of, drawn, scale_of
 from shoal.codecs.kernels.ternary_reading_gpu import decode
 from shoal.codecs.kernels.tiles_gpu import NUMBERS, header, in_eight, load, programs, store
 from shoal.core.codec import Payload
@@ -22,6 +22,7 @@ TILE = 2048  # elements at a time, or a block if that is longer
 WARP, ALONE = 1024, 2048  # of these for each warp, with a rest and without
 LONGEST = 8192  # a block that registers hold
 GROUP = 256
+ONE = tl.constexpr(trits.ONE)
 PROGRAMS = 8  # for each multiprocessor
 
 
@@ -62,7 +63,7 @@ def _encode(  # type: ignore[no-untyped-def]
     GROUPS: tl.constexpr = TILE // 256
     warps, reps = tl.arange(0, TILE // WARP)[None, :, None], tl.arange(0, WARP // 128)[:, None, None]
     at, rows = warps * WARP + reps * 128 + tl.arange(0, 128)[None, None, :], tl.arange(0, TILE // BLOCK)
-    table = as_blocks(drawn(word, at % BLOCK) + 64, TILE, BLOCK)
+    table = as_blocks(drawn(word, at % BLOCK) | ONE, TILE, BLOCK)
     groups, lanes = tl.arange(0, GROUPS)[:, None], tl.arange(0, 16)[None, :]
     held, more = tl.zeros((GROUPS, 16), tl.int64), tl.zeros((TILE // BLOCK,), tl.int64)
     for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
@@ -74,11 +75,11 @@ def _encode(  # type: ignore[no-untyped-def]
         u = as_blocks(u, TILE, BLOCK)
         scale = scale_of(u, clip, tl.minimum(tl.maximum(left - rows * BLOCK, 1), BLOCK))
         tl.store(scales + blocks, scale, rows * BLOCK < left)
-        trits = trits_of(u, scale, table ^ drawn(word, BLOCK + blocks)[:, None])
+        upper = codes_of(u, scale, table ^ drawn(word, BLOCK + blocks)[:, None])
         if RESTS:
-            lacks = u - trits.to(tl.float32) * scale[:, None]
+            lacks = tl.fma(upper.to(tl.float32, bitcast=True), (-0.5 * scale)[:, None], u)
             store(rest + begin, at, as_read(lacks, TILE, WARP), left, TILE)
-        kinds = tl.reshape(trits & 3, (GROUPS, 16, 16))  # 0 behind the end, where there are zeros
+        kinds = tl.reshape((upper >> 30) & 3, (GROUPS, 16, 16))  # 0 behind the end, where there are zeros
         bits = tl.sum(kinds << (2 * tl.arange(0, 16))[None, :, None], 1)
         tl.store(codes + begin // 16 + groups * 16 + lanes, bits, groups * 256 < left)
         held += in_eight(bits, lanes)

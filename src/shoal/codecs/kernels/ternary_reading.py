@@ -1,4 +1,4 @@
-"""Trits read back: in the upper two bits of a word, with zeros below, they are the floats 2, 0 and -2."""
+"""Trits read back: in the upper two bits of a word, with zeros below, they are the floats 2, 0, -0 and -2."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from shoal.codecs.kernels import instructions as lanes
 from shoal.codecs.kernels.compiler import compiled
 
 GROUP, LANES = 256, 16
-ONE, TWO, NONE = np.int32(1), np.int32(2), np.int32(0)
-CODE, UPPER = np.int32(-(2**30)), np.int32(-0x55555556)  # the last code of a word; the upper bits of all
+TWO, CODE = np.int32(2), np.int32(-(2**30))  # the last code of a word
 HALF = np.float32(0.5)
 
 
@@ -28,11 +27,6 @@ def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
         out[whole:] = last[: n - whole]
 
 
-def strange(codes: Tensor) -> bool:
-    """Whether a code is 2, which is never written."""
-    return _strange(codes.numpy())
-
-
 @compiled
 def _decode(codes: Any, scales: Any, block: int, out: Any) -> None:
     code, two = lanes.splat_word(CODE), lanes.splat_word(TWO)
@@ -43,11 +37,3 @@ def _decode(codes: Any, scales: Any, block: int, out: Any) -> None:
             for i in range(group + GROUP - LANES, group - LANES, -LANES):  # the last are in the upper bits
                 lanes.store(out, i, lanes.mul(lanes.floats(lanes.both(words, code)), half))
                 words = lanes.up(words, two)
-
-
-@compiled
-def _strange(codes: Any) -> bool:
-    found = NONE
-    for i in range(codes.size):
-        found |= codes[i] & ~np.int32(codes[i] << ONE)
-    return bool((found & UPPER) != 0)
