@@ -84,14 +84,13 @@ class Ternary(Codec):
         if (gpu := for_gpu("ternary", block, *tensors)) is not None:
             payload = gpu.encode(self.code, v, rest, self.deviations, block, draws.first(state))
             return payload, draws.after(state, block + blocks)
-        noise = trits.noise(state, block, blocks, v.device)
         if (kernel := for_cpu("ternary", block, *tensors)) is not None:
             codes, scales = torch.empty(words(n, 2), dtype=torch.int32), torch.empty(blocks)
-            kernel.encode(v, rest, self.deviations, block, noise, codes, scales)
+            kernel.encode(v, rest, self.deviations, block, state, codes, scales)
         else:
             u = v if rest is None else rest.add_(v)
             scales = trits.scale(u, self.deviations, block)
-            codes = trits.written(u, scales, block, *noise)
+            codes = trits.written(u, scales, block, *trits.noise(state, block, blocks, v.device))
             if rest is not None:
                 rest.sub_(trits.read(codes, scales, block, torch.empty_like(rest)))
         return seal(self.code, n, blocks, codes, scales), draws.after(state, block + blocks)

@@ -22,11 +22,11 @@ def _splat(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(builder.insert_element(none, value, ir.Constant(WORD, 0)), none, ZEROS)
 
 
-def _prefetch(builder: Any, place: Any, near: int) -> Any:
+def _prefetch(builder: Any, place: Any) -> Any:
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, WORD, WORD, WORD])
     function = declared(builder.module, kind, "prefetch.p0")
-    builder.call(function, [builder.bitcast(place, byte), WORD(0), WORD(near), WORD(1)])
+    builder.call(function, [builder.bitcast(place, byte), WORD(0), WORD(3), WORD(1)])
 
 
 def _store(builder: Any, place: Any, value: Any) -> Any:
@@ -57,8 +57,7 @@ store = memory(types.void, SINGLE, _store, 1)
 store_words = memory(types.void, WORD, _store, 1)
 store_halves = memory(types.void, HALF, _store_halves, 1)
 store_upper = memory(types.void, ir.IntType(16), _store_upper, 1)  # the upper halves of words
-prefetch = memory(types.void, SINGLE, lambda b, place: _prefetch(b, place, 3))  # needed soon; harmless where
-prefetch_far = memory(types.void, SINGLE, lambda b, place: _prefetch(b, place, 2))  # there is no such memory
+prefetch = memory(types.void, SINGLE, _prefetch)  # what is needed soon; harmless where no such memory is
 
 # Of floats.
 splat = op(FLOATS, _splat, 1)

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shoal.codecs import trits
+from shoal.codecs.draws import COUNTER, SEED
 from shoal.codecs.kernels import instructions as lanes
 from shoal.codecs.kernels.compiler import compiled
+from shoal.codecs.kernels.draws import draw
 from shoal.codecs.kernels.ternary_reading import decode
-from shoal.codecs.kernels.ternary_scale import scale
+from shoal.codecs.kernels.ternary_scale import clipped, measured, scale
+from shoal.core.codec import State
 
 __all__ = ["able", "decode", "encode"]
 
@@ -24,8 +28,6 @@ ZERO, ONE = np.float32(0), np.float32(1)
 HALF = np.float32(0.5)  # a code in the upper two bits of a word is a float: 2, 0, -0 or -2
 NONE, TWO, CODE = np.int32(0), np.int32(2), np.int32(-(2**30))
 
-Noise = tuple[Tensor, Tensor]
-
 
 def able(block: int) -> bool:
     """Whether it knows blocks of that length."""
@@ -33,11 +35,11 @@ def able(block: int) -> bool:
 
 
 def encode(
-    v: Tensor, rest: Tensor | None, clip: float, block: int, noise: Noise, codes: Tensor, scales: Tensor
+    v: Tensor, rest: Tensor | None, clip: float, block: int, state: State, codes: Tensor, scales: Tensor
 ) -> None:
     """Write the codes and scales of `v`, or of `v + rest`; leave in `rest` what they lack."""
     n, whole, blocks = v.numel(), v.numel() // block * block, v.numel() // block
-    table, masks, all_scales = noise[0].numpy(), noise[1].numpy(), scales.numpy()
+    (table, masks), all_scales = _noise(state, block, scales.numel()), scales.numpy()
     left: Any = None if rest is None else rest.numpy()
     clip = float(clip)  # for a whole number, numba would compile it once more
     _encode(v.detach().numpy(), left, clip, block, block, table, masks, codes.numpy(), all_scales[:blocks])
@@ -51,13 +53,26 @@ def encode(
             rest.numpy()[whole:] = left[: n - whole]
 
 
+def _noise(state: State, block: int, blocks: int) -> tuple[Any, Any]:
+    """The same as `trits.noise`."""
+    drawn = np.empty(block + blocks, np.float32)
+    draw(int(state[SEED]), int(state[COUNTER]), drawn)
+    bits = (drawn * 2**23).astype(np.int32)
+    return bits[:block] | trits.ONE, bits[block:]
+
+
 @compiled
 def _encode(
     v: Any, rest: Any, clip: float, block: int, length: int, table: Any, masks: Any, codes: Any, scales: Any
 ) -> None:
+    deviations = clip * clip / length
     for b in range(scales.size):
-        scales[b] = scale(v, rest, clip, b * block, block, length)
-        _draw(v, rest, scales[b], b * block, block, table, masks[b], codes)
+        most, total = measured(v, rest, b * block, block)
+        size = clipped(most, total, deviations)
+        if size < ZERO:
+            size = scale(v if rest is None else rest, total, deviations, b * block, block)
+        scales[b] = size
+        _draw(v, rest, size, b * block, block, table, masks[b], codes)
 
 
 @compiled
@@ -79,11 +94,11 @@ def _two_rows(
 ) -> Any:
     """Two, so that their loads come first; the next block is on its way meanwhile."""
     j = i + LANES
-    lanes.prefetch_far(v, i + block)
-    lanes.prefetch_far(v, j + block)
+    lanes.prefetch(v, i + block)
+    lanes.prefetch(v, j + block)
     if rest is not None:
-        lanes.prefetch_far(rest, i + block)
-        lanes.prefetch_far(rest, j + block)
+        lanes.prefetch(rest, i + block)
+        lanes.prefetch(rest, j + block)
     u = v if rest is None else rest
     first, second = lanes.load(u, i), lanes.load(u, j)
     one = _codes(first, each, lanes.differ(lanes.load_words(table, at), flips))

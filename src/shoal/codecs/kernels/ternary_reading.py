@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 from shoal.codecs.kernels import instructions as lanes
 from shoal.codecs.kernels.compiler import compiled
 
-GROUP, LANES = 256, 16
-TWO, CODE = np.int32(2), np.int32(-(2**30))  # the last code of a word
+GROUP, ROWS, LANES = 256, 16, 16
+LAST, CODE = 30, np.int32(-(2**30))  # the upper two bits, and where they begin
 HALF = np.float32(0.5)
 
 
@@ -29,11 +29,11 @@ def decode(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
 
 @compiled
 def _decode(codes: Any, scales: Any, block: int, out: Any) -> None:
-    code, two = lanes.splat_word(CODE), lanes.splat_word(TWO)
+    code = lanes.splat_word(CODE)
     for b in range(scales.size):
         half = lanes.splat(scales[b] * HALF)
         for group in range(b * block, (b + 1) * block, GROUP):
             words = lanes.load_words(codes, group // LANES)
-            for i in range(group + GROUP - LANES, group - LANES, -LANES):  # the last are in the upper bits
-                lanes.store(out, i, lanes.mul(lanes.floats(lanes.both(words, code)), half))
-                words = lanes.up(words, two)
+            for row in range(ROWS):  # upwards, or parts of a line of memory are read before they are written
+                upper = lanes.up(words, lanes.splat_word(np.int32(LAST - 2 * row)))
+                lanes.store(out, group + row * LANES, lanes.mul(lanes.floats(lanes.both(upper, code)), half))

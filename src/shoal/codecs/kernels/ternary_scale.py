@@ -21,32 +21,43 @@ from shoal.codecs.kernels.compiler import compiled
 LANES = 16
 FIRST = 256  # elements
 AHEAD = 256  # elements; how far is near enough for the nearest memory
-ZERO, SMALLEST = np.float32(0), np.float32(trits.SMALLEST)
+ZERO, UNKNOWN, SMALLEST = np.float32(0), np.float32(-1), np.float32(trits.SMALLEST)
 NONE, BELOW_SIGN = np.int32(0), np.int32(0x7FFFFFFF)
 TINY, HUGE = np.float32(2.0**-40), np.float32(2.0**50)  # squares of what is in between fit a float32
 
 
 @compiled
-def scale(v: Any, rest: Any, clip: float, begin: int, block: int, length: int) -> Any:
-    """Of the `length` elements from `begin` on, and zeros; with a rest, add them to that before."""
-    squares, top = lanes.splat(ZERO), lanes.splat_word(NONE)
+def measured(v: Any, rest: Any, begin: int, block: int) -> Any:
+    """The largest magnitude of the first elements of a block, and the sum of all squares.
+
+    With a rest, the elements are added to that before.
+    """
+    squares, more, top = lanes.splat(ZERO), lanes.splat(ZERO), lanes.splat_word(NONE)
     for i in range(begin, begin + FIRST, LANES):
         u = _taken(v, rest, i)
         top, squares = _larger(top, u), lanes.mul_add(u, u, squares)
-    more = lanes.splat(ZERO)
     for i in range(begin + FIRST, begin + block, 2 * LANES):
-        one, two = _taken(v, rest, i), _taken(v, rest, i + LANES)
-        squares, more = lanes.mul_add(one, one, squares), lanes.mul_add(two, two, more)
-    total = float(lanes.total(lanes.add(squares, more)))
-    most, limit = _largest(top), np.float32(clip * np.sqrt(total / length))
-    if clip > 0 and TINY < most and most >= limit and total < HUGE**2:
-        return limit
-    return _of_all(v if rest is None else rest, clip, begin, block, length, total)
+        u = _taken(v, rest, i)
+        squares = lanes.mul_add(u, u, squares)
+        u = _taken(v, rest, i + LANES)
+        more = lanes.mul_add(u, u, more)
+    return _largest(top), float(lanes.total(lanes.add(squares, more)))
 
 
 @compiled
-def _of_all(u: Any, clip: float, begin: int, block: int, length: int, total: float) -> Any:
-    """The same once they are added up, whatever they are."""
+def clipped(most: Any, total: float, deviations: float) -> Any:
+    """The scale, if one of the first is beyond the clip and all squares fit a float32; else -1.
+
+    `deviations` is the square of the clip, by the number of elements.
+    """
+    limit = np.float32(np.sqrt(total * deviations))
+    is_known = deviations > 0 and most > TINY and most >= limit and total < HUGE**2
+    return limit if is_known else UNKNOWN
+
+
+@compiled
+def scale(u: Any, total: float, deviations: float, begin: int, block: int) -> Any:
+    """The same whatever they are: all are looked at."""
     top = lanes.splat_word(NONE)
     for i in range(begin, begin + block, LANES):
         top = _larger(top, lanes.load(u, i))
@@ -57,8 +68,7 @@ def _of_all(u: Any, clip: float, begin: int, block: int, length: int, total: flo
         return ZERO
     if not TINY < most < HUGE:
         total = _squares(u, begin, block)
-    limit = np.float32(clip * np.sqrt(total / length))
-    return min(most, limit) if clip > 0 else most
+    return min(most, np.float32(np.sqrt(total * deviations))) if deviations > 0 else most
 
 
 @compiled
