@@ -54,7 +54,8 @@ class _Learner:
 
     `transport="sim"` runs all workers in this process, "processes" gives each its own; a script that takes
     those guards its start by `if __name__ == "__main__"`. Further options of `shoal.run` go into `options`.
-    `on_progress` hears of steps as in `shoal.run`, with the name of the stage; `on_stage` of finished stages.
+    `on_progress` hears of steps and tests as in `shoal.run`, with the name of the stage; `on_stage` of stages
+    that are done.
     With `checkpoint` a `fit` that was stopped goes on where it was when it is called again alike.
     """
 

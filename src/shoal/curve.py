@@ -98,18 +98,18 @@ def put_together(
     copies: Sequence[Sequence[Snapshot]],
     task: Task,
     data: Data,
-    tell: Callable[[int, int], None],
+    told: Callable[[int, int], None],
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """The result of a run, and how good it was along the way, from what its holders have left.
 
-    It may take a while: `tell` hears how many copies have been tested, and how many there are.
+    It may take a while: `told` hears how many copies have been tested, and how many there are.
     """
     model = modules[0]
     if strategy.independent:
         model = EnsembleModel(modules, classes=not data.y.is_floating_point())
     points, whole = [], join_slices(copies, strategy.independent)
     for number, snapshot in enumerate(whole):
-        tell(number, len(whole))
+        told(number, len(whole))
         points.append(score(snapshot, model, task, data))
     return model, points
 

@@ -114,11 +114,6 @@ class Plan:
         """Samples that all workers take together."""
         return self.epochs * len(data.x) * (1 if self.strategy.shares_out else self.workers)
 
-    def tested(self, data: Data, rank: int, number: int, copies: int) -> dict[str, Any]:
-        """What is said of progress when so many copies of a finished node's solution have been tested."""
-        role, steps = "worker" if rank < self.workers else "server", self.steps(data)
-        return {"rank": rank, "role": role, "step": steps, "steps": steps, "tested": number, "copies": copies}
-
     def same_run(self) -> dict[str, Any]:
         """What must not change between a checkpoint and its resumption."""
         return {

@@ -26,7 +26,7 @@ from shoal.curve import Curve, Snapshot, holders, holds_solution, put_together
 from shoal.launch.background import Background
 from shoal.launch.boundary import Boundary
 from shoal.launch.control import Control, Reporter, leave_with_parent
-from shoal.launch.crew import Crew, Listener, Member, ctrl_c_ignored
+from shoal.launch.crew import Audience, Crew, Member, ctrl_c_ignored
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.seat import Seat
@@ -38,7 +38,7 @@ SLOW_IMPORTS = ("torch._dynamo",)
 """What torch imports on first use of an optimizer: seconds that are spent once, not once in every process."""
 
 
-def run_processes(plan: Plan, listener: Listener) -> Result:
+def run_processes(plan: Plan, listener: Audience) -> Result:
     """One process for each node; returns when all are done, with the model they have trained."""
     _check_it_travels(plan)
     context = multiprocessing.get_context("forkserver")
@@ -72,7 +72,7 @@ def keep_model(plan: Plan, model: nn.Module) -> None:
         save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
 
 
-def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Listener) -> nn.Module:
+def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Audience) -> nn.Module:
     """Test the copies that the nodes which hold the solution have left; the last one is the result."""
     there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
     ranks = holders(plan.strategy, plan.workers, plan.servers, there)
@@ -86,11 +86,7 @@ def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Li
         modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
         for name, buffer in modules[-1].named_buffers():
             buffer.copy_(left[f"buffer.{name}"])
-
-    def tell(tested: int, of: int) -> None:
-        listener(plan.tested(data, ranks[0], tested, of))
-
-    model, points = put_together(plan.strategy, modules, copies, plan.task, data, tell)
+    model, points = put_together(plan.strategy, modules, copies, plan.task, data, listener.tested)
     reports[ranks[0]]["curve"] = points
     return model
 

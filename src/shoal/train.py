@@ -22,7 +22,7 @@ from shoal.core.task import Task
 from shoal.core.vector import trainable
 from shoal.curve import Curve, holders, put_together
 from shoal.launch.control import PROGRESS_SECONDS, Control, progress
-from shoal.launch.crew import Listener
+from shoal.launch.crew import Audience, Listener
 from shoal.launch.join import choose_mean
 from shoal.modules import build_model, build_replica, module_of
 from shoal.plan import Plan
@@ -91,7 +91,7 @@ def run(
         every=every,
         balance=balance,
     )
-    listener = on_progress or (lambda event: None)
+    listener = Audience(on_progress)
     if transport == "sim":
         return _simulate(plan, network or Network(), compute or Compute(), faults, listener)
     if network or compute or faults:
@@ -103,7 +103,7 @@ def run(
 
 
 def _simulate(
-    plan: Plan, network: Network, compute: Compute, faults: Faults | None, listener: Listener
+    plan: Plan, network: Network, compute: Compute, faults: Faults | None, listener: Audience
 ) -> Result:
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
     curve = Curve(plan.strategy, plan.samples(data))
@@ -140,11 +140,7 @@ def _simulate(
             curve.end(simulation.nodes[rank])
         modules = [module_of(simulation.nodes[rank], model) for rank in ranks]
         copies = [curve.snapshots[rank] for rank in ranks]
-
-        def tell(tested: int, of: int) -> None:
-            listener(plan.tested(data, ranks[0], tested, of))
-
-        model, points = put_together(plan.strategy, modules, copies, plan.task, data, tell)
+        model, points = put_together(plan.strategy, modules, copies, plan.task, data, listener.tested)
     keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[ranks[0]]["curve"] = points

@@ -132,13 +132,25 @@ def test_it_says_which_copy_is_tested_when_the_training_is_over(clock, terminal)
     clock.now = 11.0
     progress.update(event(step=468, loss=None, tested=3, copies=21))
     assert "testing, copy 4 of 21" in out.file.getvalue()
+    progress.update(event(step=468))
+    clock.now = 22.0
+    progress.update(event(step=468))
+    assert "testing" not in out.file.getvalue().rsplit("bmuf", 1)[-1]
     progress.finish()
     if terminal:  # what stays is about the training
         assert out.file.getvalue().endswith("bmuf: step 468/468, loss 0.31, 5,100 samples/s\n")
     progress.start("sync", workers=1, servers=0)
-    clock.now = 22.0
+    clock.now = 33.0
     progress.update(event(step=5))
     assert "testing" not in out.file.getvalue().split("sync")[-1]
+
+
+def test_a_terminal_shows_at_once_that_testing_has_begun(clock):
+    out = console(terminal=True)
+    with Progress(console=out, clock=clock) as progress:
+        progress.start("bmuf", workers=1, servers=0)
+        progress.update(event(step=468, tested=0, copies=1))
+        assert "testing, copy 1 of 1" in out.file.getvalue()
 
 
 def test_more_workers_than_lines_are_counted(clock):

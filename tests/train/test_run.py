@@ -67,8 +67,9 @@ def test_progress_goes_on_while_the_copies_are_tested(transport):
     result = shoal.run(blobs(), "downpour", on_progress=told.append, **settings)
     tested = [event for event in told if "tested" in event]
     assert [event["tested"] for event in tested] == list(range(len(result.curve)))
-    assert {(e["rank"], e["role"], e["copies"]) for e in tested} == {(2, "server", len(result.curve))}
+    assert {event["copies"] for event in tested} == {len(result.curve)}
     assert told[-len(tested) :] == tested
+    assert all(event.keys() >= told[0].keys() for event in tested)  # whoever hears them knows no others
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ out: whoever averages here decodes before it adds, and a scale of one's own fits
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -20,6 +20,8 @@ from shoal.codecs.packing import words
 from shoal.codecs.wire import beside, seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
 from shoal.core.errors import WireError
+
+SMALLEST_CLIP = 1e-9  # scales that are much smaller still would have no reciprocal
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Ternary(Codec):
     block: int = 2048
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not (self.clip >= 0 and isfinite(self.clip)):
-            raise ValueError(f"clip={self.clip} should be 0 or more, such as 2.5")
+        if self.clip and not SMALLEST_CLIP <= self.clip < inf:
+            raise ValueError(f"clip={self.clip} should be 0, which clips nothing, or a number such as 2.5")
         check_block("block", self.block)
         one_of_feedback(self.feedback)
 
@@ -52,6 +54,11 @@ class Ternary(Codec):
         if self.clip is not None:
             return self.clip
         return 2.5 if self.feedback == "none" else 1.5
+
+    @property
+    def merged(self) -> Codec:
+        """An average that travels on has no feedback, unless that is double: it must be right by itself."""
+        return replace(self, feedback="none") if self.feedback == "residual" else self
 
     def init(self, like: Tensor, seed: int = 0) -> State:
         return draws.start(seed)

@@ -1,6 +1,6 @@
 """Trits: elements as -1, 0 or 1 times the scale of their block, drawn at random. What TernGrad sends.
 
-Of the two bits of a code, the lower says whether it is not 0, the upper is the element's sign: 0 and 2 are 0.
+Of the two bits of a code, the lower says whether it is not 0, the upper is the element's sign: 2 is -0.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def scale(u: Tensor, clip: float, block: int) -> Tensor:
 def written(u: Tensor, scales: Tensor, block: int, table: Tensor, masks: Tensor) -> Tensor:
     """The codes: a magnitude in scales and a draw make 2 together, or they do not.
 
-    They are added up with one rounding, to the nearest: so the whole scale always does, and on average the
-    part of the draws that do is the magnitude. The draws of a block are those of the table, with the bits of
-    its mask flipped: so any two of them are independent, and a draw costs one step.
+    They are added up with one rounding, to the nearest: so the whole scale does, and the part of the draws
+    that do is the magnitude, to 2^-24 of the scale. The draws of a block are those of the table, with the
+    bits of its mask flipped: so any two of them are independent, and a draw costs one step.
     """
-    each = (1 / scales).where(scales != 0, 0)
+    each = (1 / scales).where(scales > 0, 0)
     elements, drawn = rows(u, block), (table ^ masks[:, None]).view(torch.float32)
     sums = (elements.abs().double() * each.double()[:, None] + drawn.double()).float()
     codes = (~(sums < 2)).long() + 2 * elements.signbit().long()
@@ -57,5 +57,5 @@ def written(u: Tensor, scales: Tensor, block: int, table: Tensor, masks: Tensor)
 def read(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> Tensor:
     """Write what they stand for into `out`."""
     kinds = unpacked(codes, 2, out.numel())
-    trits = (kinds & 1) * (1 - (kinds & 2))
+    trits = (kinds & 1) * (1.0 - (kinds & 2))
     return from_rows(rows(trits, block) * scales[:, None], out)

@@ -70,6 +70,25 @@ class Process(Protocol):
         ...
 
 
+class Audience:
+    """Tells a listener, if there is one, how nodes get on, and in the end how their model is tested."""
+
+    def __init__(self, listener: Listener | None) -> None:
+        self._listener = listener
+        self._last: dict[str, Any] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Hear of a node."""
+        self._last = event
+        if self._listener is not None:
+            self._listener(event)
+
+    def tested(self, number: int, copies: int) -> None:
+        """Hear that so many copies are tested; with the last word of a node, on whose keys one may rely."""
+        if self._last and self._listener is not None:
+            self._listener({**self._last, "tested": number, "copies": copies})
+
+
 @dataclass
 class Member:
     """One node's process, with the launcher's end of its control line."""

@@ -83,11 +83,14 @@ class Progress:
         """Take in what a node reports; drawn at once or with a later event."""
         if not self._enabled:
             return
+        due = self._drawn + (REDRAW_SECONDS if self._live else PLAIN_SECONDS)
         if "tested" in event:
+            if self._live and not self._testing:
+                due = self._drawn  # it may be the only copy, and take long
             self._testing = f"testing, copy {event['tested'] + 1} of {event['copies']}"
         else:
+            self._testing = ""
             self._nodes[str(event.get("role") or "worker"), int(event["rank"])] = event
-        due = self._drawn + (REDRAW_SECONDS if self._live else PLAIN_SECONDS)
         if (now := self._clock()) < due:
             return
         self._drawn = now

@@ -1,4 +1,4 @@
-"""Trits in one pass: a block is measured while it is read, and drawn for while it is near the processor.
+"""Trits in one pass over memory: a block is measured while it is read, and drawn for while it is near.
 
 Where its scale is not quite that of the lines of torch, about one trit in a million is another.
 """
@@ -65,19 +65,19 @@ def _noise(state: State, block: int, blocks: int) -> tuple[Any, Any]:
 def _encode(
     v: Any, rest: Any, clip: float, block: int, length: int, table: Any, masks: Any, codes: Any, scales: Any
 ) -> None:
-    deviations = clip * clip / length
+    share = clip * clip / length
     for b in range(scales.size):
         most, total = measured(v, rest, b * block, block)
-        size = clipped(most, total, deviations)
+        size = clipped(most, total, share)
         if size < ZERO:
-            size = scale(v if rest is None else rest, total, deviations, b * block, block)
+            size = scale(v if rest is None else rest, total, share, b * block, block)
         scales[b] = size
         _draw(v, rest, size, b * block, block, table, masks[b], codes)
 
 
 @compiled
 def _draw(v: Any, rest: Any, size: Any, begin: int, block: int, table: Any, mask: Any, codes: Any) -> None:
-    each = lanes.splat(ZERO if size == ZERO else ONE / size)
+    each = lanes.splat(ONE / size if size > ZERO else ZERO)  # nor if it is no number
     less, flips = lanes.splat(-size * HALF), lanes.splat_word(mask)
     for group in range(begin, begin + block, GROUP):
         words = lanes.splat_word(NONE)

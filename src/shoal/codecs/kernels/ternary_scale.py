@@ -1,4 +1,4 @@
-"""The scale of a block of trits, in one pass over it.
+"""The scale of a block of trits, mostly in one pass over it.
 
 Squares are added up in float32, in thirty-two lanes; the lines of torch do so in float64. So a scale may
 differ from theirs by a few units in its last place. Where sums are exact, as of small whole numbers, it does
@@ -45,18 +45,18 @@ def measured(v: Any, rest: Any, begin: int, block: int) -> Any:
 
 
 @compiled
-def clipped(most: Any, total: float, deviations: float) -> Any:
+def clipped(most: Any, total: float, share: float) -> Any:
     """The scale, if one of the first is beyond the clip and all squares fit a float32; else -1.
 
-    `deviations` is the square of the clip, by the number of elements.
+    `share` is the square of the clip over the number of elements.
     """
-    limit = np.float32(np.sqrt(total * deviations))
-    is_known = deviations > 0 and most > TINY and most >= limit and total < HUGE**2
+    limit = np.float32(np.sqrt(total * share))
+    is_known = share > 0 and most > TINY and most >= limit and total < HUGE**2
     return limit if is_known else UNKNOWN
 
 
 @compiled
-def scale(u: Any, total: float, deviations: float, begin: int, block: int) -> Any:
+def scale(u: Any, total: float, share: float, begin: int, block: int) -> Any:
     """The same whatever they are: all are looked at."""
     top = lanes.splat_word(NONE)
     for i in range(begin, begin + block, LANES):
@@ -68,7 +68,7 @@ def scale(u: Any, total: float, deviations: float, begin: int, block: int) -> An
         return ZERO
     if not TINY < most < HUGE:
         total = _squares(u, begin, block)
-    return min(most, np.float32(np.sqrt(total * deviations))) if deviations > 0 else most
+    return min(most, np.float32(np.sqrt(total * share))) if share > 0 else most
 
 
 @compiled
