@@ -28,12 +28,10 @@ SMALLEST_CLIP = 1e-9  # scales that are much smaller still would have no recipro
 class Ternary(Codec):
     """Sends the scale of a block, its negative, or 0, at random, so that the mean is the element.
 
-    Elements beyond `clip` standard deviations count as that; with 0, nothing is clipped. The paper's 2.5 is
-    for elements that must be right on average. With feedback they are right in the end, and less is left with
-    a clip of 1.5: about as much as a gradient, where it grows to fifteen times that with 2.5.
-
-    A block is a run of `block` elements of the flat vector, so that layers far apart do not share a scale, in
-    which the smaller would vanish; multiples of 256 are fast.
+    Elements beyond `clip` standard deviations count as that; with 0, nothing is clipped. With feedback 1.5 is
+    better than the paper's 2.5, with which what is left grows to fifteen times a gradient. A block is a run
+    of `block` elements of the flat vector, so that layers far apart do not share a scale, in which the
+    smaller would vanish; multiples of 256 are fast.
     """
 
     code: ClassVar[int] = 6
@@ -51,9 +49,8 @@ class Ternary(Codec):
     @property
     def deviations(self) -> float:
         """How many there are to the clip."""
-        if self.clip is not None:
-            return self.clip
-        return 2.5 if self.feedback == "none" else 1.5
+        usual = 2.5 if self.feedback == "none" else 1.5
+        return usual if self.clip is None else self.clip
 
     @property
     def merged(self) -> Codec:

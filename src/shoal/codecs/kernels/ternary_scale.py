@@ -1,8 +1,7 @@
 """The scale of a block of trits, mostly in one pass over it.
 
-Squares are added up in float32, in thirty-two lanes; the lines of torch do so in float64. So a scale may
-differ from theirs by a few units in its last place. Where sums are exact, as of small whole numbers, it does
-not.
+Squares are added up in float32, in thirty-two lanes; the lines of torch do so in float64. So a scale may be a
+few units in the last place from theirs, unless sums are exact, as of small whole numbers.
 
 The largest matters only where nothing is beyond the clip. If something is, it mostly shows among the first;
 only if not, all are looked at.
