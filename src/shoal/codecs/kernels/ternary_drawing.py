@@ -30,11 +30,11 @@ def noise(state: State, block: int, blocks: int) -> tuple[Any, Any]:
 @compiled
 def write(v: Any, rest: Any, size: Any, begin: int, block: int, table: Any, mask: Any, codes: Any) -> None:
     """Write the codes of the block that begins there, and leave in a rest what they lack."""
-    each = lanes.splat(ONE / size if size > ZERO else ZERO)  # nor if it is no number
+    each = lanes.splat(ONE / size if size > ZERO else ZERO)  # 0, too, if it is no number
     less, flips = lanes.splat(-size * HALF), lanes.splat_word(mask)
     for group in range(begin, begin + block, GROUP):
         words = lanes.splat_word(NONE)
-        for i in range(group, group + GROUP, 4 * LANES):
+        for i in range(group, group + GROUP, 4 * LANES):  # twice two: words stay in their registers longer
             words = _two_rows(v, rest, i, i - begin, block, table, flips, each, less, words)
             j = i + 2 * LANES
             words = _two_rows(v, rest, j, j - begin, block, table, flips, each, less, words)

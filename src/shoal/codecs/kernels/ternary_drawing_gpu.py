@@ -62,7 +62,7 @@ def codes_of(u, scale, noise):  # type: ignore[no-untyped-def]
 
     These words are the floats 2, 0, -0 and -2.
     """
-    each = tl.where(scale > 0.0, tl.math.div_rn(1.0, scale), 0.0)[:, None]  # nor if it is no number
+    each = tl.where(scale > 0.0, tl.math.div_rn(1.0, scale), 0.0)[:, None]  # 0, too, if it is no number
     signed = noise | (u.to(tl.int32, bitcast=True) & SIGN)
     sums = tl.fma(u, each, signed.to(tl.float32, bitcast=True))
     return sums.to(tl.int32, bitcast=True) & CODE

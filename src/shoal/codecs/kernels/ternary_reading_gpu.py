@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.codecs.kernels.ternary_drawing_gpu import CODE
 from shoal.codecs.kernels.tiles_gpu import NUMBERS, in_eight, programs, right, store
 from shoal.core.codec import Payload
 
@@ -36,7 +37,7 @@ def _decode(codes, scales, out, sums, n, count, BLOCK: tl.constexpr, TILE: tl.co
         begin = tile * TILE
         tile += step
         soon, its = _read(codes, scales, tile * TILE, n, BLOCK, TILE)  # while the others are written
-        upper = (bits[:, None, :] << (30 - 2 * rows)) & -0x40000000  # the floats 2, 0, -0 and -2
+        upper = (bits[:, None, :] << (30 - 2 * rows)) & CODE  # the floats 2, 0, -0 and -2
         x = upper.to(tl.float32, bitcast=True) * (0.5 * scale)[:, None, None]
         store(out + begin, at, x, tl.minimum(n - begin, TILE).to(tl.int32), TILE)
         negative |= (scale < 0).to(tl.int32)
