@@ -68,7 +68,8 @@ class Service:
         self._answers: list[tuple[int, Message]] = []  # to be sent once the log is safe
         self._past: Iterable[Message] = ()
         self._replaying = False
-        self._lender = node.transport if isinstance(node.transport, Lends) else None
+        transport, is_reachable = node.transport, node.x.device.type == "cpu"
+        self._lender = transport if isinstance(transport, Lends) and is_reachable else None
 
     @property
     def has_lost_a_worker(self) -> bool:
@@ -84,7 +85,7 @@ class Service:
                 node.load_state_dict(state)
             else:
                 self._log.snapshot(node.state_dict())  # where everything starts is to be known, too
-        if self._lender is not None and node.x.device.type == "cpu":
+        if self._lender is not None:
             node.replica.x = self._lender.share(node.x)
 
     async def messages(self) -> AsyncIterator[Message]:
