@@ -45,12 +45,14 @@ def written(u: Tensor, scales: Tensor, block: int, table: Tensor, masks: Tensor)
 
     They are added up with one rounding, to the nearest: so the whole scale does, and the part of the draws
     that do is the magnitude, to 2^-24 of the scale. The draws of a block are those of the table, with the
-    bits of its mask flipped: so any two of them are independent, and a draw costs one step.
+    bits of its mask flipped: so any two of them are independent, and a draw costs one step. Where the scale
+    is no number, all codes are 0.
     """
     each = (1 / scales).where(scales > 0, 0)
     elements, drawn = rows(u, block), (table ^ masks[:, None]).view(torch.float32)
     sums = (elements.abs().double() * each.double()[:, None] + drawn.double()).float()
     codes = (~(sums < 2)).long() + 2 * elements.signbit().long()
+    codes *= scales.isfinite()[:, None]
     return packed(codes.flatten()[: u.numel()], 2)
 
 

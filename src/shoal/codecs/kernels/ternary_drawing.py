@@ -30,20 +30,31 @@ def noise(state: State, block: int, blocks: int) -> tuple[Any, Any]:
 @compiled
 def write(v: Any, rest: Any, size: Any, begin: int, block: int, table: Any, mask: Any, codes: Any) -> None:
     """Write the codes of the block that begins there, and leave in a rest what they lack."""
-    each = lanes.splat(ONE / size if size > ZERO else ZERO)  # 0, too, if it is no number
-    less, flips = lanes.splat(-size * HALF), lanes.splat_word(mask)
+    each, less = lanes.splat(ONE / size if size > ZERO else ZERO), lanes.splat(-size * HALF)
+    flips = lanes.splat_word(mask)
+    upper = lanes.splat_word(CODE if size == size else NONE)  # not if it is no number
     for group in range(begin, begin + block, GROUP):
         words = lanes.splat_word(NONE)
         for i in range(group, group + GROUP, 4 * LANES):  # twice two: words stay in their registers longer
-            words = _two_rows(v, rest, i, i - begin, block, table, flips, each, less, words)
+            words = _two_rows(v, rest, i, i - begin, block, table, flips, upper, each, less, words)
             j = i + 2 * LANES
-            words = _two_rows(v, rest, j, j - begin, block, table, flips, each, less, words)
+            words = _two_rows(v, rest, j, j - begin, block, table, flips, upper, each, less, words)
         lanes.store_words(codes, group // LANES, words)
 
 
 @compiled
 def _two_rows(
-    v: Any, rest: Any, i: int, at: int, block: int, table: Any, flips: Any, each: Any, less: Any, words: Any
+    v: Any,
+    rest: Any,
+    i: int,
+    at: int,
+    block: int,
+    table: Any,
+    flips: Any,
+    upper: Any,
+    each: Any,
+    less: Any,
+    words: Any,
 ) -> Any:
     """Two, so that their loads come first; the next block is on its way meanwhile."""
     j = i + LANES
@@ -54,8 +65,8 @@ def _two_rows(
         lanes.prefetch(rest, j + block)
     u = v if rest is None else rest
     first, second = lanes.load(u, i), lanes.load(u, j)
-    one = _codes(first, each, lanes.differ(lanes.load_words(table, at), flips))
-    two = _codes(second, each, lanes.differ(lanes.load_words(table, at + LANES), flips))
+    one = _codes(first, each, lanes.differ(lanes.load_words(table, at), flips), upper)
+    two = _codes(second, each, lanes.differ(lanes.load_words(table, at + LANES), flips), upper)
     if rest is not None:
         lanes.store(rest, i, lanes.mul_add(lanes.floats(one), less, first))
         lanes.store(rest, j, lanes.mul_add(lanes.floats(two), less, second))
@@ -63,10 +74,10 @@ def _two_rows(
 
 
 @compiled
-def _codes(u: Any, each: Any, draws: Any) -> Any:
+def _codes(u: Any, each: Any, draws: Any, upper: Any) -> Any:
     """In the upper two bits: the sign of a float, and whether it is 2 or more."""
     sums = lanes.mul_add(u, each, lanes.signed_as(lanes.floats(draws), u))
-    return lanes.both(lanes.bits(sums), lanes.splat_word(CODE))
+    return lanes.both(lanes.bits(sums), upper)
 
 
 @compiled

@@ -60,9 +60,9 @@ def scale_of(u, clip, length):  # type: ignore[no-untyped-def]
 def codes_of(u, scale, noise):  # type: ignore[no-untyped-def]
     """In the upper two bits of words: the sign, and whether an element in scales and a draw make 2.
 
-    These words are the floats 2, 0, -0 and -2.
+    These words are the floats 2, 0, -0 and -2; all 0 where the scale is no number.
     """
-    each = tl.where(scale > 0.0, tl.math.div_rn(1.0, scale), 0.0)[:, None]  # 0, too, if it is no number
+    each = tl.where(scale > 0.0, tl.math.div_rn(1.0, scale), 0.0)[:, None]
     signed = noise | (u.to(tl.int32, bitcast=True) & SIGN)
     sums = tl.fma(u, each, signed.to(tl.float32, bitcast=True))
-    return sums.to(tl.int32, bitcast=True) & CODE
+    return sums.to(tl.int32, bitcast=True) & tl.where(scale == scale, CODE, 0)[:, None]
