@@ -15,15 +15,15 @@ from shoal.testing.problems import Quadratic, Slope, simulate
 
 @dataclass(frozen=True)
 class Whole(Codec):
-    """Sends whole numbers, rounded down."""
+    """Sends whole numbers, rounded down; as floats, so that what is not finite arrives as that."""
 
     feedback: str = "none"  # type: ignore[assignment]
 
     def encode(self, v, state):
-        return (v.floor().to(torch.int32),), state
+        return (v.floor().float(),), state
 
     def decode(self, payload, out):
-        (whole,) = expect(payload, (torch.int32, out.numel()))
+        (whole,) = expect(payload, (torch.float32, out.numel()))
         return out.copy_(whole)
 
 
