@@ -16,9 +16,13 @@ those that seek elements, writing alone. `one_bit` and `ternary` are with feedba
 
 A copy reads a vector and writes one. With feedback, three are read or written while encoding and one while
 decoding, so that a codec that is as fast as memory has half the copy's rate. Hence the share by traffic: the
-bytes that must be read and written, payloads included, by the seconds, over those of the copy. On a GPU the
-JSON has it too, under names that end in `_traffic`. A payload that never left a GPU is not checked when it is
-read there; with `--arrived`, copies are read, which are.
+bytes that must be read and written, payloads included, by the seconds, over those of the copy.
+
+On a GPU, seconds are those from a call to the end of its work, and, in a second line, those of the device
+alone: it is kept busy until all that a call asks for is in its queue. What the processor takes to ask shows
+in the first, not in the second. The JSON has both and both by traffic, under names that end in `_traffic`,
+`_device` and `_device_traffic`. A payload that never left a GPU is not checked when it is read there; with
+`--arrived`, copies are read, which are, and wait for the processor.
 """
 
 from __future__ import annotations
@@ -50,6 +54,9 @@ TARGETS = {
 }
 ON_GPU = dict.fromkeys(("one_bit", "one_bit_none", "ternary", "ternary_none"), 0.6)
 ENCODING_ALONE = ("threshold", "top_k")
+
+Work = Callable[[], object]
+Clock = Callable[[Work], float]
 
 
 def chosen(words: list[str]) -> dict[str, Codec]:
@@ -128,19 +135,23 @@ class Figures:
         """Its rate as a share of the copy's, in every round."""
         return [copy / spent for copy, spent in zip(self.seconds["copy"], self.counted(name), strict=True)]
 
+    def share(self, name: str) -> float:
+        """The same in the median."""
+        return statistics.median(self.over_copy(name))
+
     def by_traffic(self, name: str) -> float:
         """The bytes it moves by its seconds, as a share of the copy's, in the median."""
-        return self.moved[name] / 2 * statistics.median(self.over_copy(name))
+        return self.moved[name] / 2 * self.share(name)
 
 
 def measure(
-    codecs: dict[str, Codec], elements: int, rounds: int, device: str, arrived: bool = False
+    codecs: dict[str, Codec], elements: int, rounds: int, clock: Clock, device: str, arrived: bool = False
 ) -> Figures:
     """Visit all in turn; the first round warms up and does not count."""
     v = 1e-3 * torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(device)
     out, pieces = torch.zeros_like(v), layers(elements)
     visits = {name: Visit(codec.fit(pieces), v, out) for name, codec in codecs.items()}
-    works: dict[str, Callable[[], object]] = {"copy": lambda: out.copy_(v)}
+    works: dict[str, Work] = {"copy": lambda: out.copy_(v)}
     for name, visit in visits.items():
         works |= {f"{name} encode": visit.encode, f"{name} decode": visit.decode}
     seconds: dict[str, list[float]] = {name: [] for name in works}
@@ -148,7 +159,7 @@ def measure(
         for name, work in works.items():
             if arrived and name.endswith(" decode"):
                 visits[name.removesuffix(" decode")].travel()
-            spent = timed(work, device)
+            spent = clock(work)
             if number:
                 seconds[name].append(spent)
     shares = {name: visit.share() for name, visit in visits.items()}
@@ -156,17 +167,37 @@ def measure(
     return Figures(v.nbytes, seconds, shares, moved)
 
 
-def timed(work: Callable[[], object], device: str) -> float:
-    """Seconds: of the thread itself, or until a GPU is done."""
-    if device == "cpu":
-        began = time.thread_time()
-        work()
-        return time.thread_time() - began
+def of_thread(work: Work) -> float:
+    """Seconds that the thread itself had."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def until_done(work: Work) -> float:
+    """Seconds from the call until the GPU is done."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     work()
     torch.cuda.synchronize()
     return time.perf_counter() - began
+
+
+class OnDevice:
+    """Seconds of the GPU alone, which is busy with something else while its queue fills."""
+
+    def __init__(self, elements: int) -> None:
+        self.busy = torch.zeros(2, elements, device="cuda")
+
+    def __call__(self, work: Work) -> float:
+        began, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(10):
+            self.busy[0].copy_(self.busy[1])
+        began.record()
+        work()
+        done.record()
+        done.synchronize()
+        return began.elapsed_time(done) / 1e3
 
 
 @contextmanager
@@ -180,33 +211,41 @@ def lines_of_torch() -> Iterator[None]:
         kernels._has_numba, kernels._has_triton = had
 
 
-def show(full: Figures, few: Figures, device: str) -> dict[str, float]:
-    """Print a line for each codec; the medians of its share of the copy's rate."""
-    print(f"a copy: {full.rate('copy'):.2f} GB/s; in lines of torch: {few.nbytes / 4e6:g} million elements")
+def show(full: Figures, few: Figures, alone: Figures | None) -> dict[str, float]:
+    """Print a line for each codec, on a GPU two; the medians of their shares of a copy's rate."""
+    copies = " and ".join(f"{figures.rate('copy'):.2f}" for figures in (full, alone) if figures)
+    print(f"a copy: {copies} GB/s; in lines of torch: {few.nbytes / 4e6:g} million elements")
     print(f"  {'':13} encode decode GB/s   bytes   share of the copy's rate   traffic  by its lines of torch")
     medians = {}
     for name, share in full.shares.items():
-        low, middle, high = spread(full.over_copy(name))
-        medians[name] = round(middle, 3)
-        if device == "cuda":
-            medians[f"{name}_traffic"] = round(full.by_traffic(name), 3)
         plain = statistics.median(few.counted(name)) * full.nbytes / few.nbytes
-        faster = plain / statistics.median(full.counted(name))
-        rates = f"{full.rate(f'{name} encode'):6.2f} {full.rate(f'{name} decode'):6.2f}"
-        quartiles = f"{middle:6.3f}   ({low:.3f} to {high:.3f})   {full.by_traffic(name):6.3f}"
-        goal = aim(name, middle, full.by_traffic(name), device)
-        print(f"  {name:13} {rates}      {share:6.4f}  {quartiles}   {faster:6.1f} times{goal}")
-    return medians
+        faster = f"{plain / statistics.median(full.counted(name)):6.1f} times"
+        print(f"  {name:13} {line(name, full, f'{share:.4f}', faster, alone is not None)}")
+        medians[name] = full.share(name)
+        if alone is not None:
+            print(f"  {'  the device':13} {line(name, alone, '', '', True)}")
+            medians |= {f"{name}_traffic": full.by_traffic(name), f"{name}_device": alone.share(name)}
+            medians[f"{name}_device_traffic"] = alone.by_traffic(name)
+    return {name: round(median, 3) for name, median in medians.items()}
 
 
-def aim(name: str, share: float, traffic: float, device: str) -> str:
+def line(name: str, figures: Figures, size: str, faster: str, on_gpu: bool) -> str:
+    """Its rates and shares, and whether that is enough."""
+    rates = f"{figures.rate(f'{name} encode'):7.2f} {figures.rate(f'{name} decode'):7.2f}"
+    low, middle, high = spread(figures.over_copy(name))
+    shares = f"{middle:6.3f}   ({low:.3f} to {high:.3f})   {figures.by_traffic(name):6.3f}"
+    goal = aim(name, middle, figures.by_traffic(name), on_gpu)
+    return f"{rates}    {size:6}  {shares}   {faster:12}{goal}"
+
+
+def aim(name: str, share: float, traffic: float, on_gpu: bool) -> str:
     """What it should reach, and whether it does."""
-    targets = TARGETS if device == "cpu" else ON_GPU
+    targets = ON_GPU if on_gpu else TARGETS
     if name not in targets:
         return ""
     alone = "encoding " if name in ENCODING_ALONE else ""
     met = "met" if share >= targets[name] else "MISSED"
-    if device == "cuda" and share < targets[name] <= traffic:
+    if on_gpu and share < targets[name] <= traffic:
         met = "met by traffic alone"
     return f"   {alone}at least {targets[name]:g}: {met}"
 
@@ -235,10 +274,15 @@ def main() -> None:
     codecs = chosen(options.codecs.split(","))
     size = f"{options.elements:,} float32, {4 * options.elements / 1e6:g} MB"
     print(f"{size}, {options.rounds} rounds; one thread, {options.device}")
+    on_gpu, where = options.device == "cuda", (options.device, options.arrived)
+    clock = until_done if on_gpu else of_thread
     with lines_of_torch():
-        few = measure(codecs, min(FEWER, options.elements), 1, options.device)
-    full = measure(codecs, options.elements, options.rounds, options.device, options.arrived)
-    medians = show(full, few, options.device)
+        few = measure(codecs, min(FEWER, options.elements), 1, clock, options.device)
+    full = measure(codecs, options.elements, options.rounds, clock, *where)
+    alone = None
+    if on_gpu:
+        alone = measure(codecs, options.elements, options.rounds, OnDevice(options.elements), *where)
+    medians = show(full, few, alone)
     if options.json is not None:
         options.json.write_text(json.dumps(medians, indent=2) + "\n")
     print(json.dumps(medians))
