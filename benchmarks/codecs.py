@@ -1,14 +1,14 @@
 """How fast codecs write vectors down and read them back, as ratios to a copy in memory in the same run.
 
     python benchmarks/codecs.py [--elements 75_000_000] [--rounds 5] [--codecs fp16,one_bit] [--device cuda]
-        [--arrived] [--json FILE]
+        [--arrived] [--lines 5_000_000] [--json FILE]
 
 One thread compresses 75 million float32 (300 MB), the layers of a model, again and again. What a payload
 lacks is kept and added the next time where the codec does so by default; checksums are part of it. Every
 round visits a copy of the vector and all codecs in turn; a figure is the median over the rounds, its spread
 the quartiles. A rate is the bytes of the vector by the seconds, which are the thread's own: those in which
 another process had the core do not count. Beside each codec is the same without kernels, in lines of torch,
-on fewer elements for time's sake.
+on fewer elements for time's sake; where a cache holds these, more `--lines` are fairer.
 
 The last line is JSON: for each codec its rate, writing and reading together, as a share of the copy's; of
 those that seek elements, writing alone. `one_bit` and `ternary` are with feedback, `one_bit_none` and
@@ -44,7 +44,6 @@ from shoal.core.codec import Codec, Payload
 from shoal.core.vector import Layout, Piece
 
 ELEMENTS = 75_000_000
-FEWER = 5_000_000  # in lines of torch
 WIDTH = 1000  # of the layers, which are square
 
 TARGETS = {
@@ -264,6 +263,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--elements", type=int, default=ELEMENTS)
+    parser.add_argument("--lines", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--codecs", default=",".join(word for word in CODECS if word != "none"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -277,7 +277,7 @@ def main() -> None:
     on_gpu, where = options.device == "cuda", (options.device, options.arrived)
     clock = until_done if on_gpu else of_thread
     with lines_of_torch():
-        few = measure(codecs, min(FEWER, options.elements), 1, clock, options.device)
+        few = measure(codecs, min(options.lines, options.elements), 1, clock, options.device)
     full = measure(codecs, options.elements, options.rounds, clock, *where)
     alone = None
     if on_gpu:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from shoal.codecs import BF16, FP16, bf16, fp16, kernels
+from shoal.codecs.kernels import pages
 
 STRANGE = [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 65519.9, 65520.0]
 STRANGE += [1e9, -1e9, 3e38, -3e38, 2.0**-14, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 1e-40, -1e-45, 1 + 2.0**-11]
@@ -54,3 +55,16 @@ def test_the_vector_may_need_gradients_and_lie_anywhere_in_memory():
         for other in (v.clone().requires_grad_(), torch.arange(0, 100_000, 0.5)[::2]):
             (_, short), _ = codec.encode(other, {})
             assert torch.equal(short.float(), codec.encode(v, {})[0][1].float())
+
+
+@pytest.mark.parametrize("codec", [FP16(), BF16()], ids=["fp16", "bf16"])
+def test_what_lies_in_large_pages_is_the_same_and_belongs_to_its_payload_alone(monkeypatch, codec):
+    v = drawn(100_003)
+    (_, small), _ = codec.encode(v, {})
+    monkeypatch.setattr(pages, "LARGE", 0)
+    (_, large), _ = codec.encode(v, {})
+    (_, other), _ = codec.encode(-v, {})
+    del other
+    assert same(small, large, torch.int16)
+    large.zero_()  # it may be written to, as any tensor
+    assert not large.any() and len(large) == 100_003

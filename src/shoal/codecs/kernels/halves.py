@@ -10,6 +10,7 @@ from llvmlite.binding import get_host_cpu_features
 from torch import Tensor
 
 from shoal.codecs.kernels import instructions as lanes
+from shoal.codecs.kernels import pages
 from shoal.codecs.kernels.choices import where_number
 from shoal.codecs.kernels.compiler import compiled
 
@@ -26,7 +27,7 @@ def able() -> bool:
 
 def to_half(v: Tensor) -> Tensor:
     """Rounded to half precision, what is out of range to the largest."""
-    half = torch.empty(v.numel(), dtype=torch.float16)
+    half = pages.empty(v.numel(), torch.float16)
     whole = v.numel() // LANES * LANES
     _to_half(v.detach().numpy(), whole, _words(half))
     half[whole:] = v[whole:].clamp(-LARGEST, LARGEST)
@@ -43,7 +44,7 @@ def from_half(half: Tensor, out: Tensor) -> Tensor:
 
 def to_brain(v: Tensor) -> Tensor:
     """The upper halves of floats, rounded to the nearest, ties to even."""
-    short = torch.empty(v.numel(), dtype=torch.bfloat16)
+    short = pages.empty(v.numel(), torch.bfloat16)
     whole = v.numel() // LANES * LANES
     _to_brain(v.detach().numpy(), whole, _words(short))
     short[whole:] = v[whole:]
