@@ -338,3 +338,14 @@ def test_a_gpu_gives_what_the_lines_of_torch_give(lines_of_torch, clip, block, l
         assert torch.allclose(rest[~apart], there.cpu()[~apart], rtol=0, atol=0 if clip == 0 else 1e-4)
         out = codec.decode(payload, torch.empty(length, device="cuda"))
         assert torch.equal(out.cpu(), codec.decode(tuple(p.cpu() for p in payload), torch.empty(length)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_on_a_gpu_too_the_codes_of_a_block_that_is_not_finite_are_0(bad):
+    codec, v = Ternary(), normal(2048 + 300).cuda()
+    v[2048 + 290] = bad
+    rest = torch.zeros_like(v)
+    for (_, codes, _), _ in (codec.encode(v, codec.init(v)), codec.encode_rest(v, rest, codec.init(v))):
+        assert not codes[2048 // 16 :].any() and codes[: 2048 // 16].all()
+    assert rest[2048:].isnan().all() and rest[:2048].isfinite().all()

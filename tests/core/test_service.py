@@ -34,6 +34,7 @@ def test_parameters_are_read_in_place_only_where_peers_can_reach_them(device, in
     node = SimpleNamespace(size=1, transport=Lending(), replica=replica, x=replica.x, send=send)
     service = Service(node, None, None)
     service.begin()
+    assert (replica.x is not node.x) == in_place  # it was put where peers can read
     node.x = replica.x
     asyncio.run(service.reply(Message("pull", src=0, count=3), Message("reply", (node.x,))))
     assert lent == [in_place]

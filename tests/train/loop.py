@@ -1,4 +1,4 @@
-"""A user's own training loop, run by the tests as a script; prints the final weights, to the last bit."""
+"""A loop of a user's own, run by the tests as a script; prints first and final weights, to the last bit."""
 
 import argparse
 import os
@@ -22,6 +22,14 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(args.device)
+
+
+def weights() -> str:
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
+    return flat.numpy().tobytes().hex()
+
+
+start = weights()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=args.momentum)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
 
@@ -52,5 +60,5 @@ else:
     training.finish()
 if "LOCAL_RANK" in os.environ and rank > 0:
     raise SystemExit  # torchrun mixes the lines of its processes
-flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
-print(f"weights {flat.numpy().tobytes().hex()}")
+print(f"start {start}")
+print(f"weights {weights()}")

@@ -52,7 +52,7 @@ def written(u: Tensor, scales: Tensor, block: int, table: Tensor, masks: Tensor)
     elements, drawn = rows(u, block), (table ^ masks[:, None]).view(torch.float32)
     sums = (elements.abs().double() * each.double()[:, None] + drawn.double()).float()
     codes = (~(sums < 2)).long() + 2 * elements.signbit().long()
-    codes *= scales.isfinite()[:, None]
+    codes *= ~scales.isnan()[:, None]
     return packed(codes.flatten()[: u.numel()], 2)
 
 

@@ -12,11 +12,11 @@ LARGE = 2**25  # bytes; glibc takes less from memory that was in use before
 
 
 def empty(elements: int, dtype: torch.dtype) -> Tensor:
-    """A flat tensor whose contents are still to be written."""
+    """A flat tensor whose contents are still to be written. It keeps its length."""
     nbytes = elements * dtype.itemsize
-    if nbytes < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(elements, dtype=dtype)
-    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype)
+    if nbytes >= LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without large pages, or short of memory
+            memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.madvise(mmap.MADV_HUGEPAGE)
+            return torch.frombuffer(memory, dtype=dtype)
+    return torch.empty(elements, dtype=dtype)

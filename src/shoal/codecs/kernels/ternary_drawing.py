@@ -32,13 +32,13 @@ def write(v: Any, rest: Any, size: Any, begin: int, block: int, table: Any, mask
     """Write the codes of the block that begins there, and leave in a rest what they lack."""
     each, less = lanes.splat(ONE / size if size > ZERO else ZERO), lanes.splat(-size * HALF)
     flips = lanes.splat_word(mask)
-    upper = lanes.splat_word(CODE if size == size else NONE)  # not if it is no number
+    code_bits = lanes.splat_word(CODE if size == size else NONE)  # none of a block that is not finite
     for group in range(begin, begin + block, GROUP):
         words = lanes.splat_word(NONE)
         for i in range(group, group + GROUP, 4 * LANES):  # twice two: words stay in their registers longer
-            words = _two_rows(v, rest, i, i - begin, block, table, flips, upper, each, less, words)
+            words = _two_rows(v, rest, i, i - begin, block, table, flips, code_bits, each, less, words)
             j = i + 2 * LANES
-            words = _two_rows(v, rest, j, j - begin, block, table, flips, upper, each, less, words)
+            words = _two_rows(v, rest, j, j - begin, block, table, flips, code_bits, each, less, words)
         lanes.store_words(codes, group // LANES, words)
 
 
@@ -51,7 +51,7 @@ def _two_rows(
     block: int,
     table: Any,
     flips: Any,
-    upper: Any,
+    code_bits: Any,
     each: Any,
     less: Any,
     words: Any,
@@ -65,8 +65,8 @@ def _two_rows(
         lanes.prefetch(rest, j + block)
     u = v if rest is None else rest
     first, second = lanes.load(u, i), lanes.load(u, j)
-    one = _codes(first, each, lanes.differ(lanes.load_words(table, at), flips), upper)
-    two = _codes(second, each, lanes.differ(lanes.load_words(table, at + LANES), flips), upper)
+    one = _codes(first, each, lanes.differ(lanes.load_words(table, at), flips), code_bits)
+    two = _codes(second, each, lanes.differ(lanes.load_words(table, at + LANES), flips), code_bits)
     if rest is not None:
         lanes.store(rest, i, lanes.mul_add(lanes.floats(one), less, first))
         lanes.store(rest, j, lanes.mul_add(lanes.floats(two), less, second))
@@ -74,10 +74,10 @@ def _two_rows(
 
 
 @compiled
-def _codes(u: Any, each: Any, draws: Any, upper: Any) -> Any:
+def _codes(u: Any, each: Any, draws: Any, code_bits: Any) -> Any:
     """In the upper two bits: the sign of a float, and whether it is 2 or more."""
     sums = lanes.mul_add(u, each, lanes.signed_as(lanes.floats(draws), u))
-    return lanes.both(lanes.bits(sums), upper)
+    return lanes.both(lanes.bits(sums), code_bits)
 
 
 @compiled
