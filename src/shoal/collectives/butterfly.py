@@ -9,22 +9,27 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.collectives.cube import Cube, fold, fold_cost
-from shoal.collectives.exchange import give, take
+from shoal.collectives.exchange import Dense, Load
 from shoal.collectives.link import Link
 from shoal.core.node import Node
 
 
 async def butterfly(node: Node, v: Tensor) -> None:
     """Sum `v` over the workers, in place."""
-    await fold(node, v, _swap)
+    await swap(node, Dense(node, v))
 
 
-async def _swap(node: Node, v: Tensor, cube: Cube) -> None:
-    corner = cube.corner_of(node.rank)
-    for bit in cube.bits:
-        partner = cube.worker_at(corner ^ bit)
-        await give(node, partner, "butterfly", v)
-        v.add_(await take(node, partner, "butterfly", v))
+async def swap(node: Node, load: Load) -> None:
+    """Have every worker hold the sum of what all bring."""
+
+    async def over(cube: Cube) -> None:
+        corner = cube.corner_of(node.rank)
+        for bit in cube.bits:
+            partner = cube.worker_at(corner ^ bit)
+            await load.give(partner, "swap")
+            await load.add(partner, "swap")
+
+    await fold(node, load, over)
 
 
 def cost(workers: int, nbytes: float, link: Link) -> float:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from torch import Tensor
-
-from shoal.collectives.exchange import give, take
+from shoal.collectives.exchange import Load
 from shoal.collectives.link import Link
 from shoal.core.node import Node
 
@@ -47,23 +44,19 @@ class Cube:
         return 2 * corner if corner < self.folded else corner + self.folded
 
 
-OnCube: TypeAlias = Callable[[Node, Tensor, Cube], Awaitable[None]]
-"""Sums a vector over the corners of a cube, in place."""
-
-
-async def fold(node: Node, v: Tensor, add_up: OnCube) -> None:
-    """Sum `v` over the workers, in place, by an algorithm that wants a power of two of them."""
+async def fold(node: Node, load: Load, add_up: Callable[[Cube], Awaitable[None]]) -> None:
+    """Sum what the workers bring by an algorithm that wants a power of two of them."""
     cube = Cube(node.size)
     is_paired = node.rank < 2 * cube.folded
     if is_paired and node.rank % 2:
-        await give(node, node.rank - 1, "fold", v)
-        v.copy_(await take(node, node.rank - 1, "unfold", v))
+        await load.give(node.rank - 1, "fold")
+        await load.replace(node.rank - 1, "unfold")
         return
     if is_paired:
-        v.add_(await take(node, node.rank + 1, "fold", v))
-    await add_up(node, v, cube)
+        await load.add(node.rank + 1, "fold")
+    await add_up(cube)
     if is_paired:
-        await give(node, node.rank + 1, "unfold", v)
+        await load.give(node.rank + 1, "unfold")
 
 
 def fold_cost(workers: int, nbytes: float, link: Link) -> float:

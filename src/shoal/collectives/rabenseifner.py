@@ -9,11 +9,12 @@ one worker, so all get the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
 from shoal.collectives.cube import Cube, fold, fold_cost
-from shoal.collectives.exchange import give, take
+from shoal.collectives.exchange import Dense, give, take
 from shoal.collectives.link import Link
 from shoal.collectives.stripes import cut
 from shoal.core.node import Node
@@ -21,7 +22,7 @@ from shoal.core.node import Node
 
 async def rabenseifner(node: Node, v: Tensor) -> None:
     """Sum `v` over the workers, in place."""
-    await fold(node, v, _halve_and_double)
+    await fold(node, Dense(node, v), partial(_halve_and_double, node, v))
 
 
 async def _halve_and_double(node: Node, v: Tensor, cube: Cube) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.collectives.cube import Cube
+from shoal.collectives.butterfly import swap
 from shoal.collectives.stripes import Striped, cut, stripes
 from shoal.core.meeting import PRESENT
 from shoal.core.node import Node
@@ -54,7 +54,7 @@ class SparseDoubling:
     async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
         trip = _Trip(node, self._wire, Weighted(_chosen(node, v, weight), weight))
-        await trip.add_up()
+        await swap(node, trip)
         began = node.transport.now()
         average = trip.held.mean(v.dtype)
         node.meter.decode_seconds += node.transport.now() - began
@@ -79,7 +79,7 @@ def _chosen(node: Node, v: Tensor, weight: float) -> SparseVector:
 
 
 class _Trip:
-    """One sum on its way: what is held so far, and the bytes that were sent for it."""
+    """A sum on its way, as a load: what is held so far, and the bytes that were sent for it."""
 
     def __init__(self, node: Node, wire: SparseWire, own: Weighted) -> None:
         self.held = own
@@ -87,36 +87,24 @@ class _Trip:
         self._node = node
         self._wire = wire
 
-    async def add_up(self) -> None:
-        """Hold the sum over all workers; those who are too many for a cube are folded in first."""
-        rank, cube = self._node.rank, Cube(self._node.size)
-        is_paired = rank < 2 * cube.folded
-        if is_paired and rank % 2:
-            await self._give(rank - 1, "sparse-fold")
-            self.held = await self._take(rank - 1, "sparse-unfold")
-            return
-        if is_paired:
-            await self._add(rank + 1, "sparse-fold")
-        corner = cube.corner_of(rank)
-        for bit in cube.bits:
-            partner = cube.worker_at(corner ^ bit)
-            await self._give(partner, "sparse")
-            await self._add(partner, "sparse")
-        if is_paired:
-            await self._give(rank + 1, "sparse-unfold")
-
-    async def _give(self, dst: int, tag: str) -> None:
+    async def give(self, dst: int, tag: str) -> None:
+        """Send it, as short as it can be."""
         node, began = self._node, self._node.transport.now()
         payload = self._wire.write(self.held.vector)
         node.meter.encode_seconds += node.transport.now() - began
         self.sent += sum(part.nbytes for part in payload)
         await node.send(dst, Message(tag, payload, count=self.held.weight))
 
-    async def _add(self, src: int, tag: str) -> None:
+    async def add(self, src: int, tag: str) -> None:
+        """Add what arrives."""
         taken = await self._take(src, tag)
         began = self._node.transport.now()
         self.held += taken  # both partners do: a + b is b + a to the last bit
         self._node.meter.decode_seconds += self._node.transport.now() - began
+
+    async def replace(self, src: int, tag: str) -> None:
+        """Hold what arrives."""
+        self.held = await self._take(src, tag)
 
     async def _take(self, src: int, tag: str) -> Weighted:
         """What `src` gives. Raises PeerLost as soon as any worker is lost."""
