@@ -20,6 +20,8 @@ from shoal.codecs import CODECS
 from shoal.codecs.bf16 import BF16
 from shoal.codecs.fp16 import FP16
 from shoal.codecs.low_rank import LowRank
+from shoal.codecs.shared_trits import SharedTrits
+from shoal.codecs.ternary import Ternary
 from shoal.collectives.low_rank import Rounds
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.seeds import derive
@@ -114,6 +116,8 @@ class Stream:
             return summed(bucket, group, bucket.dtype)
         if isinstance(codec, LowRank):
             return self._average_factors(codec, bucket, group)
+        if isinstance(codec, Ternary) and codec.shared:
+            return self._add_trits(codec, bucket, group)
         if type(codec) in HALVES:
             return summed(bucket, group, HALVES[type(codec)])
         return self._gather(bucket, group)
@@ -125,6 +129,17 @@ class Stream:
         second = rounds.second(first).mul_(share)
         distributed.all_reduce(second, group=group)
         average, self.state = rounds.finish(second, remembers=codec.feedback != "none")
+        return completed(bucket.copy_(average))
+
+    def _add_trits(self, codec: Ternary, bucket: Tensor, group: Group) -> Future[Tensor]:
+        ranks = distributed.get_world_size(group)
+        state = codec.init(bucket, self.seed) if self.state is None else self.state
+        brought = SharedTrits(codec, bucket, 1.0, ranks, state)
+        scales = brought.scales()
+        distributed.all_reduce(scales, distributed.ReduceOp.MAX, group=group)
+        words = brought.words(scales)
+        distributed.all_reduce(words, group=group)
+        average, self.state = brought.finish(words, float(ranks))
         return completed(bucket.copy_(average))
 
     def _gather(self, bucket: Tensor, group: Group) -> Future[Tensor]:

@@ -82,7 +82,7 @@ def chosen(word: str | Codec) -> Codec:
     from shoal.codecs import CODECS  # which has this file's own codec too
 
     codec = CODECS.read(word.replace("/", ",")) if isinstance(word, str) else word
-    if codec.for_gradients or codec.for_averages:
+    if codec.for_gradients or codec.for_averages or codec.needs_all:
         raise ValueError(
             f"{codec} does more than write gradients down, and would do it to some layers only; "
             "take it for all of them, or another codec here, as top_k"

@@ -1,8 +1,4 @@
-"""TernGrad: of each element -1, 0 or 1 times a scale, drawn so that the mean is right (Wen et al. 2017).
-
-The paper also lets all workers share a scale, so that sums of what travels stay whole numbers. That is left
-out: whoever averages here decodes before it adds, and a scale of one's own fits better.
-"""
+"""TernGrad: of each element -1, 0 or 1 times a scale, drawn so that the mean is right (Wen et al. 2017)."""
 
 from __future__ import annotations
 
@@ -30,8 +26,8 @@ class Ternary(Codec):
 
     Elements beyond `clip` standard deviations count as that; with 0, nothing is clipped. With feedback 1.5 is
     better than the paper's 2.5, with which what is left grows to fifteen times a gradient. A block is a run
-    of `block` elements of the flat vector, so that layers far apart do not share a scale, in which the
-    smaller would vanish; multiples of 256 are fast.
+    of `block` elements, so that layers far apart have scales of their own; multiples of 256 are fast. With
+    `shared`, workers who average take the largest of their scales, and add up what travels on the way.
     """
 
     code: ClassVar[int] = 6
@@ -39,6 +35,7 @@ class Ternary(Codec):
     clip: float | None = None  # None: 2.5, or with feedback 1.5
     feedback: str = "none"
     block: int = 2048
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.clip and not SMALLEST_CLIP <= self.clip < inf:
@@ -49,13 +46,16 @@ class Ternary(Codec):
     @property
     def deviations(self) -> float:
         """How many there are to the clip."""
-        usual = 2.5 if self.feedback == "none" else 1.5
-        return usual if self.clip is None else self.clip
+        return (2.5 if self.feedback == "none" else 1.5) if self.clip is None else self.clip
 
     @property
     def merged(self) -> Codec:
         """An average that travels on has no feedback, unless that is double: it must be right by itself."""
         return replace(self, feedback="none") if self.feedback == "residual" else self
+
+    @property
+    def needs_all(self) -> bool:
+        return self.shared
 
     def init(self, like: Tensor, seed: int = 0) -> State:
         return draws.start(seed)

@@ -1,6 +1,6 @@
 """How an average over all workers is formed; each way in its own file with its cost beside it."""
 
-from shoal.collectives.average import averaging
+from shoal.collectives.average import Sum, averaging
 from shoal.collectives.butterfly import butterfly
 from shoal.collectives.choice import ALGORITHMS, Cheapest, automatic, cheapest
 from shoal.collectives.factors import FactorsMean
@@ -9,6 +9,7 @@ from shoal.collectives.low_rank import LowRankMean
 from shoal.collectives.native import Native, native
 from shoal.collectives.rabenseifner import rabenseifner
 from shoal.collectives.ring import ring
+from shoal.collectives.shared_scale import SharedScaleMean
 from shoal.collectives.sparse_choice import SparseCheapest
 from shoal.collectives.sparse_doubling import SparseDoubling
 from shoal.collectives.stripes import stripes
@@ -17,12 +18,14 @@ from shoal.collectives.tree import tree
 __all__ = [
     "ALGORITHMS",
     "Cheapest",
+    "SharedScaleMean",
     "FactorsMean",
     "Link",
     "LowRankMean",
     "Native",
     "SparseCheapest",
     "SparseDoubling",
+    "Sum",
     "automatic",
     "averaging",
     "butterfly",

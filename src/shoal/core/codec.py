@@ -44,6 +44,11 @@ class Codec(ABC):
         return "none"
 
     @property
+    def needs_all(self) -> bool:
+        """Whether all workers have to agree on something first: then it is of use where they average."""
+        return False
+
+    @property
     def merged(self) -> Codec:
         """What whoever merges writes the average of several such vectors with."""
         return self

@@ -52,9 +52,7 @@ class Coding:
         """
         began = self._node.transport.now()
         codec = self._codec(at, v.numel(), merged)
-        state = self.states.get(key)
-        if state is None:
-            state = codec.init(v, derive(self._seed, "codec", self._node.rank, key))
+        state = self.state(key, codec, v)
         feeds = feeds and (codec.feedback == "double" or (codec.feedback == "residual" and not merged))
         own = {name: tensor for name, tensor in state.items() if name != REST}
         if (feeds or own) and not (counts and bool(v.sum().isfinite())):
@@ -70,6 +68,11 @@ class Coding:
         if not codec.exact:
             self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
+
+    def state(self, key: str, codec: Codec, v: Tensor) -> State:
+        """What the stream called `key` remembers; at first, what the codec begins with."""
+        state = self.states.get(key)
+        return codec.init(v, derive(self._seed, "codec", self._node.rank, key)) if state is None else state
 
     def decode(self, payload: Payload, numel: int, at: int | None = None, *, merged: bool = False) -> Tensor:
         """The vector of `numel` elements that a payload stands for."""

@@ -82,6 +82,12 @@ class Strategy(ABC):
                 f"{type(self).__name__} does something else; take strategy 'sync', or codec 'low_rank'"
             )
 
+        if codec.needs_all and (self.servers or self.survives):
+            raise ValueError(
+                f"{codec} needs an average over all workers, and {type(self).__name__} forms none; take "
+                "strategy 'sync', or leave out shared=true"
+            )
+
     @abstractmethod
     async def worker(self, w: Node) -> None:
         """What each worker does, step by step."""

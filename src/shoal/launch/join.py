@@ -6,23 +6,30 @@ import faulthandler
 import os
 import secrets
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import distributed as dist
 
 from shoal.codecs.factors import Factors
 from shoal.codecs.low_rank import LowRank
+from shoal.codecs.shared_trits import SharedTrits
 from shoal.codecs.sparse import Sparse
+from shoal.codecs.ternary import Ternary
 from shoal.collectives import (
     ALGORITHMS,
+    Cheapest,
     FactorsMean,
     Link,
     LowRankMean,
     Native,
+    SharedScaleMean,
     SparseCheapest,
     SparseDoubling,
+    Sum,
     automatic,
     averaging,
+    native,
     stripes,
 )
 from shoal.core.catalogue import nearest
@@ -193,6 +200,8 @@ def check_collective(collective: str, codec: Codec) -> None:
         raise ValueError(
             f"collective {collective!r} adds up what travels, and {codec} is not exact; take 'stripes'"
         )
+    if collective == "stripes" and is_on_shared_scale(codec):
+        raise ValueError(f"collective 'stripes' adds up nothing that travels, as {codec} does; take 'auto'")
     if collective == SPARSE and not isinstance(codec, SparseCodec):
         raise ValueError(
             f"collective {SPARSE!r} adds up few elements, and {codec} sends all; take 'stripes', or top_k"
@@ -206,7 +215,23 @@ def check_collective(collective: str, codec: Codec) -> None:
 
 def adds_up(codec: Codec) -> bool:
     """Whether averages with this codec can be formed out of sums of what travels."""
-    return codec.exact or isinstance(codec, LowRank | Factors)
+    return codec.exact or isinstance(codec, LowRank | Factors) or is_on_shared_scale(codec)
+
+
+def is_on_shared_scale(codec: Codec) -> bool:
+    """Whether it has all workers share a scale, so that what travels is whole numbers."""
+    return isinstance(codec, Ternary) and codec.shared
+
+
+def choose_sum(collective: str, transport: Transport | None, link: Link | None) -> Sum:
+    """How whole numbers are added up in this run."""
+    if collective in ALGORITHMS:
+        return ALGORITHMS[collective].sum
+    if transport is not None and isinstance(transport, AllReduces):
+        return native
+    if collective == "native":
+        raise Unavailable("collective 'native' needs an all-reduce, but this transport has none; take 'auto'")
+    return Cheapest(link)
 
 
 def choose_mean(
@@ -223,6 +248,8 @@ def choose_mean(
         return LowRankMean(mean, codec.rank, remembers=codec.feedback != "none")
     if isinstance(codec, Factors):  # an average of what does not go as factors
         return FactorsMean(choose_mean(collective, transport, Identity(), workers, link))
+    if isinstance(codec, Ternary) and codec.shared:
+        return SharedScaleMean(partial(SharedTrits, codec), choose_sum(collective, transport, link))
     fits = transport is not None and isinstance(transport, AllReduces) and codec.exact
     if collective == "native" and not fits:
         why = "this transport has none" if codec.exact else f"{codec} is not exact"

@@ -18,7 +18,7 @@ from shoal.codecs.kernels.ternary_reading import decode
 from shoal.codecs.kernels.ternary_scale import clipped, measured, scale
 from shoal.core.codec import State
 
-__all__ = ["able", "decode", "encode"]
+__all__ = ["able", "codes", "decode", "encode", "scales"]
 
 GROUP = 256
 ZERO = np.float32(0)
@@ -48,15 +48,46 @@ def encode(
             rest.numpy()[whole:] = left[: n - whole]
 
 
+def scales(u: Tensor, clip: float, block: int, length: int) -> Tensor:
+    """Of the blocks of `u`, of which so many elements count and zeros follow."""
+    found = torch.empty(u.numel() // block)
+    _scales(u.numpy(), float(clip), block, length, found.numpy())
+    return found
+
+
+def codes(u: Tensor, scales: Tensor, block: int, state: State) -> Tensor:
+    """Of whole blocks, on these scales."""
+    drawn = torch.empty(u.numel() // 16, dtype=torch.int32)
+    _codes(u.numpy(), scales.numpy(), block, *noise(state, block, scales.numel()), drawn.numpy())
+    return drawn
+
+
+@compiled
+def _scales(u: Any, clip: float, block: int, length: int, scales: Any) -> None:
+    for b in range(scales.size):
+        share = clip * clip / min(block, length - b * block)
+        scales[b] = _scale(u, None, share, b * block, block)
+
+
+@compiled
+def _codes(u: Any, scales: Any, block: int, table: Any, masks: Any, codes: Any) -> None:
+    for b in range(scales.size):
+        write(u, None, scales[b], b * block, block, table, masks[b], codes)
+
+
+@compiled
+def _scale(v: Any, rest: Any, share: float, begin: int, block: int) -> Any:
+    most, total = measured(v, rest, begin, block)
+    size = clipped(most, total, share)
+    return scale(v if rest is None else rest, total, share, begin, block) if size < ZERO else size
+
+
 @compiled
 def _encode(
     v: Any, rest: Any, clip: float, block: int, length: int, table: Any, masks: Any, codes: Any, scales: Any
 ) -> None:
     share = clip * clip / length
     for b in range(scales.size):
-        most, total = measured(v, rest, b * block, block)
-        size = clipped(most, total, share)
-        if size < ZERO:
-            size = scale(v if rest is None else rest, total, share, b * block, block)
+        size = _scale(v, rest, share, b * block, block)
         scales[b] = size
         write(v, rest, size, b * block, block, table, masks[b], codes)

@@ -1,0 +1,85 @@
+"""Trits on a shared scale: sums of them in fields of a few bits, which never run over (Wen et al. 2017).
+
+Worker k has u_k, of weight w_k, and would scale a block by s_k. All take S, the largest w_k s_k, and draw
+trits t_k of w_k u_k on that. The average is S (t_1 + ... + t_N) / W, where W is the sum of the weights. A
+field holds the sum of t_k + 1, which is from 0 to 2 N: so words are added up as any whole numbers are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from shoal.codecs import draws, trits
+from shoal.codecs.blocks import count
+from shoal.codecs.kernels import for_cpu
+from shoal.codecs.packing import numbers, widened, words
+from shoal.codecs.ternary import Ternary
+from shoal.core.codec import State
+
+REST = "rest"
+FIELDS = (2, 4, 8, 16)  # bits
+ONES = 0x55555555  # a one in every field of two bits
+
+
+def field(workers: int) -> int:
+    """How many bits the sum of so many workers' trits takes."""
+    for bits in FIELDS:
+        if 2 * workers < 1 << bits:
+            return bits
+    raise ValueError(f"{workers} workers are too many for trits on a shared scale; take 'ternary' without it")
+
+
+class SharedTrits:
+    """One worker's vector on its way to an average."""
+
+    def __init__(self, codec: Ternary, v: Tensor, weight: float, workers: int, state: State) -> None:
+        self._codec, self._weight, self._workers, self._state = codec, weight, workers, state
+        self._like, self._blocks = v, count(v.numel(), codec.block)
+        given = v.detach().float() + state[REST] if REST in state else v.detach().float()
+        self._u = pad(given, (0, self._blocks * codec.block - v.numel()))
+        self._own = self._shared = self._codes = v.new_empty(0)
+
+    def scales(self) -> Tensor:
+        """Of its blocks, each times the weight."""
+        codec, n = self._codec, self._like.numel()
+        kernel = for_cpu("ternary", codec.block, self._u)
+        if kernel is not None:
+            self._own = kernel.scales(self._u, codec.deviations, codec.block, n)
+        else:
+            self._own = trits.scale(self._u[:n], codec.deviations, codec.block)
+        return self._own * self._weight
+
+    def words(self, shared: Tensor) -> Tensor:
+        """Its trits on that scale, as fields that can be added up."""
+        block, limit = self._codec.block, self._own[:, None]
+        drawn = self._u.view(self._blocks, block).clamp(-limit, limit).mul_(self._weight).flatten()
+        kernel = for_cpu("ternary", block, drawn, shared)
+        if kernel is not None:
+            codes = kernel.codes(drawn, shared, block, self._state)
+        else:
+            codes = trits.written(
+                drawn, shared, block, *trits.noise(self._state, block, self._blocks, drawn.device)
+            )
+        self._shared, self._codes = shared, codes
+        some = codes & ONES
+        fields: Tensor = some + ONES - ((some & (codes >> 1)) << 1)
+        bits = FIELDS[0]
+        while bits < field(self._workers):
+            fields, bits = widened(fields, bits), 2 * bits
+        return fields[: words(self._like.numel(), bits)]
+
+    def finish(self, summed: Tensor, total: float) -> tuple[Tensor, State]:
+        """The average, and what the next vector begins with. What is not finite leaves no trace."""
+        n, block = self._like.numel(), self._codec.block
+        counts = pad(numbers(summed, field(self._workers), n).float(), (0, len(self._u) - n)) - self._workers
+        average = counts.view(self._blocks, block) * (self._shared / total)[:, None]
+        average = average.flatten()[:n].to(self._like.dtype)
+        if not self._shared.isfinite().all():
+            return average, self._state
+        state = draws.after(self._state, block + self._blocks)
+        if self._codec.feedback != "none" and self._weight:
+            sent = trits.read(self._codes, self._shared, block, torch.empty_like(self._u))
+            state[REST] = self._u.sub_(sent, alpha=1 / self._weight)[:n]
+        return average, state

@@ -1,0 +1,96 @@
+"""Averages on a shared scale: what travels are whole numbers, and they are added up on the way.
+
+First the workers agree on a scale, the largest that any of them needs, and on the sum of their weights. Then
+any way to sum will do, and it is exact: nothing is compressed anew on the way back. TernGrad calls that
+scaler sharing (Wen et al. 2017). The scales, which are few, travel in log2 P rounds, as in a butterfly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.collectives.average import Sum
+from shoal.collectives.butterfly import swap
+from shoal.core.codec import State, expect
+from shoal.core.meeting import PRESENT
+from shoal.core.node import Node
+from shoal.core.transport import Message
+
+KEY = "shared scale"
+"""Where a node's codec states have what is remembered from one average to the next."""
+
+
+class Scaled(Protocol):
+    """What one worker brings to an average, as whole numbers of a scale."""
+
+    def scales(self) -> Tensor:
+        """What it would take by itself, in float32: of all workers' the largest is taken."""
+        ...
+
+    def words(self, shared: Tensor) -> Tensor:
+        """What is to be summed over the workers, in int32, given that."""
+        ...
+
+    def finish(self, summed: Tensor, total: float) -> tuple[Tensor, State]:
+        """The average, given the sum and the sum of the weights; and the state for the next vector."""
+        ...
+
+
+class SharedScaleMean:
+    """Averages by this sum. `bring` takes a vector, its weight, the number of workers and a codec's state."""
+
+    def __init__(self, bring: Callable[[Tensor, float, int, State], Scaled], add_up: Sum) -> None:
+        self._bring, self._add_up = bring, add_up
+
+    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+        """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
+        coding, meter, now = node.coding, node.meter, node.transport.now
+        key, began = f"{KEY} {v.numel()}", now()
+        state = coding.state(key, coding.codec, v)
+        brought = self._bring(v, weight, node.size, state)
+        largest = _Largest(node, brought.scales(), weight)
+        meter.encode_seconds += now() - began
+        await swap(node, largest)
+        if not largest.weight:
+            return v.new_zeros(v.numel()), 0.0
+        began = now()
+        words = brought.words(largest.scales)
+        meter.encode_seconds += now() - began
+        await self._add_up(node, words)
+        began = now()
+        average, after = brought.finish(words, largest.weight)
+        meter.decode_seconds += now() - began
+        coding.states[key] = after if weight > PRESENT else state  # who gave nothing lacks nothing more
+        times = 2 * (node.size - 1) / node.size  # what most ways to sum send of a vector
+        coding.weigh(round(times * v.nbytes), round(times * (words.nbytes + largest.scales.nbytes)))
+        return average, largest.weight
+
+
+class _Largest:
+    """A load: the largest scale of each block so far, and the sum of the weights."""
+
+    def __init__(self, node: Node, scales: Tensor, weight: float) -> None:
+        self.scales, self.weight = scales, weight
+        self._node = node
+
+    async def give(self, dst: int, tag: str) -> None:
+        """Send both."""
+        await self._node.send(dst, Message(tag, (self.scales,), count=self.weight))
+
+    async def add(self, src: int, tag: str) -> None:
+        """Take the larger of each, and not a number where either is none."""
+        scales, weight = await self._take(src, tag)
+        self.scales, self.weight = torch.maximum(self.scales, scales), self.weight + weight
+
+    async def replace(self, src: int, tag: str) -> None:
+        """Take what arrives."""
+        self.scales, self.weight = await self._take(src, tag)
+
+    async def _take(self, src: int, tag: str) -> tuple[Tensor, float]:
+        m = await self._node.mailbox.find(tag, src, needed=range(self._node.size))
+        (scales,) = expect(m.parts, (self.scales.dtype, self.scales.numel()))
+        return scales.to(self.scales.device), m.count

@@ -1,0 +1,229 @@
+"""Trits on a scale that all workers share: sums are whole numbers, whoever forms them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal.codecs import CODECS, ByLayer, Ternary, kernels, packing
+from shoal.codecs.shared_trits import field
+from shoal.core.errors import PeerLost
+from shoal.core.transport import Message
+from shoal.launch.join import check_collective, choose_mean
+from shoal.sim import Network, Simulation
+from shoal.strategies import STRATEGIES, Sync
+from shoal.testing.problems import Slope
+
+SHARED = Ternary(clip=0, shared=True)
+WAYS = ["auto", "butterfly", "rabenseifner", "ring", "tree"]
+
+
+def averaged(vectors, weights=None, codec=SHARED, way="auto", rounds=1, seed=0):
+    """What each worker has after the last of so many averages, and the nodes."""
+    workers, weights = len(vectors), weights or [1.0] * len(vectors)
+    out = [[] for _ in vectors]
+
+    class Averaging(Sync):
+        async def worker(self, w):
+            for _ in range(rounds):
+                out[w.rank].append(await w.meeting._mean(w, vectors[w.rank].clone(), weights[w.rank]))
+
+    mean = choose_mean(way, None, codec, workers)
+    start = torch.zeros(vectors[0].numel(), dtype=vectors[0].dtype)
+    simulation = Simulation(
+        Averaging(),
+        lambda rank: Slope(gradients=(0.0,)).replica(rank, start),
+        workers=workers,
+        steps=1,
+        codec=codec,
+        mean=mean,
+        seed=seed,
+        network=Network.parse("1Gbit,1ms"),
+    )
+    simulation.run()
+    return out, simulation
+
+
+def normal(length, seed=0):
+    return torch.randn(length, generator=torch.Generator().manual_seed(seed))
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5, 8])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_whole_on_the_shared_scale_arrives_exactly(way, workers):
+    # the largest is 4, of the last worker, so that 4, 0 and -4 are drawn for certain, whoever has them
+    vectors = [4 * torch.tensor([1.0, 0.0, -1.0, float(k == 0), -float(k < 2)]) for k in range(workers)]
+    out, _ = averaged(vectors, way=way)
+    expected = torch.stack(vectors).mean(0)
+    for [(average, total)] in out:
+        assert total == workers
+        torch.testing.assert_close(average, expected, rtol=1e-6, atol=0)
+
+
+def test_the_scale_is_the_largest_weighted_one_by_hand():
+    # weights 1 and 3: scales 1 x 6 and 3 x 1, so 6; the second worker's -1 is drawn as -3 of 6, or -6
+    one, other = torch.tensor([6.0, 0.0]), torch.tensor([0.0, -1.0])
+    seen = set()
+    for seed in range(40):
+        out, _ = averaged([one, other], [1.0, 3.0], seed=seed)
+        [(average, total)] = out[0]
+        assert total == 4 and average[0] == 1.5
+        seen.add(average[1].item())
+    assert seen == {0.0, -1.5}  # half of the time each, so that the mean is -3 / 4
+
+
+def test_all_workers_have_the_same_bits_and_nothing_is_drawn_on_the_way_back():
+    vectors = [normal(5000, seed) for seed in range(6)]
+    out, _ = averaged(vectors)
+    averages = [average for [(average, _)] in out]
+    assert all(torch.equal(averages[0], other) for other in averages)
+    scale = torch.stack([v[:2048].abs().max() for v in vectors]).max()
+    numbers = averages[0][:2048] * 6 / scale
+    torch.testing.assert_close(numbers, numbers.round(), rtol=0, atol=1e-5)
+    assert numbers.round().unique().tolist() == [
+        *range(-int(-numbers.min().round()), int(numbers.max().round()) + 1)
+    ]
+
+
+def test_on_average_it_is_the_average():
+    """1,000 draws of each of 64 elements: within 5 standard errors, which all but one in 10^6 are."""
+    vectors = [normal(64, seed) for seed in (1, 2, 3)]
+    weights, rounds = [1.0, 2.0, 5.0], 1000
+    out, _ = averaged(vectors, weights, rounds=rounds)
+    mean = torch.stack([average for average, _ in out[0]]).mean(0)
+    scaled = torch.stack([w * v for w, v in zip(weights, vectors, strict=True)])
+    scale = scaled.abs().max()
+    spread = ((scaled.abs() * scale - scaled**2).sum(0) / rounds).sqrt() / 8
+    assert ((mean - scaled.sum(0) / 8).abs() <= 5 * spread + 1e-6).all()
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("feedback", ["residual", "double"])
+def test_what_was_sent_and_what_is_kept_is_what_was_given(feedback):
+    vectors, weights, rounds = [normal(5000, seed) for seed in range(3)], [1.0, 2.0, 1.0], 7
+    out, simulation = averaged(vectors, weights, Ternary(feedback=feedback, shared=True), rounds=rounds)
+    (kept,) = {key for node in map(simulation.worker, range(3)) for key in node.coding.states}
+    rests = [simulation.worker(k).coding.states[kept]["rest"] for k in range(3)]
+    given = sum(rounds * w * v for w, v in zip(weights, vectors, strict=True))
+    left = sum(w * rest for w, rest in zip(weights, rests, strict=True))
+    arrived = 4 * sum(average for average, _ in out[0])
+    torch.testing.assert_close(arrived + left, given, rtol=1e-4, atol=1e-3)
+    assert max(rest.abs().max() for rest in rests) > 0.1
+
+
+def test_who_has_no_weight_keeps_what_it_lacked():
+    out, simulation = averaged(
+        [normal(300), normal(300, 1)], [1.0, 0.0], Ternary(feedback="residual", shared=True)
+    )
+    assert out[0][0][1] == 1.0
+    (state,) = simulation.worker(1).coding.states.values()
+    assert "rest" not in state and int(state["counter"]) == 0
+
+
+def test_without_any_weight_there_are_zeros():
+    [(average, total)] = averaged([normal(300), normal(300, 1)], [0.0, 0.0])[0][1]
+    assert total == 0.0 and not average.any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_shows_everywhere_and_leaves_no_trace(bad):
+    codec, vectors = Ternary(feedback="residual", shared=True), [normal(5000, seed) for seed in (1, 2)]
+    vectors[0][3000] = bad
+    out, simulation = averaged(vectors, codec=codec)
+    for rank in range(2):
+        [(average, _)] = out[rank]
+        assert average[2048:4096].isnan().all() and average[:2048].isfinite().all()
+        (state,) = simulation.worker(rank).coding.states.values()
+        assert "rest" not in state
+
+
+# -- with and without kernels ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 300, 2048, 5000])
+@pytest.mark.parametrize("clip", [0, 2.5])
+def test_kernels_draw_what_the_lines_of_torch_draw(monkeypatch, clip, length):
+    codec = Ternary(clip=clip, shared=True)
+    vectors = [(8 * normal(length, seed)).round() for seed in range(3)]  # sums of squares are exact
+    fast = averaged(vectors, codec=codec)[0][0][0][0]
+    monkeypatch.setattr(kernels, "_has_numba", lambda: False)
+    slow = averaged(vectors, codec=codec)[0][0][0][0]
+    torch.testing.assert_close(fast, slow, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_other_dtypes(dtype):
+    vectors = [torch.tensor([2.0, 0.0, -2.0], dtype=dtype)] * 3
+    [(average, _)] = averaged(vectors)[0][0]
+    assert average.dtype == dtype and torch.allclose(average, vectors[0])
+
+
+# -- fields ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_fields_that_are_widened_hold_the_same_numbers(bits, length):
+    numbers = torch.randint(2**bits, (length,), generator=torch.Generator().manual_seed(bits))
+    wide = packing.widened(packing.packed(numbers, bits), bits)[: packing.words(length, 2 * bits)]
+    assert torch.equal(wide, packing.packed(numbers, 2 * bits))
+    assert torch.equal(packing.numbers(wide, 2 * bits, length).long(), numbers)
+
+
+@pytest.mark.parametrize(("workers", "bits"), [(1, 2), (2, 4), (7, 4), (8, 8), (127, 8), (128, 16)])
+def test_a_field_holds_the_sum_of_all_workers(workers, bits):
+    assert field(workers) == bits
+
+
+def test_bytes_are_those_of_the_formula():
+    out, simulation = averaged([normal(8192, seed) for seed in range(4)], way="butterfly")
+    meter = simulation.worker(0).meter
+    assert meter.messages_sent == 4
+    # two rounds each: of 4 scales, and of 4 bits an element
+    assert meter.bytes_sent == 2 * (4 * 4 + 8192 // 2) + 4 * Message("swap").nbytes
+    assert len(out) == 4
+
+
+# -- where it fits ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", STRATEGIES)
+def test_it_is_for_those_who_average_over_all_workers(word):
+    strategy = STRATEGIES.make(word)
+    if strategy.servers or strategy.survives:
+        with pytest.raises(ValueError, match=r"needs an average over all workers|would do nothing"):
+            strategy.check_codec(SHARED)
+    else:
+        strategy.check_codec(SHARED)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"stripes.*take 'auto'"):
+        check_collective("stripes", SHARED)
+    with pytest.raises(ValueError, match="would do it to some layers only"):
+        ByLayer(large="ternary:shared=true")
+    assert CODECS.read("ternary:shared=true").shared
+
+
+def test_a_worker_that_dies_is_named():
+    class Dying(Sync):
+        async def worker(self, w):
+            if w.rank == 1:
+                return
+            with pytest.raises(PeerLost, match="worker 1"):
+                await w.meeting._mean(w, torch.zeros(4), 1.0)
+
+    start = torch.zeros(4)
+    Simulation(
+        Dying(),
+        lambda rank: Slope(gradients=(0.0,)).replica(rank, start),
+        workers=2,
+        steps=1,
+        codec=SHARED,
+        mean=choose_mean("auto", None, SHARED, 2),
+    ).run()
