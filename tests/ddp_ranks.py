@@ -103,6 +103,7 @@ def main(folder, rank, ranks):
     for word in (word for word in CODECS if word != "factors"):  # which needs more than gradients
         told[word] = trained(rank, shoal.comm_hook(word))
     told["rank 1"] = trained(rank, shoal.comm_hook("low_rank:rank=1"))
+    told["shared"] = trained(rank, shoal.comm_hook("ternary:shared=true,feedback=residual"))
     (folder / f"{rank}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 

@@ -52,7 +52,7 @@ def test_half_precision_is_near_it(told, word, near):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", [*WORDS, "rank 1"])
+@pytest.mark.parametrize("word", [*WORDS, "rank 1", "shared"])
 def test_it_learns_and_all_ranks_hold_the_same_weights(told, word):
     assert told[0][word]["weights"] == told[1][word]["weights"]
     losses = told[0][word]["losses"]
@@ -60,7 +60,7 @@ def test_it_learns_and_all_ranks_hold_the_same_weights(told, word):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", [*WORDS, "shared"])
 def test_a_gradient_that_is_not_finite_is_seen_by_all_and_leaves_no_trace(told, word):
     assert told[0][word]["refused"] == told[1][word]["refused"] == [5]
 

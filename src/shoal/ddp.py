@@ -10,6 +10,7 @@ through an all-reduce. Anything else is gathered: every rank decodes what all ha
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf, nan
 from typing import Any, TypeAlias
 
 import torch
@@ -135,9 +136,9 @@ class Stream:
         ranks = distributed.get_world_size(group)
         state = codec.init(bucket, self.seed) if self.state is None else self.state
         brought = SharedTrits(codec, bucket, 1.0, ranks, state)
-        scales = brought.scales()
+        scales = brought.scales().nan_to_num_(nan=inf)  # a maximum may overlook what is no number
         distributed.all_reduce(scales, distributed.ReduceOp.MAX, group=group)
-        words = brought.words(scales)
+        words = brought.words(scales.masked_fill_(scales.isinf(), nan))
         distributed.all_reduce(words, group=group)
         average, self.state = brought.finish(words, float(ranks))
         return completed(bucket.copy_(average))

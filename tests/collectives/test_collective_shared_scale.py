@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+import shoal
 from shoal.codecs import CODECS, ByLayer, Ternary, kernels, packing
-from shoal.codecs.shared_trits import field
+from shoal.codecs.shared_trits import SharedTrits, field
 from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
 from shoal.launch.join import check_collective, choose_mean
 from shoal.sim import Network, Simulation
 from shoal.strategies import STRATEGIES, Sync
+from shoal.testing import blobs
 from shoal.testing.problems import Slope
 
 SHARED = Ternary(clip=0, shared=True)
@@ -227,3 +229,65 @@ def test_a_worker_that_dies_is_named():
         codec=SHARED,
         mean=choose_mean("auto", None, SHARED, 2),
     ).run()
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def weights(strategy="sync", **options):
+    codec = Ternary(feedback="residual", shared=True)
+    result = shoal.run(blobs(), strategy, codec=codec, **options)
+    return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
+
+
+@pytest.mark.parametrize("strategy", [shoal.Sync(), shoal.DiLoCo(period=4)], ids=lambda s: type(s).__name__)
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits(strategy, tmp_path):
+    settings = {"workers": 3, "transport": "sim"}
+    weights(strategy, epochs=1, checkpoint=tmp_path, **settings)
+    resumed = weights(strategy, epochs=3, checkpoint=tmp_path, **settings)
+    assert torch.equal(resumed, weights(strategy, epochs=3, **settings))
+
+
+@pytest.mark.slow
+def test_sums_are_exact_so_that_all_transports_and_ways_to_sum_give_the_same_bits():
+    virtual = weights(workers=2, epochs=2, transport="sim")
+    assert torch.equal(weights(workers=2, epochs=2, transport="processes", collective="ring"), virtual)
+    assert torch.equal(weights(workers=2, epochs=2, transport="gloo", collective="native"), virtual)
+
+
+def test_parts_of_a_model_that_are_averaged_by_turns_remember_what_is_theirs():
+    parts, rounds = {"a": normal(300), "b": normal(300, 1)}, 5
+    codec, arrived = Ternary(feedback="residual", shared=True), dict.fromkeys(("a", "b"), 0)
+    mean = choose_mean("auto", None, codec, 2)
+
+    class Parts(Sync):
+        async def worker(self, w):
+            for number in range(rounds):
+                under_way = {key: await mean.start(w, v, 1.0, number, key) for key, v in parts.items()}
+                for key, exchange in under_way.items():
+                    await exchange.progress()
+                    average, total = await exchange.finish()
+                    assert total == 2
+                    arrived[key] = arrived[key] + average / 2  # there are two workers to add it
+
+    simulation = Simulation(
+        Parts(),
+        lambda rank: Slope(gradients=(0.0,)).replica(rank, torch.zeros(300)),
+        workers=2,
+        steps=1,
+        codec=codec,
+        mean=mean,
+    )
+    simulation.run()
+    for key, v in parts.items():
+        rests = [simulation.worker(k).coding.states[f"shared scale {key}300"]["rest"] for k in range(2)]
+        torch.testing.assert_close(arrived[key] + sum(rests) / 2, rounds * v, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [2048, 3000])
+def test_the_vector_is_left_as_it_was(length):
+    codec, v = Ternary(feedback="residual", shared=True), normal(length)
+    given, scaled = v.clone(), SharedTrits(codec, v, 1.0, 1, codec.init(v))
+    average, state = scaled.finish(scaled.words(scaled.scales()), 1.0)
+    assert torch.equal(v, given)
+    torch.testing.assert_close(average + state["rest"], given)

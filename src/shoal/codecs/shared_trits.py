@@ -73,13 +73,15 @@ class SharedTrits:
     def finish(self, summed: Tensor, total: float) -> tuple[Tensor, State]:
         """The average, and what the next vector begins with. What is not finite leaves no trace."""
         n, block = self._like.numel(), self._codec.block
-        counts = pad(numbers(summed, field(self._workers), n).float(), (0, len(self._u) - n)) - self._workers
-        average = counts.view(self._blocks, block) * (self._shared / total)[:, None]
-        average = average.flatten()[:n].to(self._like.dtype)
+        counts = pad(numbers(summed, field(self._workers), n).float(), (0, len(self._u) - n))
+        counts.sub_(self._workers).view(self._blocks, block).mul_((self._shared / total)[:, None])
+        average = counts[:n].to(self._like.dtype)
         if not self._shared.isfinite().all():
             return average, self._state
         state = draws.after(self._state, block + self._blocks)
         if self._codec.feedback != "none" and self._weight:
-            sent = trits.read(self._codes, self._shared, block, torch.empty_like(self._u))
+            sent, kernel = torch.empty_like(self._u), for_cpu("ternary", block, self._u, self._shared)
+            read = trits.read if kernel is None else kernel.decode
+            read(self._codes, self._shared, block, sent)
             state[REST] = self._u.sub_(sent, alpha=1 / self._weight)[:n]
         return average, state

@@ -7,7 +7,8 @@ scaler sharing (Wen et al. 2017). The scales, which are few, travel in log2 P ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -48,8 +49,15 @@ class SharedScaleMean:
 
     async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
+        return await self._average(node, v, weight, f"{KEY} {v.numel()}")
+
+    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> _Later:
+        """Begin an average for later: all of it is done then, for the second round waits for the first."""
+        return _Later(partial(self._average, node, v.clone(), weight, f"{KEY} {key}{v.numel()}"))
+
+    async def _average(self, node: Node, v: Tensor, weight: float, key: str) -> tuple[Tensor, float]:
         coding, meter, now = node.coding, node.meter, node.transport.now
-        key, began = f"{KEY} {v.numel()}", now()
+        began = now()
         state = coding.state(key, coding.codec, v)
         brought = self._bring(v, weight, node.size, state)
         largest = _Largest(node, brought.scales(), weight)
@@ -68,6 +76,20 @@ class SharedScaleMean:
         times = 2 * (node.size - 1) / node.size  # what most ways to sum send of a vector
         coding.weigh(round(times * v.nbytes), round(times * (words.nbytes + largest.scales.nbytes)))
         return average, largest.weight
+
+
+class _Later:
+    """An average that is formed when it is needed."""
+
+    def __init__(self, form: Callable[[], Awaitable[tuple[Tensor, float]]]) -> None:
+        self._form = form
+
+    async def progress(self) -> None:
+        """Nothing can be done without waiting."""
+
+    async def finish(self) -> tuple[Tensor, float]:
+        """The average, and the total weight."""
+        return await self._form()
 
 
 class _Largest:
