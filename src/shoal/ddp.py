@@ -1,8 +1,9 @@
 """comm_hook: a codec in torch's DistributedDataParallel, without the rest of Shoal.
 
 DDP hands over its gradients in buckets, one after the other and in the same order at every rank. Each is a
-stream of vectors of its own. What adds up, single and half precision and the two factors of low rank, goes
-through an all-reduce. Anything else is gathered: every rank decodes what all have written, in rank order.
+stream of vectors of its own. What adds up, single and half precision, the two factors of low rank and trits
+on a shared scale, goes through an all-reduce. Anything else is gathered: every rank decodes what all have
+written, in rank order.
 """
 
 # No `from __future__ import annotations` here: torch reads the annotations of a hook, and wants the classes.
@@ -21,7 +22,7 @@ from shoal.codecs import CODECS
 from shoal.codecs.bf16 import BF16
 from shoal.codecs.fp16 import FP16
 from shoal.codecs.low_rank import LowRank
-from shoal.codecs.shared_trits import SharedTrits
+from shoal.codecs.shared_trits import SharedTrits, on_shared_scale
 from shoal.codecs.ternary import Ternary
 from shoal.collectives.low_rank import Rounds
 from shoal.core.codec import Codec, Payload, State
@@ -117,7 +118,7 @@ class Stream:
             return summed(bucket, group, bucket.dtype)
         if isinstance(codec, LowRank):
             return self._average_factors(codec, bucket, group)
-        if isinstance(codec, Ternary) and codec.shared:
+        if on_shared_scale(codec):
             return self._add_trits(codec, bucket, group)
         if type(codec) in HALVES:
             return summed(bucket, group, HALVES[type(codec)])

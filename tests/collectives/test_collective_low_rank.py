@@ -201,6 +201,14 @@ def test_from_a_copied_state_it_goes_on_with_the_same_bits():
 # -- who gives nothing -----------------------------------------------------------------------------
 
 
+def test_of_what_nobody_gives_nothing_arrives():
+    vectors = [[drawn(k), torch.zeros(LAYOUT.numel, dtype=torch.float64)] for k in range(2)]
+    for seen in average(vectors, LowRank(1), weights=[[1.0, PRESENT]] * 2).values():
+        (_, before), (second, after) = seen
+        assert before[KEY]["rest"].any() and torch.equal(before[KEY]["rest"], after[KEY]["rest"])
+        assert not second.any()
+
+
 @pytest.mark.parametrize("nothing", [0.0, PRESENT])
 def test_who_gives_nothing_keeps_what_it_lacked(nothing):
     vectors = many(2, 2)

@@ -8,15 +8,18 @@ import torch
 import shoal
 from shoal.codecs import CODECS, ByLayer, Ternary, kernels, packing
 from shoal.codecs.shared_trits import SharedTrits, field
+from shoal.collectives import Link
 from shoal.core.errors import PeerLost
+from shoal.core.meeting import PRESENT
 from shoal.core.transport import Message
 from shoal.launch.join import check_collective, choose_mean
 from shoal.sim import Network, Simulation
 from shoal.strategies import STRATEGIES, Sync
-from shoal.testing import blobs
+from shoal.testing import blobs, simulate
 from shoal.testing.problems import Slope
 
 SHARED = Ternary(clip=0, shared=True)
+LINK = Link(latency=1e-3, seconds_per_byte=8e-9)
 WAYS = ["auto", "butterfly", "rabenseifner", "ring", "tree"]
 
 
@@ -30,7 +33,7 @@ def averaged(vectors, weights=None, codec=SHARED, way="auto", rounds=1, seed=0):
             for _ in range(rounds):
                 out[w.rank].append(await w.meeting._mean(w, vectors[w.rank].clone(), weights[w.rank]))
 
-    mean = choose_mean(way, None, codec, workers)
+    mean = choose_mean(way, None, codec, workers, LINK)
     start = torch.zeros(vectors[0].numel(), dtype=vectors[0].dtype)
     simulation = Simulation(
         Averaging(),
@@ -56,7 +59,7 @@ def normal(length, seed=0):
 @pytest.mark.parametrize("workers", [2, 3, 5, 8])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_whole_on_the_shared_scale_arrives_exactly(way, workers):
-    # the largest is 4, of the last worker, so that 4, 0 and -4 are drawn for certain, whoever has them
+    # the largest is 4, so that 4, 0 and -4 are drawn for certain
     vectors = [4 * torch.tensor([1.0, 0.0, -1.0, float(k == 0), -float(k < 2)]) for k in range(workers)]
     out, _ = averaged(vectors, way=way)
     expected = torch.stack(vectors).mean(0)
@@ -127,6 +130,38 @@ def test_who_has_no_weight_keeps_what_it_lacked():
     assert "rest" not in state and int(state["counter"]) == 0
 
 
+@pytest.mark.parametrize("weights", [[PRESENT, PRESENT], [1.0, PRESENT], [1.0, 0.0]])
+def test_who_gives_nothing_keeps_what_it_lacks_for_another_time(weights):
+    codec, vectors = Ternary(feedback="residual", shared=True), [normal(300), normal(300, 1)]
+    mean, seen = choose_mean("auto", None, codec, 2, LINK), []
+
+    class Pausing(Sync):
+        async def worker(self, w):
+            await mean(w, vectors[w.rank], 1.0)
+            (before,) = (dict(state) for state in w.coding.states.values())
+            average, _ = await mean(w, torch.zeros(300), weights[w.rank])
+            (after,) = w.coding.states.values()
+            seen.append((w.rank, average, torch.equal(before["rest"], after["rest"])))
+
+    Simulation(
+        Pausing(),
+        lambda rank: Slope(gradients=(0.0,)).replica(rank, torch.zeros(300)),
+        workers=2,
+        steps=1,
+        codec=codec,
+        mean=mean,
+    ).run()
+    for rank, average, is_kept in seen:
+        assert is_kept == (weights[rank] <= PRESENT)
+        assert bool(average.any()) == (1.0 in weights)  # of what nobody gives, nothing arrives
+
+
+def test_elements_that_are_tiny_beside_no_weight_vanish():
+    vectors = [torch.tensor([1e-9, 0.0, 0.0]), torch.tensor([0.0, 1e-9, 0.0])]
+    [(average, total)] = averaged(vectors, [PRESENT, PRESENT])[0][0]
+    assert total == 2 * PRESENT and not average.any()
+
+
 def test_without_any_weight_there_are_zeros():
     [(average, total)] = averaged([normal(300), normal(300, 1)], [0.0, 0.0])[0][1]
     assert total == 0.0 and not average.any()
@@ -156,6 +191,15 @@ def test_kernels_draw_what_the_lines_of_torch_draw(monkeypatch, clip, length):
     monkeypatch.setattr(kernels, "_has_numba", lambda: False)
     slow = averaged(vectors, codec=codec)[0][0][0][0]
     torch.testing.assert_close(fast, slow, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("workers", [8, 130])
+@pytest.mark.parametrize("block", [100, 2048])
+def test_many_workers_and_blocks_of_any_length(workers, block):
+    vectors = [3 * torch.tensor([-1.0, 1.0, float(k % 2), 0.0] * 60) for k in range(workers)]
+    [(average, total)] = averaged(vectors, codec=Ternary(clip=0, block=block, shared=True), way="tree")[0][-1]
+    assert total == workers
+    torch.testing.assert_close(average, torch.stack(vectors).mean(0), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
@@ -212,6 +256,11 @@ def test_what_does_not_fit_is_refused():
     assert CODECS.read("ternary:shared=true").shared
 
 
+def test_in_stripes_it_would_not_be_shared():
+    with pytest.raises(ValueError, match="averages in stripes add up nothing"):
+        simulate(Sync(), Slope(), workers=2, steps=1, codec=SHARED)
+
+
 def test_a_worker_that_dies_is_named():
     class Dying(Sync):
         async def worker(self, w):
@@ -227,7 +276,7 @@ def test_a_worker_that_dies_is_named():
         workers=2,
         steps=1,
         codec=SHARED,
-        mean=choose_mean("auto", None, SHARED, 2),
+        mean=choose_mean("auto", None, SHARED, 2, LINK),
     ).run()
 
 
@@ -258,7 +307,7 @@ def test_sums_are_exact_so_that_all_transports_and_ways_to_sum_give_the_same_bit
 def test_parts_of_a_model_that_are_averaged_by_turns_remember_what_is_theirs():
     parts, rounds = {"a": normal(300), "b": normal(300, 1)}, 5
     codec, arrived = Ternary(feedback="residual", shared=True), dict.fromkeys(("a", "b"), 0)
-    mean = choose_mean("auto", None, codec, 2)
+    mean = choose_mean("auto", None, codec, 2, LINK)
 
     class Parts(Sync):
         async def worker(self, w):
@@ -280,7 +329,7 @@ def test_parts_of_a_model_that_are_averaged_by_turns_remember_what_is_theirs():
     )
     simulation.run()
     for key, v in parts.items():
-        rests = [simulation.worker(k).coding.states[f"shared scale {key}300"]["rest"] for k in range(2)]
+        rests = [simulation.worker(k).coding.states[f"shared scale 300 {key}"]["rest"] for k in range(2)]
         torch.testing.assert_close(arrived[key] + sum(rests) / 2, rounds * v, rtol=1e-4, atol=1e-4)
 
 

@@ -7,6 +7,8 @@ field holds the sum of t_k + 1, which is from 0 to 2 N: so words are added up as
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -16,11 +18,17 @@ from shoal.codecs.blocks import count
 from shoal.codecs.kernels import for_cpu
 from shoal.codecs.packing import numbers, widened, words
 from shoal.codecs.ternary import Ternary
-from shoal.core.codec import State
+from shoal.core.codec import Codec, State
+from shoal.core.coding import REST
 
-REST = "rest"
+LEAST = 2.0**-126  # whose reciprocal is a float32 still
 FIELDS = (2, 4, 8, 16)  # bits
 ONES = 0x55555555  # a one in every field of two bits
+
+
+def on_shared_scale(codec: Codec) -> TypeGuard[Ternary]:
+    """Whether this is how it averages."""
+    return isinstance(codec, Ternary) and codec.shared
 
 
 def field(workers: int) -> int:
@@ -36,6 +44,7 @@ class SharedTrits:
 
     def __init__(self, codec: Ternary, v: Tensor, weight: float, workers: int, state: State) -> None:
         self._codec, self._weight, self._workers, self._state = codec, weight, workers, state
+        self._bits = field(workers)
         self._like, self._blocks = v, count(v.numel(), codec.block)
         given = v.detach().float() + state[REST] if REST in state else v.detach().float()
         self._u = pad(given, (0, self._blocks * codec.block - v.numel()))
@@ -49,7 +58,8 @@ class SharedTrits:
             self._own = kernel.scales(self._u, codec.deviations, codec.block, n)
         else:
             self._own = trits.scale(self._u[:n], codec.deviations, codec.block)
-        return self._own * self._weight
+        scaled = self._own * self._weight
+        return scaled.where(~(scaled < LEAST), 0)
 
     def words(self, shared: Tensor) -> Tensor:
         """Its trits on that scale, as fields that can be added up."""
@@ -66,14 +76,14 @@ class SharedTrits:
         some = codes & ONES
         fields: Tensor = some + ONES - ((some & (codes >> 1)) << 1)
         bits = FIELDS[0]
-        while bits < field(self._workers):
+        while bits < self._bits:
             fields, bits = widened(fields, bits), 2 * bits
         return fields[: words(self._like.numel(), bits)]
 
     def finish(self, summed: Tensor, total: float) -> tuple[Tensor, State]:
         """The average, and what the next vector begins with. What is not finite leaves no trace."""
         n, block = self._like.numel(), self._codec.block
-        counts = pad(numbers(summed, field(self._workers), n).float(), (0, len(self._u) - n))
+        counts = pad(numbers(summed, self._bits, n).float(), (0, len(self._u) - n))
         counts.sub_(self._workers).view(self._blocks, block).mul_((self._shared / total)[:, None])
         average = counts[:n].to(self._like.dtype)
         if not self._shared.isfinite().all():

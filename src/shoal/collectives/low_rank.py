@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.collectives.native import Native
 from shoal.collectives.stripes import Striped, stripes
 from shoal.core.codec import State
+from shoal.core.coding import REST
 from shoal.core.matrices import Matrices, joined, orthonormal, wide
 from shoal.core.meeting import PRESENT
 from shoal.core.node import Mean, Node
@@ -20,8 +21,8 @@ from shoal.core.node import Mean, Node
 KEY = "low rank"
 """Where a node's codec states have what is remembered from one average to the next."""
 
-RIGHT, REST = "right", "rest"
-"""What that is: the Q to begin with, and what averages lacked of this worker's vectors."""
+RIGHT = "right"
+"""Where that has the Q to begin with; beside it is what averages lacked of this worker's vectors."""
 
 
 class LowRankMean:
@@ -40,7 +41,7 @@ class LowRankMean:
             return await self._mean(node, v, weight)
         meter, states, now = node.meter, node.coding.states, node.transport.now
         began = now()
-        rounds = Rounds(matrices, v, states.get(KEY))
+        rounds = Rounds(matrices, v, states.get(KEY), gives=weight > PRESENT)
         first = rounds.first()
         meter.encode_seconds += now() - began
         averaged, total = await self._mean(node, first, weight)
@@ -51,8 +52,7 @@ class LowRankMean:
         meter.encode_seconds += now() - began
         averaged, _ = await self._mean(node, second, weight)
         began = now()
-        # who gave nothing lacks nothing more than before
-        average, states[KEY] = rounds.finish(averaged, self._remembers, gave=weight > PRESENT)
+        average, states[KEY] = rounds.finish(averaged, self._remembers)
         meter.decode_seconds += now() - began
         self._weigh(node, v.nbytes, first.nbytes + second.nbytes)
         return average, total
@@ -75,13 +75,16 @@ class LowRankMean:
 
 
 class Rounds:
-    """One such average, whoever forms the two that it takes. Both have to have the same weights."""
+    """One such average, whoever forms the two that it takes. Both have to have the same weights.
 
-    def __init__(self, matrices: Matrices, v: Tensor, state: State | None) -> None:
-        self._matrices = matrices
+    A worker without weight, who `gives` nothing, keeps what it lacks for another time.
+    """
+
+    def __init__(self, matrices: Matrices, v: Tensor, state: State | None, *, gives: bool = True) -> None:
+        self._matrices, self._gives = matrices, gives
         self._state = state or {RIGHT: matrices.first_right(v)}
         self._v = v
-        rest = self._state.get(REST)
+        rest = self._state.get(REST) if gives else None
         self._given = v.to(wide(v)) if rest is None else v + rest  # M_k
         self._p = self._others = v.new_empty(0)
 
@@ -97,17 +100,17 @@ class Rounds:
         self._others = averaged[length:]
         return self._matrices.right(self._given, self._p).to(self._v.dtype)
 
-    def finish(self, averaged: Tensor, remembers: bool, *, gave: bool = True) -> tuple[Tensor, State]:
+    def finish(self, averaged: Tensor, remembers: bool) -> tuple[Tensor, State]:
         """The average of the vectors, given that of the second; and the state for the next ones.
 
-        `gave` is whether this worker had any weight. What is not finite leaves the state as it was.
+        What is not finite leaves the state as it was.
         """
         matrices, q = self._matrices, averaged.to(self._p.dtype)
         average = matrices.fill(self._v.new_empty(self._v.numel()), self._p, q, self._others)
         if not q.isfinite().all():
             return average, self._state
         state = {**self._state, RIGHT: orthonormal(matrices.rights(q), q)}
-        if remembers and gave:
+        if remembers and self._gives:
             state[REST] = rest = self._given - average
             for gap in matrices.gaps(rest.numel()):
                 rest[gap] = 0.0

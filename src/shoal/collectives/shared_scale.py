@@ -16,7 +16,9 @@ from torch import Tensor
 
 from shoal.collectives.average import Sum
 from shoal.collectives.butterfly import swap
+from shoal.collectives.native import native
 from shoal.core.codec import State, expect
+from shoal.core.coding import REST
 from shoal.core.meeting import PRESENT
 from shoal.core.node import Node
 from shoal.core.transport import Message
@@ -49,17 +51,18 @@ class SharedScaleMean:
 
     async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
-        return await self._average(node, v, weight, f"{KEY} {v.numel()}")
+        return await self._average(node, v, weight, "")
 
     async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> _Later:
         """Begin an average for later: all of it is done then, for the second round waits for the first."""
-        return _Later(partial(self._average, node, v.clone(), weight, f"{KEY} {key}{v.numel()}"))
+        return _Later(partial(self._average, node, v.clone(), weight, key))
 
-    async def _average(self, node: Node, v: Tensor, weight: float, key: str) -> tuple[Tensor, float]:
+    async def _average(self, node: Node, v: Tensor, weight: float, part: str) -> tuple[Tensor, float]:
         coding, meter, now = node.coding, node.meter, node.transport.now
-        began = now()
+        key, gives, began = f"{KEY} {v.numel()} {part}", weight > PRESENT, now()
         state = coding.state(key, coding.codec, v)
-        brought = self._bring(v, weight, node.size, state)
+        brings = state if gives else {name: kept for name, kept in state.items() if name != REST}
+        brought = self._bring(v, weight, node.size, brings)
         largest = _Largest(node, brought.scales(), weight)
         meter.encode_seconds += now() - began
         await swap(node, largest)
@@ -72,9 +75,10 @@ class SharedScaleMean:
         began = now()
         average, after = brought.finish(words, largest.weight)
         meter.decode_seconds += now() - began
-        coding.states[key] = after if weight > PRESENT else state  # who gave nothing lacks nothing more
-        times = 2 * (node.size - 1) / node.size  # what most ways to sum send of a vector
-        coding.weigh(round(times * v.nbytes), round(times * (words.nbytes + largest.scales.nbytes)))
+        coding.states[key] = after if gives else state  # who gave nothing lacks what it lacked
+        if self._add_up is not native:  # whose bytes nobody knows the price of
+            times = 2 * (node.size - 1) / node.size  # what most ways to sum send of a vector
+            coding.weigh(round(times * v.nbytes), round(times * (words.nbytes + largest.scales.nbytes)))
         return average, largest.weight
 
 

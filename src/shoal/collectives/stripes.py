@@ -46,6 +46,8 @@ class Striped:
     """One average on its way."""
 
     def __init__(self, node: Node, v: Tensor, weight: float, name: str = "", key: str = "") -> None:
+        if node.coding.codec.needs_all:
+            raise ValueError(f"averages in stripes add up nothing that travels, as {node.coding.codec} does")
         self._node, self._v, self._weight, self._key = node, v, weight, key
         self._stripe, self._average = f"stripe{name}", f"average{name}"
         self._counts = weight > PRESENT

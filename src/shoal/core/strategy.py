@@ -67,10 +67,10 @@ class Strategy(ABC):
         """Raise ValueError for a codec that would never be used, or does not suit what is sent."""
         if not (self.compresses or codec.exact):
             raise ValueError(f"{type(self).__name__} adds to memory as it is, so {codec} would do nothing")
-        self.check_gradients(codec)
+        self.check_suits(codec)
 
-    def check_gradients(self, codec: Codec) -> None:
-        """Raise ValueError for a codec of gradients where it would be given something else."""
+    def check_suits(self, codec: Codec) -> None:
+        """Raise ValueError for a codec that needs something else than what is sent, or how."""
         if codec.for_gradients and not self.sends_gradients:
             raise ValueError(
                 f"{codec} is made for gradients, and {type(self).__name__} sends differences of models; "
@@ -81,7 +81,6 @@ class Strategy(ABC):
                 f"{codec} is for gradients that workers average among themselves at every step, and "
                 f"{type(self).__name__} does something else; take strategy 'sync', or codec 'low_rank'"
             )
-
         if codec.needs_all and (self.servers or self.survives):
             raise ValueError(
                 f"{codec} needs an average over all workers, and {type(self).__name__} forms none; take "
@@ -188,7 +187,7 @@ class Decentral(Strategy):
             raise ValueError(
                 f"{type(self).__name__} sends models as they are, so {codec} would do nothing; take 'choco'"
             )
-        self.check_gradients(codec)
+        self.check_suits(codec)
 
     async def finish(self, w: Node) -> None:
         """Wait until all are done, answering them; then take the mean of all models."""

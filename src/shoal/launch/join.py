@@ -13,9 +13,8 @@ from torch import distributed as dist
 
 from shoal.codecs.factors import Factors
 from shoal.codecs.low_rank import LowRank
-from shoal.codecs.shared_trits import SharedTrits
+from shoal.codecs.shared_trits import SharedTrits, on_shared_scale
 from shoal.codecs.sparse import Sparse
-from shoal.codecs.ternary import Ternary
 from shoal.collectives import (
     ALGORITHMS,
     Cheapest,
@@ -200,7 +199,7 @@ def check_collective(collective: str, codec: Codec) -> None:
         raise ValueError(
             f"collective {collective!r} adds up what travels, and {codec} is not exact; take 'stripes'"
         )
-    if collective == "stripes" and is_on_shared_scale(codec):
+    if collective == "stripes" and on_shared_scale(codec):
         raise ValueError(f"collective 'stripes' adds up nothing that travels, as {codec} does; take 'auto'")
     if collective == SPARSE and not isinstance(codec, SparseCodec):
         raise ValueError(
@@ -215,12 +214,7 @@ def check_collective(collective: str, codec: Codec) -> None:
 
 def adds_up(codec: Codec) -> bool:
     """Whether averages with this codec can be formed out of sums of what travels."""
-    return codec.exact or isinstance(codec, LowRank | Factors) or is_on_shared_scale(codec)
-
-
-def is_on_shared_scale(codec: Codec) -> bool:
-    """Whether it has all workers share a scale, so that what travels is whole numbers."""
-    return isinstance(codec, Ternary) and codec.shared
+    return codec.exact or isinstance(codec, LowRank | Factors) or on_shared_scale(codec)
 
 
 def choose_sum(collective: str, transport: Transport | None, link: Link | None) -> Sum:
@@ -248,7 +242,7 @@ def choose_mean(
         return LowRankMean(mean, codec.rank, remembers=codec.feedback != "none")
     if isinstance(codec, Factors):  # an average of what does not go as factors
         return FactorsMean(choose_mean(collective, transport, Identity(), workers, link))
-    if isinstance(codec, Ternary) and codec.shared:
+    if on_shared_scale(codec):
         return SharedScaleMean(partial(SharedTrits, codec), choose_sum(collective, transport, link))
     fits = transport is not None and isinstance(transport, AllReduces) and codec.exact
     if collective == "native" and not fits:
