@@ -36,6 +36,7 @@ def test_step_time_prints_a_ratio_for_each_model():
     assert figures.keys() == {"cnn"}
 
 
+@pytest.mark.soak
 def test_simulator_prints_its_two_figures():
     figures = last_line(
         "simulator.py", "--events", "2000", "--workers", "10", "--steps", "4", "--repeats", "1"
@@ -99,6 +100,7 @@ def test_chunks_prints_two_frame_errors_and_a_ratio():
     assert last_line("chunks.py", *command.split()).keys() == {"whole", "chunks", "speed_up"}
 
 
+@pytest.mark.soak
 def test_sparse_sums_prints_a_ratio_for_each_case():
     figures = last_line(
         "sparse_sums.py", "--elements", "20000", "--workers", "2,3", "--rates", "1Gbit", "--latencies", "1ms"
