@@ -64,7 +64,7 @@ class Plan:
         check_word("durability", self.durability, DURABILITY)
         if self.collective == "native" and not (self.transport == "gloo" and adds_up(self.codec)):
             raise ValueError(
-                "collective 'native' needs transport 'gloo', and no codec or one that adds up, as low_rank; "
+                "collective 'native' needs transport 'gloo' and no codec, or one that adds up, as low_rank; "
                 "take 'auto'"
             )
         if self.servers > 1 and not self.strategy.servers:
