@@ -135,8 +135,7 @@ class Stream:
 
     def _add_trits(self, codec: Ternary, bucket: Tensor, group: Group) -> Future[Tensor]:
         ranks = distributed.get_world_size(group)
-        state = codec.init(bucket, self.seed) if self.state is None else self.state
-        brought = SharedTrits(codec, bucket, 1.0, ranks, state)
+        brought = SharedTrits(codec, bucket, 1.0, ranks, self._begun(bucket))
         scales = brought.scales().nan_to_num_(nan=inf)  # a maximum may overlook what is no number
         distributed.all_reduce(scales, distributed.ReduceOp.MAX, group=group)
         words = brought.words(scales.masked_fill_(scales.isinf(), nan))
@@ -154,8 +153,11 @@ class Stream:
             self.state = self.rest = None
         return completed(bucket.copy_(total.div_(len(payloads))))
 
+    def _begun(self, v: Tensor) -> State:
+        return self.codec.init(v, self.seed) if self.state is None else self.state
+
     def _encode(self, v: Tensor) -> Payload:
-        state = self.codec.init(v, self.seed) if self.state is None else self.state
+        state = self._begun(v)
         if self.codec.feedback == "none":
             payload, self.state = self.codec.encode(v, state)
         else:

@@ -23,6 +23,21 @@ LINK = Link(latency=1e-3, seconds_per_byte=8e-9)
 WAYS = ["auto", "butterfly", "rabenseifner", "ring", "tree"]
 
 
+def simulated(strategy, like, workers, codec, mean=None, **options):
+    """The run of a strategy whose workers have a model like that, and average on a shared scale."""
+    simulation = Simulation(
+        strategy,
+        lambda rank: Slope(gradients=(0.0,)).replica(rank, torch.zeros_like(like)),
+        workers=workers,
+        steps=1,
+        codec=codec,
+        mean=mean or choose_mean("auto", None, codec, workers, LINK),
+        **options,
+    )
+    simulation.run()
+    return simulation
+
+
 def averaged(vectors, weights=None, codec=SHARED, way="auto", rounds=1, seed=0):
     """What each worker has after the last of so many averages, and the nodes."""
     workers, weights = len(vectors), weights or [1.0] * len(vectors)
@@ -34,19 +49,8 @@ def averaged(vectors, weights=None, codec=SHARED, way="auto", rounds=1, seed=0):
                 out[w.rank].append(await w.meeting._mean(w, vectors[w.rank].clone(), weights[w.rank]))
 
     mean = choose_mean(way, None, codec, workers, LINK)
-    start = torch.zeros(vectors[0].numel(), dtype=vectors[0].dtype)
-    simulation = Simulation(
-        Averaging(),
-        lambda rank: Slope(gradients=(0.0,)).replica(rank, start),
-        workers=workers,
-        steps=1,
-        codec=codec,
-        mean=mean,
-        seed=seed,
-        network=Network.parse("1Gbit,1ms"),
-    )
-    simulation.run()
-    return out, simulation
+    network = Network.parse("1Gbit,1ms")
+    return out, simulated(Averaging(), vectors[0], workers, codec, mean, seed=seed, network=network)
 
 
 def normal(length, seed=0):
@@ -143,14 +147,7 @@ def test_who_gives_nothing_keeps_what_it_lacks_for_another_time(weights):
             (after,) = w.coding.states.values()
             seen.append((w.rank, average, torch.equal(before["rest"], after["rest"])))
 
-    Simulation(
-        Pausing(),
-        lambda rank: Slope(gradients=(0.0,)).replica(rank, torch.zeros(300)),
-        workers=2,
-        steps=1,
-        codec=codec,
-        mean=mean,
-    ).run()
+    simulated(Pausing(), vectors[0], 2, codec, mean)
     for rank, average, is_kept in seen:
         assert is_kept == (weights[rank] <= PRESENT)
         assert bool(average.any()) == (1.0 in weights)  # of what nobody gives, nothing arrives
@@ -269,15 +266,7 @@ def test_a_worker_that_dies_is_named():
             with pytest.raises(PeerLost, match="worker 1"):
                 await w.meeting._mean(w, torch.zeros(4), 1.0)
 
-    start = torch.zeros(4)
-    Simulation(
-        Dying(),
-        lambda rank: Slope(gradients=(0.0,)).replica(rank, start),
-        workers=2,
-        steps=1,
-        codec=SHARED,
-        mean=choose_mean("auto", None, SHARED, 2, LINK),
-    ).run()
+    simulated(Dying(), torch.zeros(4), 2, SHARED)
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -319,15 +308,7 @@ def test_parts_of_a_model_that_are_averaged_by_turns_remember_what_is_theirs():
                     assert total == 2
                     arrived[key] = arrived[key] + average / 2  # there are two workers to add it
 
-    simulation = Simulation(
-        Parts(),
-        lambda rank: Slope(gradients=(0.0,)).replica(rank, torch.zeros(300)),
-        workers=2,
-        steps=1,
-        codec=codec,
-        mean=mean,
-    )
-    simulation.run()
+    simulation = simulated(Parts(), parts["a"], 2, codec, mean)
     for key, v in parts.items():
         rests = [simulation.worker(k).coding.states[f"shared scale 300 {key}"]["rest"] for k in range(2)]
         torch.testing.assert_close(arrived[key] + sum(rests) / 2, rounds * v, rtol=1e-4, atol=1e-4)

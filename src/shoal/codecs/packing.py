@@ -1,4 +1,4 @@
-"""Packing: numbers of one or two bits in words of 32, so that sixteen at a time go in and out.
+"""Packing: numbers of 1, 2, 4, 8 or 16 bits in words of 32, so that sixteen at a time go in and out.
 
 Sixteen words lie side by side. With one bit each they hold 512 numbers: bit k of word j is number 16 k + j;
 with two bits each 256 of them, bits 2 k and 2 k + 1 of word j being number 16 k + j. So a processor writes a
@@ -29,14 +29,12 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
 
 def unpacked(packed: Tensor, bits: int, elements: int) -> Tensor:
     """The numbers, in int64, that these words hold."""
-    rows = packed.long().view(-1, 1, ROW) >> _places(bits, packed.device)
-    numbers: Tensor = (rows & (2**bits - 1)).flatten()
-    return numbers[:elements]
+    return numbers(packed, bits, elements).long()
 
 
 def numbers(packed: Tensor, bits: int, elements: int) -> Tensor:
-    """The same in int32, for fields of at most sixteen bits: half the memory."""
-    rows = packed.view(-1, 1, ROW) >> _places(bits, packed.device).int()
+    """The same in int32: half the memory."""
+    rows = packed.reshape(-1, 1, ROW) >> _places(bits, packed.device).int()
     found: Tensor = (rows & (2**bits - 1)).flatten()
     return found[:elements]
 

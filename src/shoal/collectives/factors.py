@@ -106,8 +106,8 @@ class FactorsMean:
             fill(layer.of(out), products, weights)
         node.meter.decode_seconds += now() - began
         each = sum(part.nbytes for part in parts) + 8 * len(own.layers)
-        times = 2 * (node.size - 1) / node.size  # what most ways to form an average send of a vector
-        node.coding.weigh(round(times * v.nbytes), (node.size - 1) * each + round(times * rest.nbytes))
+        coding = node.coding
+        coding.weigh(coding.averaging(v.nbytes), (node.size - 1) * each + coding.averaging(rest.nbytes))
         return out
 
 

@@ -64,8 +64,7 @@ class LowRankMean:
     def _weigh(self, node: Node, dense: int, coded: int) -> None:
         """Account for what was not sent, unless the transport sums: then nobody knows what bytes cost."""
         if not isinstance(self._mean, Native):
-            times = 2 * (node.size - 1) / node.size  # what most ways to form an average send of a vector
-            node.coding.weigh(round(times * dense), round(times * coded))
+            node.coding.weigh(node.coding.averaging(dense), node.coding.averaging(coded))
 
     def _matrices(self, node: Node) -> Matrices:
         if self._known is None:

@@ -77,8 +77,8 @@ class SharedScaleMean:
         meter.decode_seconds += now() - began
         coding.states[key] = after if gives else state  # who gave nothing lacks what it lacked
         if self._add_up is not native:  # whose bytes nobody knows the price of
-            times = 2 * (node.size - 1) / node.size  # what most ways to sum send of a vector
-            coding.weigh(round(times * v.nbytes), round(times * (words.nbytes + largest.scales.nbytes)))
+            coded = words.nbytes + largest.scales.nbytes
+            coding.weigh(coding.averaging(v.nbytes), coding.averaging(coded))
         return average, largest.weight
 
 

@@ -58,8 +58,7 @@ class SparseDoubling:
         began = node.transport.now()
         average = trip.held.mean(v.dtype)
         node.meter.decode_seconds += node.transport.now() - began
-        dense = 2 * v.nbytes * (node.size - 1) / node.size  # what most ways to form an average send
-        node.coding.weigh(round(dense), trip.sent)
+        node.coding.weigh(node.coding.averaging(v.nbytes), trip.sent)
         return average, trip.held.weight
 
     async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:

@@ -95,6 +95,10 @@ class Coding:
         node.meter.decode_seconds += node.transport.now() - began
         return vector
 
+    def averaging(self, nbytes: int) -> int:
+        """What most ways to form an average send of a vector of so many bytes, for `weigh`."""
+        return round(2 * (self._node.size - 1) / self._node.size * nbytes)
+
     def weigh(self, dense: int, coded: int) -> None:
         """Account for bytes that were compressed, and estimate what that has saved so far.
 
