@@ -30,10 +30,10 @@ from torch import Tensor, nn
 
 from shoal.core.seeds import stream
 from shoal.core.task import Data, sequence_loss
-from shoal.models.acoustic import DBLSTM
-from shoal.models.chunks import Chunks, InChunks
-from shoal.models.padding import Padded
-from shoal.tasks.speech import CLASSES, MEL, METRICS, SequenceData, frame_error, momentum_sgd
+from shoal.programs.models.acoustic import DBLSTM
+from shoal.programs.models.chunks import Chunks, InChunks
+from shoal.programs.models.padding import Padded
+from shoal.programs.tasks.speech import CLASSES, MEL, METRICS, SequenceData, frame_error, momentum_sgd
 
 AIM = 1.0  # points of frame error that chunks may be behind
 

@@ -20,9 +20,9 @@ from statistics import mean
 
 import shoal
 from shoal.codecs import CODECS
-from shoal.core.strategy import Strategy
+from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
-from shoal.tasks import TASKS
+from shoal.vocabulary.strategy import Strategy
 
 CONTROL = "top_k:density=0.001,feedback=none"
 AIMS = {

@@ -25,7 +25,7 @@ from rich.table import Table
 
 import shoal
 from shoal import BMUF, Local, Single, Strategy, Task
-from shoal.tasks import TASKS
+from shoal.programs.tasks import TASKS
 
 
 def accuracy(task: Task, strategy: Strategy, workers: int, epochs: int, seed: int) -> float:

@@ -28,16 +28,16 @@ from typing import Any
 import torch
 
 from shoal.collectives import stripes
-from shoal.core.client import slice_of
 from shoal.core.codec import Identity
-from shoal.core.node import SERVER, Node
 from shoal.core.replica import Parameters
-from shoal.core.service import first_bad
+from shoal.engine.client import slice_of
+from shoal.engine.service import first_bad
 from shoal.launch.drive import drive
+from shoal.launch.identity import Seat
 from shoal.launch.join import connect, file_store
-from shoal.launch.seat import Seat
 from shoal.strategies import ASGD
 from shoal.transports.memory import SWITCH
+from shoal.vocabulary.node import SERVER, Node
 
 PARAMETERS = 74_770_901
 CHUNK = 2**20

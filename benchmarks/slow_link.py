@@ -50,14 +50,14 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.codecs import CODECS
-from shoal.core.strategy import Strategy
-from shoal.evaluation import evaluate
 from shoal.launch.control import leave_with_parent
-from shoal.modules import Batches
+from shoal.programs.tasks import TASKS
+from shoal.replicas.module import Batches
 from shoal.report.units import bytes_text, ratio_text, seconds_text
+from shoal.runs.evaluation import evaluate
 from shoal.sim import Network
 from shoal.strategies import STRATEGIES
-from shoal.tasks import TASKS
+from shoal.vocabulary.strategy import Strategy
 
 DDP = "ddp"
 POWER_SGD = "powersgd"

@@ -26,11 +26,11 @@ from torch import Tensor
 from shoal.codecs import CODECS
 from shoal.collectives import Link
 from shoal.core.codec import Codec
-from shoal.core.node import Node
 from shoal.core.replica import Parameters
-from shoal.core.strategy import Strategy
 from shoal.launch.join import choose_mean
 from shoal.sim import Network, Simulation
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shoal
+from shoal.api.script import run_script
 from shoal.launch.environment import Place
-from shoal.script import run_script
 from shoal.strategies import Sync
 
 WORKERS = 2

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import shoal
+from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
-from shoal.tasks import TASKS
 
 RUNS = "sync,sync+balance,bmuf+balance,diloco+balance,sgp,gossip,adpsgd"
 BALANCED = "+balance"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.launch.drive import drive
-from shoal.models.branches import BranchModel, LastState, propagate
+from shoal.programs.models.branches import BranchModel, LastState, propagate
 
 LENGTH, CHARACTERS, AUTHORS, STATES = 140, 256, 4, 64
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from shoal.belief import DBNClassifier, Stage
+from shoal.api.deep_belief import DBNClassifier, Stage
+from shoal.programs.tasks.images import MNIST, load
 from shoal.report import Progress
 from shoal.report.gallery import Dreams, write_gallery
-from shoal.tasks.images import MNIST, load
 
 DREAM_STEPS = (1, 10, 100, 1000)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -161,6 +162,23 @@ def helper_files() -> set[int]:
         )
         if fd is not None
     }
+
+
+@pytest.fixture
+def crews(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The crews of the runs that are started, so that a test can find their processes."""
+    from shoal.launch.crew import Crew
+    from shoal.runs import processes
+
+    made: list[Any] = []
+
+    class Seen(Crew):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(processes, "Crew", Seen)
+    return made
 
 
 @pytest.fixture

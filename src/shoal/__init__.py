@@ -12,7 +12,11 @@ testing       for those who write a strategy, a codec or a transport of their ow
 
 from importlib.metadata import version
 
-from shoal.attachment import Attachment, attach
+from shoal.api.attach import Attachment, attach
+from shoal.api.ddp import comm_hook
+from shoal.api.minimize import minimize
+from shoal.api.run import run
+from shoal.api.shard import shard
 from shoal.codecs.fp16 import FP16 as fp16  # written like a function: codec=fp16()
 from shoal.core.codec import Codec
 from shoal.core.errors import (
@@ -26,14 +30,9 @@ from shoal.core.errors import (
     Unavailable,
     WorkerFailed,
 )
-from shoal.core.node import SERVER, Node
-from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
 from shoal.core.transport import Message, Transport
-from shoal.ddp import comm_hook
-from shoal.minimizing import minimize
-from shoal.result import Result
-from shoal.sharding import shard
+from shoal.runs.result import Result
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.diloco import DiLoCo
@@ -42,7 +41,8 @@ from shoal.strategies.easgd import EAMSGD, EASGD
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
 from shoal.strategies.sync import Sync
-from shoal.train import run
+from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.strategy import Strategy
 
 __version__ = version("shoal")
 

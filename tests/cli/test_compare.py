@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.api.run import run
 from shoal.cli import compare
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.sim import Compute, Network
 from shoal.strategies import BMUF, Local, Single, Sync
-from shoal.train import run
 
 KEYS = {
     *("strategy", "codec", "transport", "workers", "test_accuracy", "test_loss", "seconds", "samples"),

@@ -11,9 +11,9 @@ import pytest
 from shoal.cli import doctor
 from shoal.codecs import CODECS
 from shoal.launch.join import COLLECTIVES, TRANSPORTS
+from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 from shoal.studies import STUDIES
-from shoal.tasks import TASKS
 from shoal.topologies import TOPOLOGIES
 
 WORDS = {

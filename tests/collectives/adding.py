@@ -8,8 +8,8 @@ import torch
 from shoal.collectives import ALGORITHMS
 from shoal.core.instrument import Instrument
 from shoal.core.replica import Parameters
-from shoal.core.strategy import Strategy
 from shoal.sim import Simulation
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from shoal.codecs import Sparse
 from shoal.collectives import SparseDoubling
 from shoal.core.replica import Parameters
-from shoal.core.strategy import Strategy
 from shoal.sim import Simulation
+from shoal.vocabulary.strategy import Strategy
 
 DOUBLING = SparseDoubling(Sparse())
 

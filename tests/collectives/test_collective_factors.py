@@ -14,13 +14,13 @@ from shoal.core.codec import Identity
 from shoal.core.errors import PeerLost, WireError
 from shoal.core.factors import Product
 from shoal.core.matrices import Matrices, Matrix
-from shoal.core.meeting import PRESENT
 from shoal.core.replica import Parameters
 from shoal.core.seeds import stream
-from shoal.core.strategy import Strategy
 from shoal.core.transport import HEADER_BYTES, Message
+from shoal.engine.averages import PRESENT
 from shoal.launch.join import choose_mean
 from shoal.sim import Faults, Network, Simulation
+from shoal.vocabulary.strategy import Strategy
 
 LINK = Link(1e-4, 1e-9)
 LAYERS = (Matrix(3, 40, 60), Matrix(2410, 50, 40))

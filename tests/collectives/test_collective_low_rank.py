@@ -14,16 +14,16 @@ from shoal.collectives import ALGORITHMS, Link, LowRankMean, Native, stripes
 from shoal.collectives.low_rank import KEY, Rounds
 from shoal.core.codec import Identity
 from shoal.core.matrices import Matrices, Matrix
-from shoal.core.meeting import PRESENT
 from shoal.core.replica import Parameters
 from shoal.core.seeds import stream
-from shoal.core.strategy import Strategy
-from shoal.core.streaming import Merges
 from shoal.core.vector import Layout
+from shoal.engine.averages import PRESENT
+from shoal.engine.streaming import Merges
 from shoal.launch.join import choose_mean
 from shoal.sim import Network, Simulation
 from shoal.strategies import StreamingDiLoCo, SyncServer
 from shoal.testing import blobs
+from shoal.vocabulary.strategy import Strategy
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), tuple(map(torch.Size, ((12, 20), (12,), (10, 3, 9)))))
 MATRICES = (slice(0, 240), slice(252, None))

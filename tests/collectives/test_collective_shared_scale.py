@@ -10,8 +10,8 @@ from shoal.codecs import CODECS, ByLayer, Ternary, kernels, packing
 from shoal.codecs.shared_trits import SharedTrits, field
 from shoal.collectives import Link
 from shoal.core.errors import PeerLost
-from shoal.core.meeting import PRESENT
 from shoal.core.transport import Message
+from shoal.engine.averages import PRESENT
 from shoal.launch.join import check_collective, choose_mean
 from shoal.sim import Network, Simulation
 from shoal.strategies import STRATEGIES, Sync

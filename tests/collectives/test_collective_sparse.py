@@ -15,7 +15,6 @@ from shoal.collectives.cube import Cube
 from shoal.core.codec import Identity
 from shoal.core.errors import PeerLost, WireError
 from shoal.core.replica import Parameters
-from shoal.core.strategy import Strategy
 from shoal.core.transport import HEADER_BYTES, Message
 from shoal.launch.join import choose_mean
 from shoal.sim import Faults, Network, Simulation
@@ -23,6 +22,7 @@ from shoal.sim import Link as Slow
 from shoal.strategies import Sync
 from shoal.testing import blobs
 from shoal.testing.problems import Problem, simulate
+from shoal.vocabulary.strategy import Strategy
 
 FRAME = 32  # the header of what a codec writes
 

@@ -10,10 +10,10 @@ from shoal.collectives import ALGORITHMS, averaging, stripes
 from shoal.collectives.cube import Cube
 from shoal.core.errors import WireError
 from shoal.core.replica import Parameters
-from shoal.core.strategy import Strategy
 from shoal.sim import Compute, Link, Network, Simulation
 from shoal.strategies import Sync
 from shoal.testing.problems import Quadratic, simulate
+from shoal.vocabulary.strategy import Strategy
 
 each = pytest.mark.parametrize("name", ALGORITHMS)
 

@@ -50,7 +50,7 @@ def in_session(session: int) -> set[int]:
 )
 def test_no_process_outlives_its_launcher(end, tmp_path):
     script = tmp_path / "launcher.py"
-    script.write_text(LAUNCHER.format(folder=str(Path(__file__).parent.parent / "train")))
+    script.write_text(LAUNCHER.format(folder=str(Path(__file__).parent.parent / "support")))
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,

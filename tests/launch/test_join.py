@@ -12,8 +12,8 @@ from shoal.core.errors import PeerLost
 from shoal.core.transport import LOST
 from shoal.launch import join
 from shoal.launch.drive import drive
+from shoal.launch.identity import Seat
 from shoal.launch.join import Access, connect
-from shoal.launch.seat import Seat
 from shoal.transports.grpc import GrpcTransport
 from shoal.transports.grpc.security import split_address, with_port
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from shoal.core import gathering
-from shoal.core import ledger as ledgers
-from shoal.core.ledger import ACK, Ledger
-from shoal.core.log import Log
-from shoal.core.mailbox import Mailbox, Question
-from shoal.core.node import Node
-from shoal.core.pool import Batch, Pool
-from shoal.core.service import _OURS, _SHOWN, FEWER, Service
 from shoal.core.transport import Message
+from shoal.engine import gathering
+from shoal.engine import ledger as ledgers
+from shoal.engine.ledger import ACK, Ledger
+from shoal.engine.log import Log
+from shoal.engine.mailbox import Mailbox, Question
+from shoal.engine.pool import Batch, Pool
+from shoal.engine.service import _OURS, _SHOWN, FEWER, Service
 from shoal.sim import Disk
+from shoal.vocabulary.node import Node
 
 MUTANTS: list[Mutant] = []
 

@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 
 from shoal.core.instrument import Instrument
-from shoal.core.ledger import ACK
-from shoal.core.mailbox import Question
-from shoal.core.node import SERVER, Node
 from shoal.core.replica import Parameters, Replica
-from shoal.core.strategy import Central, Strategy
 from shoal.core.transport import Message
+from shoal.engine.ledger import ACK
+from shoal.engine.mailbox import Question
 from shoal.sim import Compute, Disk, Faults, Network, Simulation, Weather
 from shoal.sim.disk import POINTS
 from shoal.strategies import ASGD, SSP, Downpour, SoftSync, SyncServer
 from shoal.testing.problems import Problem
+from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.strategy import Central, Strategy
 
 SLOTS = 64
 """Gradients that one run may take, those included that die with their worker."""

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from shoal.core.errors import Deadlock, PeerLost
-from shoal.core.strategy import Strategy
 from shoal.core.transport import Message
 from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.strategies import BMUF, EASGD, DiLoCo, Downpour, Local, Sync
 from shoal.testing.problems import Quadratic, Slope, simulate
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)

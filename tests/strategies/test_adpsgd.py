@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.instrument import Instrument
-from shoal.core.node import NoMoreSteps
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import ADPSGD, Single
 from shoal.testing.problems import Quadratic, Slope, simulate
+from shoal.vocabulary.node import NoMoreSteps
 
 SLOWER = {"compute": Compute(1.0, slow={1: 1.25}), "network": Network(latency=0.125)}
 

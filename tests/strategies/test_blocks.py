@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.instrument import Instrument
 from shoal.core.task import Data, Task
-from shoal.modules import build_model, build_replica, steps_of
+from shoal.replicas.module import build_model, build_replica, steps_of
+from shoal.replicas.splits import Splits, split_steps
 from shoal.sim import Simulation
-from shoal.splits import Splits, split_steps
 from shoal.strategies import BMUF, Local
 from shoal.testing import blobs
 from shoal.testing.problems import Slope, simulate

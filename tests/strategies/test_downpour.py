@@ -8,10 +8,10 @@ import torch
 from central import Census, Drawn, Reads, Trail
 
 from shoal.core.instrument import Instrument
-from shoal.core.node import SERVER
 from shoal.sim import Compute, Faults, Network, Weather
 from shoal.strategies import Downpour, Single
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
+from shoal.vocabulary.node import SERVER
 
 
 @dataclass(frozen=True)

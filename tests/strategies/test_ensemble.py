@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.core.task import Data, Task
-from shoal.evaluation import evaluate
-from shoal.modules import EnsembleModel, build_member, build_model
+from shoal.replicas.module import EnsembleModel, build_member, build_model
+from shoal.runs.evaluation import evaluate
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import Ensemble, Single
 from shoal.testing import blobs

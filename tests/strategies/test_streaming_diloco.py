@@ -11,10 +11,10 @@ from torch import nn
 from shoal.codecs import CODECS
 from shoal.codecs.fp16 import FP16
 from shoal.collectives import ALGORITHMS, averaging
-from shoal.core.fragments import fragments
 from shoal.core.instrument import Instrument
 from shoal.core.task import Data, Task
-from shoal.modules import build_model, build_replica
+from shoal.engine.fragments import fragments
+from shoal.replicas.module import build_model, build_replica
 from shoal.sim import Compute, Network
 from shoal.strategies import DiLoCo, Local, StreamingDiLoCo
 from shoal.testing.problems import Slope, simulate

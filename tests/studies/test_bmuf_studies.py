@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from shoal.core.task import Data
+from shoal.programs.tasks import TASKS
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
@@ -29,7 +30,6 @@ from shoal.studies.block_momentum import (
 from shoal.studies.bmuf_time import BmufTime, validation_seconds
 from shoal.studies.bmuf_wer import BmufWer, beginning_of
 from shoal.studies.study import Lab
-from shoal.tasks import TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_methods_differ_in_their_momentum_alone() -> None:
 def test_a_hidden_layer_is_for_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = Setting.of("digits", None, batch=4, period=3)
     pictures = Data(digits.data.x.view(-1, 8, 8), digits.data.y, digits.data.test_x, digits.data.test_y)
-    monkeypatch.setattr("shoal.tasks.digits.digits_data", lambda: pictures)
+    monkeypatch.setattr("shoal.programs.tasks.digits.digits_data", lambda: pictures)
     with pytest.raises(ValueError, match=r"hidden=16 needs vectors.*take hidden=none"):
         Setting.of("digits", 16, batch=4, period=3)
 

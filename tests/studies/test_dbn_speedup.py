@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.api.run import run
 from shoal.core.errors import Diverged
-from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
-from shoal.models.rbm import RBM
-from shoal.result import Result
+from shoal.programs.models.rbm import RBM
+from shoal.programs.tasks import TASKS
+from shoal.runs.result import Result
 from shoal.sim import Compute, Link
 from shoal.strategies.asgd import ASGD
 from shoal.strategies.bmuf import BMUF
@@ -25,11 +26,18 @@ from shoal.strategies.sync import Sync
 from shoal.studies import STUDIES, calibration, dbn_speedup
 from shoal.studies.belief_stages import Examples, pretraining, read_labelled, read_rows
 from shoal.studies.calibration import Step
-from shoal.studies.dbn_figures import FIXED_NODES, FIXED_TASKS, PUBLISHED, REAL, SERVER, claims, compared
+from shoal.studies.dbn_figures import (
+    FIXED_NODES,
+    FIXED_TASKS,
+    PUBLISHED,
+    REAL,
+    SERVER,
+    claims,
+    compared,
+)
 from shoal.studies.dbn_speedup import Bench, DbnSpeedup, Place
 from shoal.studies.study import Lab
-from shoal.tasks import TASKS
-from shoal.train import run
+from shoal.vocabulary.strategy import Strategy
 
 SMALL = DbnSpeedup(
     task="digits",

@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.programs.tasks import TASKS
 from shoal.report.findings import (
     Chart,
     Claim,
@@ -27,7 +28,6 @@ from shoal.studies import STUDIES
 from shoal.studies.allreduce_cost import AllreduceCost, claims
 from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, numbers
-from shoal.tasks import TASKS
 
 ROWS = [
     {"method": "ours & theirs", "error": (1.234, 0.05), "clock": "virtual"},

@@ -12,12 +12,12 @@ from shoal.collectives import ALGORITHMS, Link
 from shoal.collectives.link import measure
 from shoal.core.codec import Identity
 from shoal.core.errors import PeerLost
-from shoal.core.node import Node
 from shoal.core.replica import Parameters
 from shoal.core.transport import Transport
 from shoal.launch.join import choose_mean
 from shoal.transports import rendezvous
 from shoal.transports.sockets import SocketTransport
+from shoal.vocabulary.node import Node
 
 PATIENCE = 10.0
 

@@ -17,7 +17,7 @@ import shoal
 from shoal.cli import app
 from shoal.launch.environment import MPIEXEC, TORCHRUN, VARIABLE, Place
 
-TRAIN = Path(__file__).parent.parent / "train"
+TRAIN = Path(__file__).parent.parent / "api"
 LOOP, OWN_LOOP = TRAIN / "loop.py", TRAIN / "own_loop.py"
 SHOAL = ("-m", "shoal", "run")
 

@@ -16,9 +16,9 @@ from rich.text import Text
 from shoal.codecs import CODECS
 from shoal.core.catalogue import Catalogue
 from shoal.launch.join import COLLECTIVES, TRANSPORTS, check_word
+from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 from shoal.studies import STUDIES
-from shoal.tasks import TASKS
 from shoal.topologies import TOPOLOGIES
 
 KINDS = {

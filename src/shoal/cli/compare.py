@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.checkpoint import Checkpoints
+from shoal.api.run import run
 from shoal.cli.command import DOTTED, Collective, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
 from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
@@ -18,15 +18,15 @@ from shoal.codecs import CODECS
 from shoal.core.catalogue import nearest
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
-from shoal.core.strategy import Strategy
 from shoal.launch.join import local_threads
-from shoal.plan import Plan
+from shoal.programs.tasks import TASKS
 from shoal.report import Progress
+from shoal.runs.plan import Plan
 from shoal.sim import Compute, Network
+from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
-from shoal.tasks import TASKS
-from shoal.train import run
+from shoal.vocabulary.strategy import Strategy
 
 NETWORK, COMPUTE = "1Gbit,100us", "20ms"  # of virtual time, unless told otherwise
 

@@ -26,9 +26,9 @@ from rich.text import Text
 from shoal.cli.probe import KINDS
 from shoal.collectives import Link, cheapest
 from shoal.launch.join import local_threads
+from shoal.programs.tasks.data import Dataset, is_file, places
+from shoal.programs.tasks.images import FASHION_MNIST, MNIST
 from shoal.report.units import bytes_text
-from shoal.tasks.data import Dataset, is_file, places
-from shoal.tasks.images import FASHION_MNIST, MNIST
 
 OLDEST_PYTHON = (3, 10)
 PROBE_SECONDS = 25.0

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from shoal.cli.saving import check_file
 from shoal.report import Record, closing_table, write_html, write_json
-from shoal.result import Result
+from shoal.runs.result import Result
 
 JsonFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.", rich_help_panel="Files")

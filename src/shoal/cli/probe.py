@@ -19,8 +19,8 @@ from shoal.core.transport import Message, Transport
 from shoal.launch.control import leave_with_parent
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
+from shoal.launch.identity import Seat
 from shoal.launch.join import connect, file_store
-from shoal.launch.seat import Seat
 
 KINDS = ("processes", "gloo", "grpc")
 ROUNDS = 100

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from shoal.api.script import Printer, run_here, run_script
 from shoal.cli.access import (
     Advertise,
     Authority,
@@ -27,14 +28,13 @@ from shoal.cli.command import DOTTED, PASSED, Collective, Durability, Servers, T
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
 from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
 from shoal.codecs import CODECS
-from shoal.core.strategy import Strategy
-from shoal.journal import DURABILITY
 from shoal.launch.environment import Place
+from shoal.launch.identity import check_durability
 from shoal.launch.join import TRANSPORTS, check_collective, check_word, refuse_mpi
-from shoal.launch.seat import check_durability
 from shoal.report import Progress
-from shoal.script import Printer, run_here, run_script
+from shoal.storage.journal import DURABILITY
 from shoal.strategies import STRATEGIES
+from shoal.vocabulary.strategy import Strategy
 
 
 def refuse_balance(balance: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from shoal.core.node import Mean, Node
+from shoal.vocabulary.node import Mean, Node
 
 Sum: TypeAlias = Callable[[Node, Tensor], Awaitable[None]]
 """Replaces a vector by its sum over the workers: exact but for rounding, and the same bits everywhere."""

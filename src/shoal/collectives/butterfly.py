@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.collectives.cube import Cube, fold, fold_cost
 from shoal.collectives.exchange import Dense, Load
 from shoal.collectives.link import Link
-from shoal.core.node import Node
+from shoal.vocabulary.node import Node
 
 
 async def butterfly(node: Node, v: Tensor) -> None:

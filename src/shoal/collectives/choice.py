@@ -19,7 +19,7 @@ from shoal.collectives.ring import ring
 from shoal.collectives.stripes import stripes
 from shoal.collectives.tree import cost as tree_cost
 from shoal.collectives.tree import tree
-from shoal.core.node import Mean, Node
+from shoal.vocabulary.node import Mean, Node
 
 FEW_WORKERS = 8
 """So many and fewer average in stripes: nothing has fewer rounds, and the messages are still few."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shoal.collectives.exchange import Load
 from shoal.collectives.link import Link
-from shoal.core.node import Node
+from shoal.vocabulary.node import Node
 
 
 @dataclass(frozen=True)

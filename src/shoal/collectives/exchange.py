@@ -12,8 +12,8 @@ from typing import Protocol
 from torch import Tensor
 
 from shoal.core.codec import expect
-from shoal.core.node import Node
 from shoal.core.transport import Message
+from shoal.vocabulary.node import Node
 
 
 async def give(node: Node, dst: int, tag: str, v: Tensor) -> None:

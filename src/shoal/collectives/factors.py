@@ -28,8 +28,8 @@ from shoal.core.codec import expect
 from shoal.core.errors import WireError
 from shoal.core.factors import Product, Records
 from shoal.core.matrices import Matrices, Matrix, wide
-from shoal.core.node import Mean, Node
 from shoal.core.transport import Message
+from shoal.vocabulary.node import Mean, Node
 
 TERMS, FACTORS = "terms", "factors"
 """Tags of how many rows a worker has for each layer, and of the rows: all D, then all X."""

@@ -8,8 +8,8 @@ from statistics import median
 import torch
 
 from shoal.collectives.exchange import give, take
-from shoal.core.node import Node
 from shoal.core.transport import HEADER_BYTES
+from shoal.vocabulary.node import Node
 
 ROUNDS = 5
 BULK_ROUNDS = 2  # the first one finds no memory prepared for it

@@ -13,10 +13,10 @@ from torch import Tensor
 from shoal.collectives.native import Native
 from shoal.collectives.stripes import Striped, stripes
 from shoal.core.codec import State
-from shoal.core.coding import REST
 from shoal.core.matrices import Matrices, joined, orthonormal, wide
-from shoal.core.meeting import PRESENT
-from shoal.core.node import Mean, Node
+from shoal.engine.averages import PRESENT
+from shoal.engine.coding import REST
+from shoal.vocabulary.node import Mean, Node
 
 KEY = "low rank"
 """Where a node's codec states have what is remembered from one average to the next."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from shoal.collectives.average import averaging
 from shoal.collectives.stripes import Striped, stripes
-from shoal.core.node import Node
-from shoal.core.streaming import Streamed
 from shoal.core.transport import AllReduces, Overlaps, Reduction
+from shoal.engine.streaming import Streamed
+from shoal.vocabulary.node import Node
 
 _HEAD = 16
 """Elements before the gradient, so that it begins where memory is read fastest. The last two are used."""

@@ -17,7 +17,7 @@ from shoal.collectives.cube import Cube, fold, fold_cost
 from shoal.collectives.exchange import Dense, give, take
 from shoal.collectives.link import Link
 from shoal.collectives.stripes import cut
-from shoal.core.node import Node
+from shoal.vocabulary.node import Node
 
 
 async def rabenseifner(node: Node, v: Tensor) -> None:

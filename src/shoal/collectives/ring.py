@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.collectives.exchange import give, take
 from shoal.collectives.link import Link
 from shoal.collectives.stripes import cut
-from shoal.core.node import Node
+from shoal.vocabulary.node import Node
 
 
 async def ring(node: Node, v: Tensor) -> None:

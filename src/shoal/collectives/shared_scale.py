@@ -18,10 +18,10 @@ from shoal.collectives.average import Sum
 from shoal.collectives.butterfly import swap
 from shoal.collectives.native import native
 from shoal.core.codec import State, expect
-from shoal.core.coding import REST
-from shoal.core.meeting import PRESENT
-from shoal.core.node import Node
 from shoal.core.transport import Message
+from shoal.engine.averages import PRESENT
+from shoal.engine.coding import REST
+from shoal.vocabulary.node import Node
 
 KEY = "shared scale"
 """Where a node's codec states have what is remembered from one average to the next."""

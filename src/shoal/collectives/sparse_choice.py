@@ -22,9 +22,9 @@ from shoal.collectives.cube import Cube
 from shoal.collectives.link import Link, measure
 from shoal.collectives.sparse_doubling import SparseDoubling
 from shoal.collectives.stripes import Striped, stripes
-from shoal.core.node import Node
 from shoal.core.sparse import SparseCodec, SparseWire
 from shoal.core.transport import HEADER_BYTES
+from shoal.vocabulary.node import Node
 
 FRAME_BYTES = 32
 """What a codec writes before the elements."""

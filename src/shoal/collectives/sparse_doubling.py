@@ -18,10 +18,10 @@ from torch import Tensor
 
 from shoal.collectives.butterfly import swap
 from shoal.collectives.stripes import Striped, cut, stripes
-from shoal.core.meeting import PRESENT
-from shoal.core.node import Node
 from shoal.core.sparse import SparseVector, SparseWire, joined
 from shoal.core.transport import Message
+from shoal.engine.averages import PRESENT
+from shoal.vocabulary.node import Node
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.codec import Payload
-from shoal.core.meeting import PRESENT
-from shoal.core.node import Node
 from shoal.core.sparse import SparseCodec
 from shoal.core.transport import Message
+from shoal.engine.averages import PRESENT
+from shoal.vocabulary.node import Node
 
 
 def cut(length: int, parts: int) -> list[slice]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.collectives.exchange import give, take
 from shoal.collectives.link import Link
-from shoal.core.node import Node
+from shoal.vocabulary.node import Node
 
 
 async def tree(node: Node, v: Tensor) -> None:

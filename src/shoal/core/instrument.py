@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.core.node import Node
     from shoal.core.transport import Message
+    from shoal.vocabulary.node import Node
 
 
 class Instrument:

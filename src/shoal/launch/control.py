@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from shoal.core.errors import PeerLost, ShoalError
 from shoal.core.instrument import Instrument
-from shoal.core.node import Node
+from shoal.vocabulary.node import Node
 
 WARNING_SECONDS = 5.0
 """How long compression is looked on before it is judged."""

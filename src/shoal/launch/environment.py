@@ -12,11 +12,11 @@ from typing import Any
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from shoal.core.strategy import Strategy
 from shoal.launch.control import Control
+from shoal.launch.identity import Seat
 from shoal.launch.join import file_store
-from shoal.launch.seat import Seat
 from shoal.transports.rendezvous import Store
+from shoal.vocabulary.strategy import Strategy
 
 VARIABLE = "SHOAL_PLACE"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

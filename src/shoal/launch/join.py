@@ -34,14 +34,14 @@ from shoal.collectives import (
 from shoal.core.catalogue import nearest
 from shoal.core.codec import Codec, Identity
 from shoal.core.errors import Unavailable
-from shoal.core.node import Mean
 from shoal.core.sparse import SparseCodec
 from shoal.core.transport import AllReduces, Transport
-from shoal.launch.seat import Seat, message_limit
+from shoal.launch.identity import Seat, message_limit
 from shoal.transports.alone import Alone
 from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.sockets import SocketTransport
 from shoal.transports.torch_dist import TorchTransport
+from shoal.vocabulary.node import Mean
 
 TRANSPORTS = {
     "processes": "shared memory and sockets between the processes of this host",

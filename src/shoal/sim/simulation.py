@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from shoal.collectives import stripes
-from shoal.core.client import slice_of
 from shoal.core.codec import Codec, Identity
 from shoal.core.errors import PeerLost
 from shoal.core.instrument import Instrument
-from shoal.core.node import Hook, Mean, Node
 from shoal.core.replica import Parameters, Replica
-from shoal.core.strategy import Strategy
 from shoal.core.vector import Layout
+from shoal.engine.client import slice_of
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Faults, Weather
 from shoal.sim.kernel import Kernel
 from shoal.sim.models import Compute, Network, Pace
 from shoal.sim.transport import SimTransport, Switch
+from shoal.vocabulary.node import Hook, Mean, Node
+from shoal.vocabulary.strategy import Strategy
 
 
 class Simulation:

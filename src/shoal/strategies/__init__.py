@@ -1,7 +1,6 @@
 """One paper, one file: how workers are kept together."""
 
 from shoal.core.catalogue import Catalogue
-from shoal.core.strategy import Strategy
 from shoal.strategies.adpsgd import ADPSGD
 from shoal.strategies.asgd import ASGD
 from shoal.strategies.bmuf import BMUF
@@ -28,6 +27,7 @@ from shoal.strategies.streaming_diloco import StreamingDiLoCo
 from shoal.strategies.strom import Strom
 from shoal.strategies.sync import Sync
 from shoal.strategies.sync_server import SyncServer
+from shoal.vocabulary.strategy import Strategy
 
 STRATEGIES: Catalogue[Strategy] = Catalogue(
     "strategy",

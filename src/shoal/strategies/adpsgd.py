@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.core.node import Node
 from shoal.core.replica import NoMoreSteps
-from shoal.core.strategy import Decentral
 from shoal.core.transport import Message
 from shoal.topologies import Topology, both_ways, cut_off
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Decentral
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.core.node import Node
-from shoal.core.strategy import Central
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Central
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.core.node import Node
-from shoal.core.strategy import Blockwise, above, at_least, between
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Blockwise, above, at_least, between
 
 VARIANTS = ("paper", "cntk")
 

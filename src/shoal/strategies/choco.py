@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from shoal.core.node import Node
-from shoal.core.strategy import Decentral, above
 from shoal.topologies import both_ways
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Decentral, above
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.node import Node
-from shoal.core.strategy import Central, at_least, between
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Central, at_least, between
 
 
 @dataclass(frozen=True)

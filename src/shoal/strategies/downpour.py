@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.core.node import SERVER, Node
-from shoal.core.strategy import Central, above, at_least, between
 from shoal.core.transport import Message
+from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.strategy import Central, above, at_least, between
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.core.node import Node
-from shoal.core.strategy import Decentral
 from shoal.topologies import both_ways
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Decentral
 
 
 @dataclass(frozen=True)

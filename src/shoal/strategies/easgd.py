@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.node import SERVER, Node
 from shoal.core.replica import NoMoreSteps
-from shoal.core.strategy import Strategy, at_least, between
+from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.strategy import Strategy, at_least, between
 
 
 @dataclass(frozen=True)

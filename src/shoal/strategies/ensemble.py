@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.core.codec import Codec
-from shoal.core.node import Node
-from shoal.core.strategy import Strategy
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.core.node import Node
-from shoal.core.strategy import Decentral, at_least
 from shoal.core.transport import Message
 from shoal.topologies import named
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Decentral, at_least
 
 
 @dataclass(frozen=True)

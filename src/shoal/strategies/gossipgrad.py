@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.core.node import Node
 from shoal.core.seeds import stream
-from shoal.core.strategy import Decentral
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Decentral
 
 PARTNERS = ("dissemination", "hypercube")
 MODES = ("model", "grad")

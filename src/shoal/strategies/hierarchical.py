@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core.gathering import Gathering
-from shoal.core.node import SERVER, Node
-from shoal.core.strategy import Central, at_least
+from shoal.engine.gathering import Gathering
+from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.strategy import Central, at_least
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core.node import Node
-from shoal.core.service import NOTED
-from shoal.core.strategy import Strategy
+from shoal.engine.service import NOTED
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.core.node import Node
-from shoal.core.strategy import Blockwise, at_least
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Blockwise, at_least
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.node import Node
-from shoal.core.strategy import Decentral, at_least
 from shoal.topologies import named
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Decentral, at_least
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.core.gathering import Gathering
-from shoal.core.node import Node
-from shoal.core.strategy import Central, at_least
+from shoal.engine.gathering import Gathering
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Central, at_least
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from math import inf
 
 import torch
 
-from shoal.core.node import Node
-from shoal.core.strategy import Central, at_least
 from shoal.core.transport import Message
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Central, at_least
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.client import Pending
-from shoal.core.node import Node
-from shoal.core.strategy import Strategy, above, at_least, between
+from shoal.engine.client import Pending
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy, above, at_least, between
 
 
 @dataclass(frozen=True)

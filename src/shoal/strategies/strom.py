@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core.node import Node
-from shoal.core.strategy import Decentral
 from shoal.core.transport import Message
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Decentral
 
 NEWS = "news"
 """Tag of a gradient, as the codec wrote it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core.node import Node
-from shoal.core.strategy import Strategy
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from math import log2
 from typing import Any, ClassVar
 
 from shoal.collectives import ALGORITHMS
-from shoal.core.strategy import Strategy
 from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
 from shoal.sim import Compute, Network
 from shoal.strategies.sync import Sync
 from shoal.strategies.sync_server import SyncServer
 from shoal.studies.clockwork import clockwork
 from shoal.studies.study import Lab, Study, numbers
+from shoal.vocabulary.strategy import Strategy
 
 Formula = Callable[[int, float, float, float], float]
 PUBLISHED: dict[str, Formula] = {  # workers, bytes, seconds of latency, seconds a byte -> seconds

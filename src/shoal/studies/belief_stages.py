@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.belief import Array, Rows, finetuning, matrix
-from shoal.core.strategy import Strategy
+from shoal.api.deep_belief import Array, Rows, finetuning, matrix
 from shoal.core.task import Data, Task
-from shoal.models.belief import BeliefNet
-from shoal.models.pretraining import Momentum, Pretraining
-from shoal.models.rbm import RBM
-from shoal.result import Result
+from shoal.programs.models.belief import BeliefNet
+from shoal.programs.models.pretraining import Momentum, Pretraining
+from shoal.programs.models.rbm import RBM
+from shoal.runs.result import Result
 from shoal.studies.clockwork import clockwork
+from shoal.vocabulary.strategy import Strategy
 
 MONITORED = 500  # test rows by which pretraining is looked at
 LIKELIEST = 0.99  # no unit is taken to be on, or off, more often than this

@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from shoal.core.strategy import Strategy
 from shoal.core.task import Data, Task
-from shoal.modules import steps_per_epoch
+from shoal.programs.tasks import TASKS
+from shoal.replicas.module import steps_per_epoch
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
-from shoal.tasks import TASKS
+from shoal.vocabulary.strategy import Strategy
 
 SOURCE = (
     "Chen & Huo, Scalable training of deep learning machines by incremental block training with intra-block "

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 
 from shoal.core.task import Data, Task
-from shoal.evaluation import evaluate
-from shoal.modules import build_model
+from shoal.replicas.module import build_model
 from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
-from shoal.result import Result
+from shoal.runs.evaluation import evaluate
+from shoal.runs.result import Result
 from shoal.sim import Network
 from shoal.studies.block_momentum import (
     COLLECTIVE,

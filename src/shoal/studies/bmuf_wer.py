@@ -14,7 +14,7 @@ from torch import nn
 
 from shoal.core.task import Data, Task
 from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
-from shoal.result import Result
+from shoal.runs.result import Result
 from shoal.sim import Network
 from shoal.strategies.single import Single
 from shoal.studies.block_momentum import (

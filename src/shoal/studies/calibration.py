@@ -9,7 +9,7 @@ from time import thread_time
 import torch
 
 from shoal.core.task import Task
-from shoal.modules import build_model, build_replica
+from shoal.replicas.module import build_model, build_replica
 from shoal.sim import Compute
 from shoal.strategies.single import Single
 

@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from shoal.core.errors import Diverged
-from shoal.core.strategy import Strategy
 from shoal.core.task import Task
-from shoal.modules import steps_per_epoch
+from shoal.programs.tasks import TASKS
+from shoal.replicas.module import steps_per_epoch
 from shoal.report.findings import Findings
-from shoal.result import Result
+from shoal.runs.result import Result
 from shoal.sim import Compute, Link, Network
 from shoal.strategies import STRATEGIES
 from shoal.strategies.asgd import ASGD
@@ -33,7 +33,7 @@ from shoal.studies.dbn_figures import (
     tabulate,
 )
 from shoal.studies.study import Lab, Study, numbers
-from shoal.tasks import TASKS
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, ClassVar, TypeAlias
 
-from shoal.core.strategy import Strategy
 from shoal.core.task import Task
+from shoal.programs.tasks import TASKS
 from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
 from shoal.sim import Network
 from shoal.strategies.downpour import Downpour
 from shoal.strategies.single import Single
 from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, time_to
-from shoal.tasks import TASKS
+from shoal.vocabulary.strategy import Strategy
 
 Record: TypeAlias = "dict[str, Any] | None"
 """What a run measured; nothing of one whose numbers were no longer finite."""

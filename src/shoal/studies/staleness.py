@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from shoal.core.task import Task
+from shoal.programs.tasks import TASKS
 from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
 from shoal.sim import Network
 from shoal.strategies.softsync import SoftSync
 from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, numbers
-from shoal.tasks import TASKS
 
 PUBLISHED = {1: (18.0, 18.0), 15: (90.0, 18.0), 30: (90.0, 18.0)}
 """n of n-softsync -> error in per cent on CIFAR-10 with 30 workers, at a fixed rate and at rate/staleness."""

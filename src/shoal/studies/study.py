@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, ClassVar
 
+from shoal.api.run import run
 from shoal.core.errors import Diverged
-from shoal.core.strategy import Strategy
 from shoal.core.task import Task
 from shoal.report import Progress
 from shoal.report.findings import Findings
-from shoal.result import Result
-from shoal.train import run
+from shoal.runs.result import Result
+from shoal.vocabulary.strategy import Strategy
 
 Saver = Callable[[list[dict[str, Any]]], None]
 """Told of all runs so far whenever one is done, so that nothing is lost when a later one fails."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.replica import Gradient
-from shoal.core.strategy import Strategy
 from shoal.sim import Simulation
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)

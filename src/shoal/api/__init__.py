@@ -1,0 +1,1 @@
+"""The front doors: run(), attach() and shard(), minimize(), comm_hook()."""

@@ -1,0 +1,335 @@
+"""attach(): you own the loop. `optimizer.step()` becomes the point where workers are kept together."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.codecs import CODECS
+from shoal.core.codec import Codec
+from shoal.core.instrument import Meter
+from shoal.core.replica import NoMoreSteps
+from shoal.core.transport import Message
+from shoal.core.vector import named_weights
+from shoal.launch.between_steps import Boundary
+from shoal.launch.control import Reporter
+from shoal.launch.drive import drive
+from shoal.launch.environment import Place
+from shoal.launch.identity import Seat
+from shoal.launch.join import Access, choose_mean, connect
+from shoal.replicas.attached import AttachedReplica
+from shoal.runs.curve import holds_solution
+from shoal.runs.result import report
+from shoal.storage.checkpoint import Checkpoints
+from shoal.strategies import STRATEGIES
+from shoal.strategies.single import Single
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy
+
+AMP = "_step_supports_amp_scaling"
+"""How torch.amp.GradScaler knows an optimizer that deals with scaled gradients itself."""
+
+_current: Attachment | None = None
+_was_launched = False
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy | str | None = None,
+    *,
+    codec: Codec | str | None = None,
+) -> Attachment:
+    """Keep this model together with its copies in the other processes, at every `optimizer.step()`.
+
+    A strategy or codec named on the command line of `shoal run` wins over the one given here. A script
+    started by plain `python` is one worker. The copies start from worker 0's weights. In a process that
+    serves as the strategy's server this call serves, and ends the process when training is over.
+    """
+    global _current, _was_launched
+    if _current is not None:
+        raise ValueError("attach() was called before; call finish() on what it returned first")
+    if _was_launched:
+        raise ValueError("attach() was called before: a process takes part in a run once")
+    place = Place.find()
+    _was_launched = bool(place.launched)
+    chosen = _choose_strategy(place, strategy)
+    named = codec if place.codec is None else place.codec
+    coder = named if isinstance(named, Codec) else CODECS.read(named or "none")
+    chosen.check_codec(coder)
+    if coder.for_averages:
+        raise ValueError(
+            f"{coder} has to know what gradients are made of, which a loop of your own does not tell; take "
+            "'low_rank' here, or shoal.run"
+        )
+    attachment = Attachment(model, optimizer, chosen, coder, place)
+    if attachment.node.is_server:
+        attachment.serve()
+        sys.exit(0)
+    _current = attachment
+    atexit.register(attachment.leave)
+    return attachment
+
+
+def current() -> Attachment | None:
+    """What attach() returned in this process, until it is finished."""
+    return _current
+
+
+def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
+    if place.launched == "":
+        if isinstance(given, str):
+            STRATEGIES.make(given)  # a word with a slip is found by the first trial, not by the first launch
+        return Single()
+    if place.strategy is not None:
+        chosen = STRATEGIES.make(place.strategy, **place.strategy_options)
+    elif isinstance(given, Strategy):
+        chosen = given
+    else:
+        chosen = STRATEGIES.make(given or "sync")
+    chosen.check_loop()
+    workers = place.seat(chosen).workers
+    if place.launched == "shoal" and place.strategy is None and chosen.servers:
+        word = STRATEGIES.name_of(chosen)
+        raise ValueError(
+            f"strategy {word!r} needs a server, so it must be named on the command line, where the processes "
+            f"are started: shoal run -n {place.nodes} --strategy {word} ..."
+        )
+    if workers < 1:
+        raise ValueError(
+            f"{type(chosen).__name__} needs {place.nodes - workers} server beside at least 1 worker; "
+            f"start {1 - workers} more"
+        )
+    chosen.check(workers)
+    return chosen
+
+
+class Attachment:
+    """A model in the user's own loop. Call `finish()` after the loop to get the trained model into it.
+
+    Leaving the `with` block, or the end of the script, calls it too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy,
+        codec: Codec,
+        place: Place,
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._control = place.open_control()
+        self._replica = AttachedReplica(model, optimizer)
+        seat = place.seat(strategy)
+        self._boundary = self._make_boundary(place, codec, seat.workers)
+        self.node = self._join(place, seat, codec)
+        self.resumed_from: int | None = None  # step
+        if not place.incarnation:  # a successor begins where its predecessor ended
+            self._start_together(seat)
+        self._batches_to_skip = self._replica.batches
+        self._first_shard: object = None
+        self._control.tell("ready")
+        self.node.service.excuse(self._control.await_go().finished)
+        self._began = self.node.transport.now()
+        self._life = strategy.live(self.node)
+        self._finished = False
+        if not seat.serves:
+            self._take_over(optimizer)
+            self._go_on(lambda: self._life.send(None))
+
+    def _join(self, place: Place, seat: Seat, codec: Codec) -> Node:
+        """This process's node, connected to all others."""
+        x = self._replica.x
+        transport = connect(
+            place.transport,
+            seat,
+            place.open_store() if place.nodes > 1 else None,
+            vector_bytes=max(t.nbytes for t in (x, *self._others())),
+            timeout=place.timeout,
+            manifest=self._replica.layout.manifest(x.dtype),
+            access=Access(**place.access),
+        )
+        return Node(
+            transport,
+            seat.parameters(x) if seat.serves else self._replica,
+            mean=choose_mean(place.collective, transport, codec, seat.workers),
+            codec=codec,
+            timeout=place.timeout,
+            boundary=self._boundary,
+            observers=(Reporter(self._control),),
+            **seat.settings(place.transport, self._replica.layout, x.nbytes),
+        )
+
+    def _start_together(self, seat: Seat) -> None:
+        """Begin at worker 0's weights, or where a checkpoint left off."""
+        drive(self._same_start())
+        if seat.serves:
+            self.node.replica = seat.parameters(self._replica.x)
+        self.node.meter = Meter()  # the run begins now
+        self.resumed_from = self._boundary.resume(self.node)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self.node.rank
+
+    @property
+    def workers(self) -> int:
+        """How many workers train together."""
+        return self.node.size
+
+    def saw(self, samples: int) -> None:
+        """Say that the next step is about so many more samples: its weight in averages. `shard` does so."""
+        self._replica.samples += samples
+
+    def hand_out(self, samples: int) -> None:
+        """Note a batch that `shard` gave to the loop, so that a resumed run passes over it."""
+        self._replica.batches += 1
+        self.saw(samples)
+
+    def leads(self, shard: object) -> bool:
+        """Whether this is the shard that was iterated first: the training data, whose batches are counted."""
+        self._first_shard = self._first_shard or shard
+        return self._first_shard is shard
+
+    def skip_batches(self, most: int) -> int:
+        """How many of the next `most` batches a resumed run has done already; they count as skipped then."""
+        skipped = min(most, self._batches_to_skip)
+        self._batches_to_skip -= skipped
+        return skipped
+
+    def finish(self) -> None:
+        """Merge what is left, take the trained model, and leave the run. Harmless when called again."""
+        global _current
+        if self._finished:
+            return
+        self._finished = True
+        while self._go_on(lambda: self._life.throw(NoMoreSteps())):
+            pass  # it goes on without data, as long as others have some
+        self._close()
+        _current = None
+
+    def abandon(self) -> None:
+        """Let go of the model without a word to the others, as after a failure that the script survives."""
+        global _current
+        if not self._finished:
+            self._finished = True
+            self._life.close()
+            self._give_back()
+            _current = None
+
+    def leave(self) -> None:
+        """Finish at the end of the script, unless it ends by an exception: the others must hear of that."""
+        if not self._finished and getattr(sys, "last_value", None) is None:
+            self.finish()
+
+    def serve(self) -> None:
+        """Be the strategy's server until every worker has left."""
+        drive(self._life)
+        self._finished = True
+        self._close()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abandon()
+
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make `optimizer.step()` hand the gradient over, and run on until the next one is wanted."""
+        self._optimizer, self._original_step = optimizer, optimizer.step
+        self._replica.original_step = optimizer.step
+
+        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+                self._replica.loss = float(torch.as_tensor(loss).detach())
+            self._go_on(lambda: self._life.send(None))
+            return loss
+
+        # a scheduler made before us looks for its mark on the step it wrapped, and finds it on ours
+        step.__dict__.update(getattr(optimizer.step, "__dict__", {}))
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        self._scales_itself = getattr(optimizer, AMP, None)
+        setattr(optimizer, AMP, True)  # GradScaler then calls step() always, and leaves skipping to us
+
+    def _give_back(self) -> None:
+        """Optimizer and model are the user's own again."""
+        self._replica.release()
+        self._optimizer.step = self._original_step  # type: ignore[method-assign]
+        if self._scales_itself is None:
+            delattr(self._optimizer, AMP)
+        else:
+            setattr(self._optimizer, AMP, self._scales_itself)
+
+    def _go_on(self, resume: Callable[[], object]) -> bool:
+        """Let the algorithm run until it next wants a gradient or is done; whether it wants one."""
+        try:
+            with torch.no_grad():
+                resume()
+        except StopIteration:
+            self._finished = True
+            return False
+        return True
+
+    def _others(self) -> list[Tensor]:
+        """What the model holds besides its trainable parameters: frozen ones and buffers."""
+        frozen = [p.detach() for p in self._model.parameters() if not p.requires_grad]
+        return [*frozen, *self._model.buffers()]
+
+    async def _same_start(self) -> None:
+        """Everyone takes worker 0's weights, frozen ones and buffers included."""
+        node = self.node
+        for mine in (self._replica.x, *self._others()):
+            flat = mine.detach().reshape(-1)
+            travels = flat.to(torch.uint8) if mine.dtype == torch.bool else flat
+            if node.rank == 0:
+                for rank in range(1, node.transport.size):
+                    await node.send(rank, Message("start", (travels,)))
+                continue
+            start = (await node.recv("start", src=0)).body
+            if start.numel() != mine.numel() or start.dtype != travels.dtype:
+                raise ValueError(
+                    f"worker 0 has {start.numel():,} numbers where {node.name} has {mine.numel():,}; "
+                    "all processes must build the same model"
+                )
+            mine.copy_(start.view(mine.shape))
+
+    def _make_boundary(self, place: Place, codec: Codec, workers: int) -> Boundary:
+        saved = None
+        if place.checkpoint is not None:
+            config = {
+                "strategy": repr(self._strategy),
+                "codec": repr(codec),
+                "workers": workers,
+                "servers": place.servers,
+                "parameters": self._replica.x.numel(),
+            }
+            saved = Checkpoints(place.checkpoint, config, place.nodes)
+        return Boundary(self._control, saved, place.every, self._weights)
+
+    def _weights(self, node: Node) -> Mapping[str, Tensor] | None:
+        if node.shards > 1 or not holds_solution(self._strategy, node):
+            return None
+        return named_weights(self._model, self._strategy.solution(node))
+
+    def _close(self) -> None:
+        node = self.node
+        seconds = node.transport.now() - self._began
+        drive(node.transport.close())
+        if not node.is_server:
+            self._give_back()
+        self._control.tell("done", **report(node, seconds))

@@ -1,0 +1,364 @@
+"""minimize(): a function for the outputs, one for the gradients, and how many machines (Yang & Farrell 2016).
+
+NumPy in and NumPy out; whatever NumPy can read does as well, such as the arrays of JAX.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.api.run import run
+from shoal.core.errors import Diverged
+from shoal.core.task import Data, Task
+from shoal.replicas.module import EnsembleModel
+from shoal.runs.result import Result
+from shoal.vocabulary.strategy import Strategy
+
+Array: TypeAlias = NDArray[Any]
+Tree: TypeAlias = Any
+"""An array, or a list, tuple or dictionary of trees."""
+
+Place: TypeAlias = "Array | Path"
+"""An array, or the file that worker processes find it in."""
+
+FLOATS = ("float32", "float64")
+CPU = 1  # as DLPack numbers devices
+LARGE_BYTES = 1 << 20
+"""A larger array is mapped into every process from one file; a smaller one is sent to each."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """What was found: the parameters in the caller's own containers, and the figures of the run.
+
+    An ensemble finds one such set of parameters for every machine, and they are a list of those.
+    """
+
+    parameters: Tree
+    result: Result
+
+
+def minimize(
+    outputs: Callable[[Tree, Array], Any],
+    gradients: Callable[[Tree, Array, Array], Tree],
+    parameters: Tree,
+    data: tuple[Any, Any],
+    *,
+    machines: int = 1,
+    strategy: Strategy | str = "downpour",
+    test: tuple[Any, Any] | None = None,
+    loss: Callable[[Array, Array], float] | None = None,
+    lr: float = 0.1,
+    batch: int = 64,
+    transport: str = "processes",
+    **settings: Any,
+) -> Minimum:
+    """Descend `gradients` from `parameters` on so many machines, kept together by `strategy`.
+
+    `gradients(parameters, x, y)` is asked for the gradients of the mean loss over some rows of `data`, an
+    (inputs, labels) pair, and answers in the containers that `parameters` came in: an array, or a list, tuple
+    or dictionary of arrays, nested as you like. What it is given is read-only. `outputs(parameters, x)` and
+    `loss(outputs, y)` are asked about the rows of `test` alone, for the report: the percentage of right
+    classes where labels are whole numbers, and the loss, which is the squared error of real labels unless
+    told. Without `test` neither is known.
+
+    Worker processes import the functions, so they stand at the top level of a module; with
+    `transport="sim"` they may be anything. `settings` are those of `run`: codec, epochs, seed, checkpoint,
+    network and so on. Raises ValueError for gradients of another shape than the parameters, and Diverged for
+    those that are not finite, both of which name the array; from a worker process they come as WorkerFailed.
+    """
+    named = list(pairs(parameters, parameters, "parameters"))
+    start = start_of(named)
+    functions = Functions(outputs, gradients, shaped(parameters, iter([name for name, _ in named])))
+    if transport != "sim":
+        check_importable(outputs=outputs, gradients=gradients, loss=loss)
+    with ExitStack() as closing:
+        folder = None
+        if transport != "sim":
+            folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        task = Task(
+            name="minimize",
+            model=partial(Described, functions, placed(start, folder, "start")),
+            data=partial(read_data, placed(columns(data, test), folder, "data")),
+            loss=partial(score, loss),
+            lr=lr,
+            batch=batch,
+        )
+        result = run(task, strategy, workers=machines, transport=transport, **settings)
+    model = result.model
+    if isinstance(model, EnsembleModel):
+        return Minimum([found(member, parameters) for member in model.members], result)
+    return Minimum(found(model, parameters), result)
+
+
+# -- what was given, checked before anything starts ------------------------------------------------
+
+
+def pairs(like: Tree, tree: Tree, name: str) -> Iterator[tuple[Any, Any]]:
+    """The leaves of `tree` in the order of `like`, each with its counterpart there, or its own name.
+
+    Raises ValueError where it is nested in another way.
+    """
+    if isinstance(like, dict):
+        if not isinstance(tree, dict) or tree.keys() != like.keys():
+            raise ValueError(f"gradients() returned {kind(tree)} for {name}, which is {kind(like)}")
+        for key, part in like.items():
+            yield from pairs(part, tree[key], f"{name}[{key!r}]")
+    elif isinstance(like, list | tuple):
+        if not isinstance(tree, list | tuple) or len(tree) != len(like):
+            raise ValueError(f"gradients() returned {kind(tree)} for {name}, which is {kind(like)}")
+        for number, part in enumerate(like):
+            yield from pairs(part, tree[number], f"{name}[{number}]")
+    else:
+        yield name, tree
+
+
+def kind(tree: Tree) -> str:
+    """A container in a few words."""
+    if isinstance(tree, dict):
+        return f"a dictionary of {', '.join(map(repr, tree)) or 'nothing'}"
+    if isinstance(tree, list | tuple):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return f"a single {type(tree).__name__}"
+
+
+def shaped(like: Tree, leaves: Iterator[Any]) -> Tree:
+    """The next leaves, in containers like these."""
+    if isinstance(like, dict):
+        return {key: shaped(part, leaves) for key, part in like.items()}
+    if isinstance(like, list | tuple):
+        parts = [shaped(part, leaves) for part in like]
+        if hasattr(like, "_fields"):  # a named tuple, which takes its parts one by one
+            return type(like)(*parts)
+        return parts if isinstance(like, list) else tuple(parts)
+    return next(leaves)
+
+
+def array_of(value: Any) -> Array:
+    """Any framework's array as one of NumPy's, without a copy where that can be.
+
+    Raises TypeError for an array on another device that does not come to the CPU when it is asked to.
+    """
+    exported = hasattr(value, "__dlpack__")
+    if hasattr(value, "__array__") or not exported:
+        try:
+            return np.asarray(value)
+        except TypeError:  # what CuPy and torch raise for an array on a GPU
+            if not exported or value.__dlpack_device__()[0] == CPU:
+                raise
+    return brought(value)
+
+
+def brought(value: Any) -> Array:
+    """An array by DLPack, asked to come to the CPU where both sides know that question."""
+    try:
+        try:
+            return np.from_dlpack(value, device="cpu")
+        except TypeError:  # NumPy before 2.1, or a library that only says where its array is
+            return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"NumPy cannot read this {type(value).__name__} ({error}): bring it to the CPU first"
+        ) from error
+
+
+def start_of(named: Sequence[tuple[str, Any]]) -> list[Array]:
+    """The first parameters as arrays of one floating type."""
+    arrays = [array_of(value) for _, value in named]
+    if not arrays:
+        raise ValueError("parameters holds no array: there is nothing to change")
+    for (name, _), array in zip(named, arrays, strict=True):
+        if array.dtype not in FLOATS:
+            raise ValueError(f"{name} has dtype {array.dtype}; take {' or '.join(FLOATS)}")
+        if array.dtype != arrays[0].dtype:
+            raise ValueError(
+                f"{named[0][0]} has dtype {arrays[0].dtype} and {name} {array.dtype}; take one for all"
+            )
+    return arrays
+
+
+def columns(data: Any, test: Any) -> list[Array]:
+    """Inputs and labels for training and for tests, as arrays of numbers."""
+    found: list[Array] = []
+    for name, given in (("data", data), ("test", test)):
+        if given is not None and not (isinstance(given, list | tuple) and len(given) == 2):
+            raise ValueError(f"{name} is {kind(given)}; give a pair of arrays, inputs and labels")
+        parts = [part[:0] for part in found] if given is None else [array_of(part) for part in given]
+        for part, what in zip(parts, ("inputs", "labels"), strict=True):
+            if part.dtype.kind not in "biuf" or not part.ndim:
+                raise ValueError(f"the {what} of {name} are no array of numbers: {part.dtype}, {part.shape}")
+        found += [np.ascontiguousarray(part) for part in parts]
+    return found
+
+
+def check_importable(**functions: Callable[..., Any] | None) -> None:
+    """Say so before any process starts where worker processes could not import a function."""
+    for name, function in functions.items():
+        if not is_importable(function):
+            raise ValueError(
+                f"{name}={function!r} cannot be imported by worker processes: define it at the top level of "
+                "a module, or take transport='sim', which needs no processes"
+            )
+
+
+def is_importable(function: Callable[..., Any] | None) -> bool:
+    """Whether another process finds it by its name; what was typed in at a prompt is in no file."""
+    typed_in = not hasattr(sys.modules["__main__"], "__file__")
+    if typed_in and getattr(function, "__module__", None) == "__main__":
+        return False
+    try:
+        ForkingPickler.dumps(function)
+    except Exception:  # whatever its parts may raise
+        return False
+    return True
+
+
+def placed(arrays: Sequence[Array], folder: Path | None, name: str) -> tuple[Place, ...]:
+    """Where processes find these arrays; without a folder, where they are."""
+    places: list[Place] = []
+    for number, array in enumerate(arrays):
+        if folder is None or array.nbytes < LARGE_BYTES:
+            places.append(array)
+        else:
+            places.append(folder / f"{name}-{number}.npy")
+            np.save(folder / f"{name}-{number}.npy", array)
+    return tuple(places)
+
+
+# -- what the workers make of it -------------------------------------------------------------------
+
+
+def opened(place: Place) -> Tensor:
+    """An array as a tensor; what comes from a file is shared by all until somebody writes to it."""
+    array = np.load(place, mmap_mode="c") if isinstance(place, Path) else place
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def read_only(tensor: Tensor) -> Array:
+    """A tensor as an array that cannot be changed by mistake."""
+    array: Array = tensor.detach().numpy()
+    array.flags.writeable = False
+    return array
+
+
+def read_data(places: Sequence[Place]) -> Data:
+    """The data in one process."""
+    return Data(*map(opened, places))
+
+
+@dataclass(frozen=True)
+class Functions:
+    """What the caller knows of the model. The leaves of `names` are how messages call the arrays."""
+
+    outputs: Callable[[Tree, Array], Any]
+    gradients: Callable[[Tree, Array, Array], Tree]
+    names: Tree
+
+
+class Described(nn.Module):
+    """A model that is known by the caller's functions alone."""
+
+    def __init__(self, functions: Functions, start: Sequence[Place]) -> None:
+        super().__init__()
+        self.functions = functions
+        self.arrays = nn.ParameterList([nn.Parameter(opened(place).clone()) for place in start])
+
+    def forward(self, x: Tensor) -> Tensor | Asked:
+        """The outputs; in training nothing is computed before the labels are known."""
+        if self.training:
+            return Asked(self, x)
+        answer = array_of(self.functions.outputs(self.tree(), read_only(x)))
+        if answer.shape[:1] != (len(x),):
+            raise ValueError(f"outputs() returned shape {answer.shape} for {len(x)} inputs; give one each")
+        return torch.from_numpy(np.array(answer))
+
+    def tree(self) -> Tree:
+        """The parameters as they are now, in the caller's containers; read-only."""
+        return shaped(self.functions.names, map(read_only, self.arrays))
+
+    def gradients(self, x: Array, y: Array) -> list[Tensor]:
+        """What the caller's function says, checked, in the order of `arrays`."""
+        answer = self.functions.gradients(self.tree(), x, y)
+        found = pairs(self.functions.names, answer, "parameters")
+        return [gradient_for(name, value, p) for (name, value), p in zip(found, self.arrays, strict=True)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The inputs of a step, until its labels come."""
+
+    model: Described
+    x: Tensor
+
+    def loss(self, y: Tensor) -> Tensor:
+        """An empty tensor, for the loss is not known, through which the gradients reach the parameters."""
+        told: Tensor = Told.apply(  # type: ignore[no-untyped-call]
+            self.model.gradients(read_only(self.x), read_only(y)), *self.model.arrays
+        )
+        return told
+
+
+class Told(torch.autograd.Function):
+    """Something whose gradients by the parameters are known, whatever it is."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        """Nothing."""
+        ctx.gradients = gradients
+        return parameters[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """What was told."""
+        return None, *ctx.gradients
+
+
+def gradient_for(name: str, value: Any, parameter: Tensor) -> Tensor:
+    """The gradient of one array as a tensor like it; raises where it does not fit or is not finite."""
+    array = array_of(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"gradients() returned {type(value).__name__} of {array.dtype} for {name}")
+    if array.shape != tuple(parameter.shape):
+        raise ValueError(
+            f"gradients() returned shape {array.shape} for {name}, which has shape {tuple(parameter.shape)}"
+        )
+    with np.errstate(invalid="ignore", over="ignore"):
+        suspicious = not np.isfinite(array.sum())  # one pass, as fast as memory
+    if suspicious and len(bad := np.argwhere(~np.isfinite(array))):
+        place = tuple(map(int, bad[0]))
+        raise Diverged(
+            f"gradients() returned {array[place]} at {place} of {name}; "
+            "try a smaller lr, or look for inputs that are not finite"
+        )
+    return torch.from_numpy(np.array(array)).to(parameter.dtype)
+
+
+def score(loss: Callable[[Array, Array], float] | None, out: Tensor | Asked, y: Tensor) -> Tensor:
+    """The loss of outputs for the report, or in training what carries the gradients."""
+    if isinstance(out, Asked):
+        return out.loss(y)
+    if loss is not None:
+        return torch.tensor(float(loss(read_only(out), read_only(y))))
+    if y.is_floating_point() and out.shape == y.shape:
+        return F.mse_loss(out, y)
+    return torch.tensor(float("nan"))
+
+
+def found(model: nn.Module | None, parameters: Tree) -> Tree:
+    """The parameters of a trained model, in the caller's containers."""
+    assert isinstance(model, Described)
+    return shaped(parameters, iter([p.detach().numpy().copy() for p in model.arrays]))

@@ -1,0 +1,181 @@
+"""run(): Shoal owns the loop, on real processes or in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from shoal.codecs import CODECS
+from shoal.collectives import Link
+from shoal.core.codec import Codec
+from shoal.core.instrument import Instrument
+from shoal.core.replica import Replica
+from shoal.core.task import Task
+from shoal.core.vector import trainable
+from shoal.launch.control import PROGRESS_SECONDS, Control, progress
+from shoal.launch.crew import Audience, Listener
+from shoal.launch.join import choose_mean
+from shoal.programs.tasks import TASKS
+from shoal.replicas.module import build_model, build_replica, module_of
+from shoal.runs.curve import Curve, holders, put_together
+from shoal.runs.plan import Plan
+from shoal.runs.processes import keep_model, run_processes
+from shoal.runs.result import Result, report, summarise
+from shoal.sim import Compute, Faults, Network, Simulation
+from shoal.strategies import STRATEGIES
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy
+
+
+def run(
+    task: Task | str,
+    strategy: Strategy | str = "sync",
+    *,
+    workers: int = 1,
+    servers: int = 1,
+    codec: Codec | str = "none",
+    epochs: int = 1,
+    seed: int = 0,
+    batch: int | None = None,
+    lr: float | None = None,
+    grow_batch: str | None = None,
+    largest_batch: int | None = None,
+    transport: str = "processes",
+    collective: str = "auto",
+    network: Network | None = None,
+    compute: Compute | None = None,
+    faults: Faults | None = None,
+    durability: str = "memory",
+    timeout: float = 300.0,
+    threads: int | None = None,
+    checkpoint: str | Path | None = None,
+    every: int | None = None,
+    balance: bool = False,
+    on_progress: Listener | None = None,
+) -> Result:
+    """Train `task` on many workers kept together by `strategy`, and return what came of it.
+
+    `transport` is "processes", "gloo" or "sim"; `network`, `compute` and `faults` belong to "sim".
+    `batch` samples a worker and step; `grow_batch="2@10,2@20"` doubles it after 10 epochs and after 20, where
+    it would exceed `largest_batch` the learning rate is divided instead. With `balance` it is an average, and
+    faster workers take more: for strategies that average over all workers. A strategy's server may be several
+    `servers` that own a slice of the model each; one that dies is started again, and `durability` says what
+    it remembers: "memory" its last snapshot, "journal" everything it acknowledged. With a server, workers
+    that die are done without.
+    A checkpoint folder that holds a checkpoint of this run is resumed.
+    A node that hears nothing for `timeout` seconds gives up, naming whom it waited for. Each process gets its
+    share of the host's cores unless `threads` says otherwise.
+    Raises WorkerFailed with the traceback of a worker that raised; Ctrl-C stops processes with Interrupted.
+    """
+    chosen = TASKS.make(task) if isinstance(task, str) else task
+    plan = Plan(
+        task=chosen.but(batch, lr, grow_batch, largest_batch),
+        strategy=STRATEGIES.make(strategy) if isinstance(strategy, str) else strategy,
+        codec=CODECS.read(codec) if isinstance(codec, str) else codec,
+        workers=workers,
+        servers=servers,
+        epochs=epochs,
+        seed=seed,
+        transport=transport,
+        collective=collective,
+        durability=durability,
+        timeout=timeout,
+        threads=threads,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        every=every,
+        balance=balance,
+    )
+    listener = Audience(on_progress)
+    if transport == "sim":
+        return _simulate(plan, network or Network(), compute or Compute(), faults, listener)
+    if network or compute or faults:
+        raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
+    return run_processes(plan, listener)
+
+
+# -- virtual time ----------------------------------------------------------------------------------
+
+
+def _simulate(
+    plan: Plan, network: Network, compute: Compute, faults: Faults | None, listener: Audience
+) -> Result:
+    data, model = plan.task.data(), build_model(plan.task, plan.seed)
+    curve = Curve(plan.strategy, plan.samples(data))
+    boundary = plan.boundary(Control(), model)
+
+    def replica(rank: int) -> Replica:
+        return build_replica(plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed)
+
+    link = Link.of_network(network.latency, network.bandwidth)
+    simulation = Simulation(
+        plan.strategy,
+        replica,
+        workers=plan.workers,
+        steps=plan.steps(data),
+        shards=plan.servers,
+        network=network,
+        compute=compute,
+        batch=plan.task.batch if plan.balance or plan.task.growth else None,
+        faults=faults,
+        layout=trainable(model)[1],
+        codec=plan.codec,
+        mean=choose_mean(plan.collective, None, plan.codec, plan.workers, link),
+        seed=plan.seed,
+        boundary=plan.hook(boundary),
+        observers=(curve, _Ticker(listener)),
+    )
+    for node in simulation.nodes:
+        boundary.resume(node)
+        curve.begin(node)
+    with _threads(plan.threads_each):
+        simulation.run()
+        ranks = holders(plan.strategy, plan.workers, plan.servers, simulation.finished)
+        for rank in ranks:
+            curve.end(simulation.nodes[rank])
+        modules = [module_of(simulation.nodes[rank], model) for rank in ranks]
+        copies = [curve.snapshots[rank] for rank in ranks]
+        model, points = put_together(plan.strategy, modules, copies, plan.task, data, listener.tested)
+    keep_model(plan, model)
+    reports = [report(node, simulation.seconds) for node in simulation.nodes]
+    reports[ranks[0]]["curve"] = points
+    return summarise(_config(plan, network, compute), reports, model, digest=simulation.digest())
+
+
+def _config(plan: Plan, network: Network, compute: Compute) -> dict[str, Any]:
+    """All settings as plain values, for the record of the run."""
+    links = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
+    return {
+        **plan.config(),
+        "network": {**asdict(network), "links": links},
+        "compute": asdict(compute),
+    }
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Compute with so many threads for a while: small models are slower on many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Ticker(Instrument):
+    """Tells a listener in this process how simulated nodes get on, a few times a second of real time."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._next: dict[int, float] = {}
+
+    def step(self, node: Node) -> None:
+        if (now := monotonic()) >= self._next.get(node.rank, 0.0):
+            self._next[node.rank] = now + PROGRESS_SECONDS
+            self._listener(progress(node, node.transport.now(), node.samples_before))

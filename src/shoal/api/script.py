@@ -1,0 +1,222 @@
+"""Starting a user's script once for every node, and being one of those processes.
+
+`python -m shoal.api.script train.py …` is what each node runs: the script, with its failures reported.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from shoal.api.attach import current
+from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
+from shoal.launch.control import leave_with_parent, users_traceback
+from shoal.launch.crew import Crew, Listener, Member
+from shoal.launch.environment import Place
+from shoal.launch.identity import REJOINING
+from shoal.launch.join import local_threads, start_mpi
+from shoal.runs.result import Result, summarise
+from shoal.vocabulary.node import name_of
+from shoal.vocabulary.strategy import Strategy
+
+Printer = Callable[[str, str], None]
+
+
+def run_script(
+    script: str | Path,
+    arguments: Sequence[str],
+    *,
+    workers: int,
+    strategy: Strategy | None,
+    place: Place,
+    on_progress: Listener,
+    on_output: Printer,
+) -> Result:
+    """Run `script` in one process for each worker and server, and wait for all of them.
+
+    `place` carries the settings that all nodes share. `on_output` gets each printed line with the name of
+    the node that printed it. Raises WorkerFailed with the traceback of the first process that raised.
+    """
+    if workers < 1:
+        raise ValueError(f"-n {workers}: a run needs at least 1 worker")
+    if not Path(script).is_file():
+        raise ValueError(f"there is no script {str(script)!r}")
+    if strategy is not None:
+        strategy.check(workers)
+        strategy.check_durability(place.durability)
+    nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        shared = replace(place, nodes=nodes, launched="shoal", store=folder)
+
+        def start(rank: int, incarnation: int) -> Member:
+            own = replace(shared, rank=rank, incarnation=incarnation)
+            return _start(name_of(rank, workers, nodes - workers), own, script, arguments, on_output)
+
+        restarts = place.transport in REJOINING and (strategy is None or strategy.recovers != "none")
+        goes_on = strategy is not None and strategy.survives
+        crew = Crew(workers, nodes - workers, start, on_progress, place.timeout, restarts, goes_on)
+        reports = [report for report in crew.see_through() if report]
+    if not reports:
+        raise ShoalError(
+            f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
+        )
+    config: dict[str, Any] = {
+        "task": Path(script).name,
+        "strategy": place.strategy or "as in the script",
+        "codec": place.codec or "none",
+        "transport": place.transport,
+        "collective": place.collective,
+        "servers": place.servers,
+        "durability": place.durability,
+        "workers": workers,
+        "arguments": list(arguments),
+        **{f"strategy.{name}": value for name, value in place.strategy_options.items()},
+    }
+    return summarise(config, reports)
+
+
+def _start(
+    name: str, place: Place, script: str | Path, arguments: Sequence[str], on_output: Printer
+) -> Member:
+    ours, theirs = Pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal.api.script", str(script), *arguments],
+        env={
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **replace(place, control=theirs.fileno()).to_environment(),
+        },
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C reaches the launcher alone
+    )
+    theirs.close()
+    running = ScriptProcess(process, lambda line: on_output(name, line))
+    return Member(place.rank, name, running, ours, place.incarnation)
+
+
+class ScriptProcess:
+    """A script in a process of its own, with its output passed on line by line."""
+
+    def __init__(self, process: subprocess.Popen[str], on_line: Callable[[str], None]) -> None:
+        self._process = process
+        self._on_line = on_line
+        self._reader = threading.Thread(target=self._read, name=f"output of {process.pid}", daemon=True)
+        self._reader.start()
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit code once it has ended."""
+        return self._process.poll()
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, and for its last words."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return
+        self._reader.join(timeout)
+
+    def close(self) -> None:
+        """Nothing is held: the reader has closed the pipe."""
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                self._on_line(line.rstrip("\n"))
+
+
+def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:
+    """Run `script` in this very process, which another launcher started as the node at `place`.
+
+    Raises WorkerFailed with the traceback of what the script raised.
+    """
+    os.environ.update(place.to_environment())
+    sys.argv = [str(script), *arguments]
+    if place.launched == "mpi":
+        start_mpi(place.timeout)  # before the script, which may fail: the others must not wait for us then
+        if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it, mpiexec does not
+            torch.set_num_threads(local_threads(place.local_nodes))
+    try:
+        _run_to_its_end(sys.argv[0])
+    except ShoalError:
+        raise
+    except Exception as error:
+        what = f"worker {place.rank} failed: {type(error).__name__}: {error}"
+        raise WorkerFailed(what, users_traceback(error)) from error
+
+
+def main() -> None:
+    """Run the script named on the command line as one node of a run."""
+    leave_with_parent()
+    place = Place.find()
+    control = place.open_control()
+    torch.set_num_threads(local_threads(place.nodes))
+    sys.argv = sys.argv[1:]
+    try:
+        _run_to_its_end(sys.argv[0])
+    except Interrupted:
+        control.tell("interrupted")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        _vanish(end.code if isinstance(end.code, int) else 1)
+    except BaseException as error:
+        control.tell_failure(error)
+        _vanish(1)
+
+
+def _vanish(code: int) -> NoReturn:
+    """End on the spot: peers must not wait for a goodbye, nor Python for threads that still receive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run_to_its_end(script: str) -> None:
+    """Run a script as `python script` would, and finish what it attached; not if it fails."""
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        attachment = current()
+        if attachment is not None:
+            attachment.finish()
+    except BaseException as error:
+        sys.last_value = error  # as an uncaught one would be: an attachment that finds it does not finish
+        raise
+
+
+if __name__ == "__main__":
+    main()

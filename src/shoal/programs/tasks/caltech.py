@@ -1,0 +1,134 @@
+"""Caltech-101: photographs of 101 kinds of objects and of other things, reduced to 64 x 64 pixels.
+
+Fei-Fei, Fergus & Perona 2004. The file holds all 9,144 pictures as JPEG and says which 3,049 are for tests.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shoal.core.errors import Unavailable
+from shoal.core.task import Data, Task
+from shoal.programs.models.pictures import large_net, photo_net
+from shoal.programs.tasks.data import Dataset, read
+
+CALTECH = Dataset(
+    name="caltech101_64",
+    files={"caltech101_64.npz": "4cbc06cca0ed9f85281ff2d934e02e7f078b17211685b55126204ddd79e1017e"},
+)
+MEAN, STD = (0.5485, 0.5303, 0.5047), (0.3093, 0.3042, 0.3168)  # of the training set's red, green and blue
+BACKGROUND = 0  # the class of pictures that show none of the 101 kinds
+ZOOM, SHIFT = 0.1, 0.15  # at most: of the size, and of half a side
+
+
+def caltech() -> Task:
+    """A small convolutional network on Caltech-101 with its background class, with Adam."""
+    return Task(
+        name="caltech",
+        model=photo_net,
+        data=caltech_data,
+        loss=smoothed_loss,
+        optimizer=torch.optim.AdamW,
+        lr=0.002,
+        batch=32,
+        augment=augment,
+        metrics={"top-5 %": top_5, "per-class %": per_class},
+        about="photographs of 102 kinds, 64 x 64 (Caltech-101); four convolutions",
+        imports=("PIL.Image",),
+    )
+
+
+def caltech_large() -> Task:
+    """A network of 74,770,901 parameters on the 101 kinds of objects: 299 MB for every exchange."""
+    return Task(
+        name="caltech-large",
+        model=large_net,
+        data=objects_data,
+        lr=0.01,
+        batch=32,
+        augment=augment,
+        metrics={"top-5 %": top_5, "per-class %": per_class},
+        about="photographs of 101 kinds, 64 x 64 (Caltech-101); 74,770,901 parameters, 299 MB a message",
+        imports=("PIL.Image",),
+    )
+
+
+def caltech_data() -> Data:
+    """The official split as 3 x 64 x 64 pixels, normalised by colour, in 102 classes."""
+    return normalised(*decoded())
+
+
+def objects_data() -> Data:
+    """The same without the pictures that show none of the 101 kinds."""
+    pixels, y, is_test = decoded()
+    kept = y != BACKGROUND
+    return normalised(pixels[kept], y[kept] - 1, is_test[kept])
+
+
+def normalised(pixels: Tensor, y: Tensor, is_test: Tensor) -> Data:
+    """Bytes as numbers around 0, split into what is for training and what is for tests."""
+    mean, std = (torch.tensor(figures).view(3, 1, 1) for figures in (MEAN, STD))
+
+    def part(chosen: Tensor) -> Tensor:
+        return pixels[chosen].float().div_(255.0).sub_(mean).div_(std)
+
+    return Data(part(~is_test), y[~is_test], part(is_test), y[is_test])
+
+
+@lru_cache(maxsize=1)
+def decoded() -> tuple[Tensor, Tensor, Tensor]:
+    """All pixels as bytes, their classes, and which are for tests; kept in memory, for it takes seconds."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise Unavailable(
+            "the Caltech-101 tasks need Pillow. Install it with: pip install 'shoal[images]'"
+        ) from error
+    (contents,) = read(CALTECH).values()
+    with np.load(io.BytesIO(contents)) as arrays:
+        packed, ends = arrays["jpeg"].tobytes(), arrays["offsets"].tolist()
+        labels, split = arrays["labels"], arrays["split"]
+    files = (io.BytesIO(packed[begin:end]) for begin, end in pairwise(ends))
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    by_colour = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return by_colour, torch.from_numpy(labels).long(), torch.from_numpy(split) == 1
+
+
+def augment(x: Tensor) -> Tensor:
+    """Every picture a little larger or smaller, moved, and half of them mirrored; edges are reflected.
+
+    Draws from the global generator of the pictures' device.
+    """
+    draws = torch.rand(5, len(x), device=x.device).mul_(2).sub_(1)  # from -1 to 1
+    mirror = draws[0].sign()
+    theta = x.new_zeros(len(x), 2, 3)
+    theta[:, 0, 0] = mirror * (1 + ZOOM * draws[1])
+    theta[:, 1, 1] = 1 + ZOOM * draws[2]
+    theta[:, :, 2] = SHIFT * draws[3:].T
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+
+
+def smoothed_loss(out: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy with a tenth of every label given to all classes (Szegedy et al. 2016)."""
+    return F.cross_entropy(out, y, label_smoothing=0.1)
+
+
+def top_5(out: Tensor, y: Tensor) -> float:
+    """The percentage of pictures whose class is among the five likeliest."""
+    likeliest = out.topk(5, dim=1).indices
+    return 100.0 * float((likeliest == y[:, None]).any(dim=1).double().mean())
+
+
+def per_class(out: Tensor, y: Tensor) -> float:
+    """The percentage of right answers in each class, averaged over the classes: rare ones count alike."""
+    right = torch.bincount(y[out.argmax(dim=1) == y], minlength=out.shape[1])
+    there = torch.bincount(y, minlength=out.shape[1])
+    return 100.0 * float((right[there > 0] / there[there > 0]).double().mean())

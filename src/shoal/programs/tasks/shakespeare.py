@@ -1,0 +1,71 @@
+"""Tiny Shakespeare: a million characters of his plays, to be guessed one by one (Karpathy 2015)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.task import Data, Task, sequence_loss
+from shoal.programs.models.language import LanguageModel
+from shoal.programs.tasks.data import Dataset, read
+
+TINYSHAKESPEARE = Dataset(
+    name="tinyshakespeare",
+    files={"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+    urls=(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
+        "/data/tinyshakespeare/",
+    ),
+)
+
+CONTEXT = 64  # characters of a sample
+TRAINING = 0.9  # of the text; the rest, which comes later, is the test set
+
+
+def shakespeare() -> Task:
+    """A small transformer that guesses the next character of Shakespeare's plays."""
+    return Task(
+        name="shakespeare",
+        model=LanguageModel,
+        data=shakespeare_data,
+        loss=sequence_loss,
+        optimizer=adamw,
+        lr=0.003,
+        batch=16,
+        metrics={"bits a character": bits},
+        about="the next character of Shakespeare (tinyshakespeare), 64 at a time; transformer, AdamW",
+    )
+
+
+def adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """AdamW with torch's own settings; fused, for these parameters are so small that calls cost most."""
+    return torch.optim.AdamW(parameters, lr=lr, fused=True)
+
+
+def shakespeare_data() -> Data:
+    """Sequences of 64 characters, each one's next character as its label; nine tenths are for training."""
+    codes = encode(bytes(read(TINYSHAKESPEARE)["input.txt"]))
+    cut = int(TRAINING * len(codes))
+    return Data(*sequences(codes[:cut], CONTEXT), *sequences(codes[cut:], CONTEXT))
+
+
+def encode(text: bytes) -> Tensor:
+    """The characters of a text as numbers from 0, in the order of their codes."""
+    codes: Tensor
+    _, codes = torch.unique(torch.frombuffer(bytearray(text), dtype=torch.uint8), return_inverse=True)
+    return codes
+
+
+def sequences(codes: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """A text in pieces that do not overlap, and beside each the same one character on; the rest is left."""
+    pieces = (len(codes) - 1) // length
+    x, y = codes[:-1], codes[1:]
+    return x[: pieces * length].view(pieces, length), y[: pieces * length].view(pieces, length)
+
+
+def bits(out: Tensor, y: Tensor) -> float:
+    """Cross-entropy in bits a character."""
+    return float(sequence_loss(out, y)) / math.log(2)

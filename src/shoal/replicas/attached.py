@@ -1,0 +1,159 @@
+"""The user's own training loop as a replica: gradients come when `optimizer.step()` is called."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import Diverged
+from shoal.core.replica import Gradient
+from shoal.core.vector import Flat, Layout
+from shoal.engine.streaming import Intake, Streamed, Watch
+from shoal.replicas.module import reset_momentum
+
+LOOK_SECONDS = 1.0
+"""How often a gradient is checked to be finite: once a step would cost a pass over memory."""
+
+
+class AttachedReplica:
+    """A replica whose gradients come from the user's own `loss.backward()`."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._flat = Flat(model)
+        self._optimizer = optimizer
+        self.x = self._flat.x
+        self.samples = 0  # since the last step; nobody need say
+        self.batches = 0  # handed out by shard() so far
+        self.loss: float | None = None
+        self.original_step: Callable[[], Any] = optimizer.step
+        self._watch = Watch(self._flat)
+        self._g: Tensor | None = None
+        self._is_scaled = False
+        self._overflowed = False
+        self._next_look = 0.0
+        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        ours = {id(p) for p in self._flat.parameters}
+        if not ours & held:
+            raise ValueError(
+                "the optimizer holds none of the model's parameters; build it from model.parameters()"
+            )
+        if held - ours:
+            raise ValueError(
+                f"the optimizer also holds {len(held - ours)} parameters that are not the model's: the "
+                "workers would drift apart in them. Attach one module that contains all that is trained."
+            )
+
+    @property
+    def layout(self) -> Layout:
+        """Which slice of `x` is which parameter."""
+        return self._flat.layout
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first parameter group, as schedulers have left it."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @property
+    def parts(self) -> Sequence[slice]:
+        """The parts in which a gradient can be taken in."""
+        return self._watch.parts
+
+    async def gradient(self) -> Gradient:
+        """What back-propagation left when the user calls `optimizer.step()`."""
+        await _until_step_is_called()
+        self._flat.check_still_bound()
+        if self._g is None:
+            self._g = torch.empty_like(self.x)
+        g = self._flat.gradient(self._g)
+        scale, count = self._undo_scaling(), self._count()
+        if scale is not None:
+            g.div_(scale)
+        return Gradient(g if count else g.zero_(), count, self.loss)
+
+    async def stream(self, intake: Intake) -> Streamed:
+        """The same, taken in while the user's own back-propagation runs."""
+        self._watch.begin(intake, lambda: intake.unit * (self.samples or 1))
+        await _until_step_is_called()
+        self._flat.check_still_bound()
+        scale, count = self._undo_scaling(), self._count()
+        weight = intake.unit * count
+        if scale is not None:  # each worker has one of its own
+            weight /= float(scale)
+        changed = self._watch.end(weight, trusted=not self._is_scaled)  # GradScaler leaves no trace
+        return Streamed(intake.out, count, self.loss, changed, partial(self._watch.fill, intake.out, weight))
+
+    def _count(self) -> int:
+        """The samples behind the gradient; none where mixed precision overflowed: the others' still count."""
+        samples, self.samples = self.samples or 1, 0
+        if self._overflowed:
+            return 0
+        self._check_finite()
+        return samples
+
+    def seek(self, owner: int, place: int) -> None:
+        """The loop owns the data, so nobody else can do its batches."""
+        raise TypeError("batches of a loop of your own cannot be handed to another worker")
+
+    def _undo_scaling(self) -> Tensor | None:
+        """What GradScaler has multiplied with, if it did; and see whether it found an overflow."""
+        optimizer: Any = self._optimizer
+        scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        self._is_scaled = overflow is not None
+        self._overflowed = self._is_scaled and bool(overflow)
+        if overflow is not None:
+            optimizer.grad_scale = optimizer.found_inf = None  # dealt with: its own step must not do it again
+        return scale
+
+    def _check_finite(self) -> None:
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        grads = [p.grad for p in self._flat.parameters if p.grad is not None]
+        if not all(bool(torch.isfinite(g.sum(dtype=_wide(g)))) for g in grads):
+            raise Diverged(
+                f"the gradient is not finite any more. Try a smaller learning rate (it is {self.lr:g}), "
+                "gradient clipping, or look for inputs that are not finite."
+            )
+
+    def descend(self, g: Tensor) -> None:
+        """The user's own optimizer step, skipped where mixed precision overflowed everywhere."""
+        if self._overflowed and not g.any():
+            return
+        self._flat.set_gradient(g)
+        self.original_step()
+
+    def release(self) -> None:
+        """Leave the model's back-propagation alone."""
+        self._watch.close()
+
+    def reset_momentum(self) -> None:
+        """Zero the velocity of SGD with momentum."""
+        reset_momentum(self._optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer, and torch's own random stream."""
+        noise = torch.get_rng_state()
+        return {"optimizer": self._optimizer.state_dict(), "noise": noise, "batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken; rates are the schedule's business, which starts over."""
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        torch.set_rng_state(state["noise"])
+        self.batches = state["batches"]
+
+
+def _wide(g: Tensor) -> torch.dtype:
+    """What the sum of a gradient is to be taken in."""
+    return torch.promote_types(g.dtype, torch.float32)
+
+
+@types.coroutine
+def _until_step_is_called() -> Generator[None, None, None]:
+    yield

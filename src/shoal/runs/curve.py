@@ -1,0 +1,151 @@
+"""Curve: how good the model was along the way, without disturbing the run that is being timed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.instrument import Instrument
+from shoal.core.task import Data, Task
+from shoal.core.vector import trainable
+from shoal.replicas.module import EnsembleModel
+from shoal.runs.evaluation import evaluate
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy
+
+POINTS = 20
+MOST_BYTES = 512 * 2**20
+
+
+@dataclass
+class Snapshot:
+    """The model, or a server's slice of it, at one moment."""
+
+    seconds: float
+    samples: float
+    x: Tensor
+
+
+class Curve(Instrument):
+    """Copies the solution at the nodes that hold it, about twenty times a run; tested when the run is over.
+
+    A large model is copied less often, so that the copies stay below half a gigabyte.
+    """
+
+    def __init__(self, strategy: Strategy, samples: float) -> None:
+        self.snapshots: dict[int, list[Snapshot]] = {}  # by rank
+        self._strategy = strategy
+        self._samples = samples
+        self._began: dict[int, float] = {}
+        self._spacing = samples / POINTS
+        self._next: defaultdict[int, float] = defaultdict(float)
+
+    def begin(self, node: Node, elapsed: float = 0.0) -> None:
+        """Take the first copy, so many seconds after the run began, if this node holds the solution."""
+        self._began[node.rank] = node.transport.now() - elapsed
+        room = max(1, MOST_BYTES // (node.x.numel() * node.x.element_size()))
+        self._spacing = self._samples / min(POINTS, room)
+        if holds_solution(self._strategy, node):
+            self._take(node)
+
+    def step(self, node: Node) -> None:
+        self._look(node)
+
+    def update(self, node: Node) -> None:
+        self._look(node)
+
+    def end(self, node: Node) -> None:
+        """Take the last copy, at a node that holds the solution."""
+        taken = self.snapshots.setdefault(node.rank, [])
+        if taken and taken[-1].samples >= node.merged:
+            taken.pop()  # the end is what counts
+        self._take(node)
+
+    def _look(self, node: Node) -> None:
+        if node.merged >= self._next[node.rank] and holds_solution(self._strategy, node):
+            self._take(node)
+
+    def _take(self, node: Node) -> None:
+        seconds = node.transport.now() - self._began[node.rank]
+        copy = self._strategy.solution(node).detach().clone()
+        self.snapshots.setdefault(node.rank, []).append(Snapshot(seconds, node.merged, copy))
+        self._next[node.rank] = node.merged + self._spacing
+
+
+def join_slices(slices: Sequence[Sequence[Snapshot]], independent: bool = False) -> list[Snapshot]:
+    """The whole model at each moment, from what its holders copied; the last are the ends.
+
+    They are servers that share it, or where workers are independent, the members of an ensemble.
+    """
+    between = zip(*(own[:-1] for own in slices), strict=False)
+    rows = [*between, tuple(own[-1] for own in slices)]
+    merged = fmean if independent else min
+    return [
+        Snapshot(max(s.seconds for s in row), merged([s.samples for s in row]), torch.cat([s.x for s in row]))
+        for row in rows
+    ]
+
+
+def put_together(
+    strategy: Strategy,
+    modules: Sequence[nn.Module],
+    copies: Sequence[Sequence[Snapshot]],
+    task: Task,
+    data: Data,
+    told: Callable[[int, int], None],
+) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """The result of a run, and how good it was along the way, from what its holders have left.
+
+    It may take a while: `told` hears how many copies have been tested, and how many there are.
+    """
+    model = modules[0]
+    if strategy.independent:
+        model = EnsembleModel(modules, classes=not data.y.is_floating_point())
+    points, whole = [], join_slices(copies, strategy.independent)
+    for number, snapshot in enumerate(whole):
+        told(number, len(whole))
+        points.append(score(snapshot, model, task, data))
+    return model, points
+
+
+def score(snapshot: Snapshot, model: nn.Module, task: Task, data: Data) -> dict[str, Any]:
+    """Test a copy, and leave it in `model`."""
+    parameters, layout = trainable(model)
+    for p, value in zip(parameters, layout.split(snapshot.x).values(), strict=True):
+        p.data.copy_(value)
+    reached = evaluate(model, task, data)
+    return {
+        "seconds": snapshot.seconds,
+        "samples": snapshot.samples,
+        "test_loss": reached.loss,
+        "test_accuracy": reached.accuracy,
+        **({"metrics": reached.metrics} if reached.metrics else {}),
+    }
+
+
+def holders(strategy: Strategy, workers: int, shards: int, there: Sequence[int] = ()) -> list[int]:
+    """The ranks that hold the result together: the shards of the first server, else worker 0.
+
+    Where workers that die are done without, it is the first of those who are `there` at the end; where they
+    are independent, it is all of those.
+    """
+    if strategy.independent:
+        return list(there or range(workers))
+    if strategy.survives and there:
+        return [min(there)]
+    return list(range(workers, workers + shards)) if strategy.servers else [0]
+
+
+def holds_solution(strategy: Strategy, node: Node) -> bool:
+    """Whether this node's solution is the result of the run, or a slice of it, as far as it knows."""
+    if strategy.independent:
+        return True
+    if strategy.survives:
+        return all(node.mailbox.has_lost(rank) for rank in range(node.rank))
+    return node.rank in holders(strategy, node.size, node.shards)

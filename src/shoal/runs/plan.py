@@ -1,0 +1,160 @@
+"""Plan: everything that says what a run is; the same in every process of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoal.codecs import CODECS
+from shoal.core.codec import Codec
+from shoal.core.task import Data, Task
+from shoal.core.vector import named_weights
+from shoal.launch.between_steps import Boundary
+from shoal.launch.control import Control
+from shoal.launch.identity import REJOINING, check_durability
+from shoal.launch.join import TRANSPORTS, adds_up, check_collective, check_word, local_threads, refuse_mpi
+from shoal.replicas.balance import Balance, check_balance
+from shoal.replicas.module import module_of, steps_of
+from shoal.runs.curve import holds_solution
+from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.journal import DURABILITY
+from shoal.strategies import STRATEGIES
+from shoal.vocabulary.node import Hook, Node, name_of
+from shoal.vocabulary.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train, how, on how many nodes, and what to do about what goes wrong."""
+
+    task: Task
+    strategy: Strategy
+    codec: Codec
+    workers: int = 1
+    servers: int = 1
+    epochs: int = 1
+    seed: int = 0
+    transport: str = "processes"
+    collective: str = "auto"
+    durability: str = "memory"
+    timeout: float = 300.0
+    threads: int | None = None
+    checkpoint: str | None = None
+    every: int | None = None
+    balance: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "servers", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a run needs at least 1 {name[:-1]}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads}: a process computes with at least 1 thread")
+        if self.every is not None and self.checkpoint is None:
+            raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every={self.every}: checkpoints are at least 1 step apart")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout}: a node waits for more than 0 seconds")
+        check_word("transport", self.transport, TRANSPORTS)
+        refuse_mpi(self.transport)
+        check_collective(self.collective, self.codec)
+        check_word("durability", self.durability, DURABILITY)
+        if self.collective == "native" and not (self.transport == "gloo" and adds_up(self.codec)):
+            raise ValueError(
+                "collective 'native' needs transport 'gloo' and no codec, or one that adds up, as low_rank; "
+                "take 'auto'"
+            )
+        if self.servers > 1 and not self.strategy.servers:
+            word = STRATEGIES.name_of(self.strategy)
+            raise ValueError(f"servers={self.servers}: strategy {word!r} has no server to share out")
+        self.strategy.check(self.workers)
+        self.strategy.check_codec(self.codec)
+        self.strategy.check_durability(self.durability)
+        check_durability(self.durability, self.transport)
+        if self.task.growth and self.strategy.data_blocks is not None:
+            raise ValueError(
+                "grow_batch would change how long blocks are; with blocks, lower the rate instead"
+            )
+        if self.balance:
+            check_balance(self.strategy, STRATEGIES.name_of(self.strategy))
+
+    @property
+    def nodes(self) -> int:
+        """Processes in all, servers included."""
+        return self.workers + self.strategy.servers * self.servers
+
+    def name_of(self, rank: int) -> str:
+        """How messages to people call the node of that rank."""
+        return name_of(rank, self.workers, self.nodes - self.workers)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a server that dies is started again."""
+        return self.transport in REJOINING and self.strategy.recovers != "none"
+
+    @property
+    def threads_each(self) -> int:
+        """Torch threads of each worker: its share of this host's cores, or 1 in virtual time."""
+        shared_out = 1 if self.transport == "sim" else local_threads(self.nodes)
+        return shared_out if self.threads is None else self.threads
+
+    def threads_of(self, rank: int) -> int:
+        """Torch threads of a process. A server has all cores: what it does is short, and somebody waits."""
+        return (
+            self.threads_each if rank < self.workers else max(self.threads_each, local_threads(self.servers))
+        )
+
+    def steps(self, data: Data) -> int:
+        """Steps that every worker takes."""
+        return steps_of(self.task, self.strategy, len(data.x), self.workers, self.epochs)
+
+    def samples(self, data: Data) -> int:
+        """Samples that all workers take together."""
+        return self.epochs * len(data.x) * (1 if self.strategy.shares_out else self.workers)
+
+    def same_run(self) -> dict[str, Any]:
+        """What must not change between a checkpoint and its resumption."""
+        return {
+            **self.task.config(),
+            "strategy": STRATEGIES.name_of(self.strategy),
+            **{f"strategy.{name}": value for name, value in asdict(self.strategy).items()},
+            "codec": repr(self.codec),
+            "workers": self.workers,
+            "servers": self.servers * self.strategy.servers,
+            "seed": self.seed,
+            **({"balance": True} if self.balance else {}),
+        }
+
+    def config(self) -> dict[str, Any]:
+        """All settings as plain values, for the record of the run."""
+        return {
+            **self.same_run(),
+            "codec": CODECS.text_of(self.codec),
+            "epochs": self.epochs,
+            "balance": self.balance,
+            "transport": self.transport,
+            "collective": self.collective,
+            "durability": self.durability,
+            "timeout": self.timeout,
+            "threads": self.threads_each,
+        }
+
+    def boundary(self, control: Control, model: nn.Module) -> Boundary:
+        """What happens between two steps of a node whose weights fit `model`."""
+        saved = None
+        if self.checkpoint is not None:
+            saved = Checkpoints(self.checkpoint, self.same_run(), self.nodes)
+        return Boundary(control, saved, self.every, lambda node: self._weights(node, model))
+
+    def hook(self, boundary: Boundary) -> Hook:
+        """What is awaited before every step of a worker."""
+        return Balance(boundary) if self.balance and self.workers > 1 else boundary
+
+    def _weights(self, node: Node, model: nn.Module) -> Mapping[str, Tensor] | None:
+        """The solution under the model's own names, at the node that holds all of it."""
+        if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, node):
+            return None
+        return named_weights(module_of(node, model), self.strategy.solution(node))

@@ -1,0 +1,200 @@
+"""The processes of a run on this host: starting them, being one of them, and putting their work together."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import tempfile
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.core.instrument import Instrument
+from shoal.core.replica import Replica
+from shoal.core.task import Data
+from shoal.core.vector import Flat, trainable
+from shoal.launch.background import Background
+from shoal.launch.between_steps import Boundary
+from shoal.launch.control import Control, Reporter, leave_with_parent
+from shoal.launch.crew import Audience, Crew, Member, ctrl_c_ignored
+from shoal.launch.drive import drive
+from shoal.launch.identity import Seat
+from shoal.launch.join import choose_mean, connect, file_store
+from shoal.replicas.module import build_member, build_model, build_replica, module_of
+from shoal.runs.curve import Curve, Snapshot, holders, holds_solution, put_together
+from shoal.runs.plan import Plan
+from shoal.runs.result import Result, report, summarise
+from shoal.storage.checkpoint import load_model, save_model
+from shoal.vocabulary.node import Node
+
+SLOW_IMPORTS = ("torch._dynamo",)
+"""What torch imports on first use of an optimizer: seconds that are spent once, not once in every process."""
+
+
+def run_processes(plan: Plan, listener: Audience) -> Result:
+    """One process for each node; returns when all are done, with the model they have trained."""
+    _check_it_travels(plan)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
+    with ctrl_c_ignored():  # for good by the fork server, which inherits it
+        forkserver.ensure_running()
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+
+        def start(rank: int, incarnation: int) -> Member:
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_node_process, args=(plan, rank, incarnation, theirs, folder), daemon=True
+            )
+            with theirs:
+                process.start()
+            return Member(rank, plan.name_of(rank), process, ours, incarnation)
+
+        servers = plan.nodes - plan.workers
+        crew = Crew(
+            plan.workers, servers, start, listener, plan.timeout, plan.restarts, plan.strategy.survives
+        )
+        reports = crew.see_through()
+        model = _gather(plan, folder, reports, listener)
+    keep_model(plan, model)
+    return summarise(plan.config(), [r for r in reports if r], model)
+
+
+def keep_model(plan: Plan, model: nn.Module) -> None:
+    """Leave the trained model beside the checkpoints, where they were asked for."""
+    if plan.checkpoint is not None:
+        save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
+
+
+def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Audience) -> nn.Module:
+    """Test the copies that the nodes which hold the solution have left; the last one is the result."""
+    there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
+    ranks = holders(plan.strategy, plan.workers, plan.servers, there)
+    modules, copies, data = [], [], plan.task.data()
+    for rank in ranks:
+        if not reports[rank]:
+            raise WorkerFailed(f"{plan.name_of(rank)} ended without a report of its work")
+        left = load_model(Path(folder) / f"solution-{rank}.safetensors")
+        times = reports[rank].pop("snapshots")
+        copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
+        modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
+        for name, buffer in modules[-1].named_buffers():
+            buffer.copy_(left[f"buffer.{name}"])
+    model, points = put_together(plan.strategy, modules, copies, plan.task, data, listener.tested)
+    reports[ranks[0]]["curve"] = points
+    return model
+
+
+def _check_it_travels(plan: Plan) -> None:
+    """Worker processes import the task's functions by name: say so before any of them starts."""
+    try:
+        ForkingPickler.dumps(plan)
+    except Exception as problem:
+        raise ValueError(
+            f"task {plan.task.name!r} cannot be handed to worker processes: {problem}. "
+            "Define its functions at the top level of a module, without lambdas."
+        ) from None
+
+
+def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connection, folder: str) -> None:
+    """The whole life of a node's process."""
+    leave_with_parent()
+    control = Control(connection)
+    try:
+        torch.set_num_threads(plan.threads_of(rank))
+        control.tell("done", **_live(plan, rank, incarnation, control, folder))
+    except Interrupted:
+        control.tell("interrupted")
+    except BaseException as error:
+        control.tell_failure(error)
+    finally:
+        control.close()
+
+
+def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str) -> dict[str, Any]:
+    """Build the node, train when the launcher says so, and report."""
+    data, model = plan.task.data(), build_model(plan.task, plan.seed)
+    curve = Curve(plan.strategy, plan.samples(data))
+    boundary = plan.boundary(control, model)
+    node = _join(plan, rank, incarnation, folder, model, data, boundary, (curve, Reporter(control)))
+    if not incarnation:
+        boundary.resume(node)
+    control.tell("ready")
+    elapsed, finished = control.await_go()
+    began = node.transport.now() - elapsed
+    node.service.excuse(finished)
+    curve.begin(node, elapsed)
+    try:
+        drive(plan.strategy.live(node))
+    except Interrupted:
+        drive(node.transport.close())
+        raise
+    outcome = report(node, node.transport.now() - began)
+    holds = holds_solution(plan.strategy, node)
+    if holds:
+        curve.end(node)
+    drive(node.transport.close())  # not after a failure: to vanish is what tells the others
+    if holds:
+        outcome["snapshots"] = _leave(curve.snapshots[rank], module_of(node, model), folder, rank)
+    return outcome
+
+
+def _leave(
+    snapshots: Sequence[Snapshot], model: nn.Module, folder: str, rank: int
+) -> list[tuple[float, float]]:
+    """Write the copies of the solution where the launcher finds them; their times."""
+    tensors: dict[str, Tensor] = {str(i): snapshot.x for i, snapshot in enumerate(snapshots)}
+    tensors |= {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
+    save_model(Path(folder) / f"solution-{rank}.safetensors", tensors)
+    return [(snapshot.seconds, snapshot.samples) for snapshot in snapshots]
+
+
+def _join(
+    plan: Plan,
+    rank: int,
+    incarnation: int,
+    folder: str,
+    model: nn.Module,
+    data: Data,
+    boundary: Boundary,
+    observers: Sequence[Instrument],
+) -> Node:
+    """This process's node, connected to all others."""
+    seat = Seat(rank, plan.workers, plan.strategy.servers, plan.servers, incarnation, plan.durability, folder)
+    replica: Replica
+    if seat.serves:
+        replica = seat.parameters(Flat(copy.deepcopy(model)).x)
+    else:
+        replica = build_replica(
+            plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed, ahead=True
+        )
+    _, layout = trainable(model)
+    vector_bytes = layout.numel * replica.x.element_size()
+    store = file_store(folder, plan.nodes) if plan.nodes > 1 else None
+    transport = connect(
+        plan.transport,
+        seat,
+        store,
+        vector_bytes=vector_bytes,
+        timeout=plan.timeout,
+        manifest=layout.manifest(replica.x.dtype),
+    )
+    return Node(
+        transport,
+        replica,
+        mean=choose_mean(plan.collective, transport, plan.codec, plan.workers),
+        codec=plan.codec,
+        seed=plan.seed,
+        steps=plan.steps(data),
+        timeout=plan.timeout,
+        background=Background(),
+        boundary=plan.hook(boundary),
+        observers=observers,
+        **seat.settings(plan.transport, layout, vector_bytes),
+    )

@@ -1,0 +1,196 @@
+"""Checkpoints: every node's whole state, and the weights under the model's own names, written atomically.
+
+    DIR/step-00000100/worker-0.safetensors   tensors of the state
+                      worker-0.json          everything else, and the SHA-256 of the files it belongs to
+                      model.safetensors      the model, for anyone who reads safetensors
+    DIR/model.safetensors                    the trained model, when training is over
+
+A JSON file is written after the files it vouches for, so a node's state is there whole or not at all; a
+step counts when every node's is there and undamaged. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from shoal.core.errors import CheckpointError
+from shoal.vocabulary.node import Node
+
+FORMAT = 1
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder. `config` is what must be the same for a run to be resumed."""
+
+    def __init__(self, folder: str | Path, config: Mapping[str, Any], nodes: int, keep: int = 2) -> None:
+        self.folder = Path(folder)
+        self._config = json.loads(json.dumps(config))  # as it will be read back
+        self._nodes = nodes
+        self._keep = keep
+
+    def save(self, node: Node, model: Mapping[str, Tensor] | None = None) -> None:
+        """Write the state of `node` before its next step, and the model where this node holds it."""
+        step = self._step_folder(node.t)
+        step.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sync_folder(self.folder)
+        tensors: dict[str, Tensor] = {}
+        tree = plant(node.state_dict(), tensors, "state")
+        files = {f"{_role(node)}.safetensors": save_tensors(tensors)}
+        if model is not None:
+            files["model.safetensors"] = _model_bytes(model)
+        for name, content in files.items():
+            write_whole(step / name, content)
+        sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        record = {"format": FORMAT, "step": node.t, "config": self._config, "files": sums, "state": tree}
+        write_whole(step / f"{_role(node)}.json", json.dumps(record).encode())
+        if node.rank == 0:
+            self._prune()
+
+    def latest(self) -> int | None:
+        """The newest step that every node saved whole; None where there is no such step.
+
+        Raises CheckpointError where the folder holds the checkpoint of a run with other settings.
+        """
+        for step in sorted(self._steps(), reverse=True):
+            records = self._records(step)
+            for record in records:
+                self._check_config(record)
+            if len(records) == self._nodes:
+                return step
+        return None
+
+    def load(self, step: int, node: Node) -> None:
+        """Put `node` into the state it was saved in."""
+        record = self._record(self._step_folder(step) / f"{_role(node)}.json")
+        if record is None:
+            raise CheckpointError(
+                f"the state of {node.name} at step {step} in {self.folder} is missing or damaged"
+            )
+        tensors = load_tensors((self._step_folder(step) / f"{_role(node)}.safetensors").read_bytes())
+        node.load_state_dict(harvest(record["state"], tensors))
+
+    def _check_config(self, record: dict[str, Any]) -> None:
+        saved = record["config"]
+        differ = [
+            k for k in sorted(saved.keys() | self._config.keys()) if saved.get(k) != self._config.get(k)
+        ]
+        if differ:
+            was = ", ".join(f"{k}={saved.get(k)!r} (now {self._config.get(k)!r})" for k in differ)
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} belongs to another run: {was}. "
+                "Use the same settings, or another folder."
+            )
+
+    def _steps(self) -> list[int]:
+        return [int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdigit()]
+
+    def _step_folder(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def _records(self, step: int) -> list[dict[str, Any]]:
+        found = [self._record(path) for path in sorted(self._step_folder(step).glob("*.json"))]
+        return [record for record in found if record is not None]
+
+    def _record(self, path: Path) -> dict[str, Any] | None:
+        """What a node saved, or None unless all of it is there and undamaged."""
+        try:
+            record: dict[str, Any] = json.loads(path.read_bytes())
+            whole = record["format"] == FORMAT and all(
+                hashlib.sha256((path.parent / name).read_bytes()).hexdigest() == expected
+                for name, expected in record["files"].items()
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
+            return None
+        return record if whole else None
+
+    def _is_complete(self, step: int) -> bool:
+        """Whether every node has written its state; whether it is undamaged is seen when it is loaded."""
+        return len(list(self._step_folder(step).glob("*.json"))) == self._nodes
+
+    def _prune(self) -> None:
+        """Remove what is older than the newest `keep` whole steps."""
+        whole = [step for step in sorted(self._steps(), reverse=True) if self._is_complete(step)]
+        if len(whole) > self._keep:
+            oldest_kept = whole[self._keep - 1]
+            for step in self._steps():
+                if step < oldest_kept:
+                    shutil.rmtree(self._step_folder(step), ignore_errors=True)
+
+
+def _role(node: Node) -> str:
+    return f"server-{node.rank - node.size}" if node.is_server else f"worker-{node.rank}"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write all of it or nothing: temporary file, sync, rename, sync of the folder."""
+    temporary = path.with_name(path.name + ".part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk remember which files a folder holds."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def plant(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+    """The value as JSON, with its tensors moved to `tensors`; dictionaries keep the type of their keys."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"tensor": path}
+    if isinstance(value, dict):
+        return {"dict": [[k, plant(v, tensors, f"{path}.{k}")] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {"list": [plant(v, tensors, f"{path}.{i}") for i, v in enumerate(value)]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CheckpointError(f"{path} is a {type(value).__name__}, which a checkpoint cannot hold")
+
+
+def harvest(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value that `plant` wrote down."""
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        return tensors[tree["tensor"]]
+    if "dict" in tree:
+        return {key: harvest(value, tensors) for key, value in tree["dict"]}
+    return [harvest(value, tensors) for value in tree["list"]]
+
+
+def save_model(path: str | Path, model: Mapping[str, Tensor]) -> None:
+    """Write weights as safetensors, all or nothing."""
+    write_whole(Path(path), _model_bytes(model))
+
+
+def _model_bytes(model: Mapping[str, Tensor]) -> bytes:
+    content: bytes = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in model.items()})
+    return content
+
+
+def load_model(path: str | Path) -> dict[str, Tensor]:
+    """The weights in a `model.safetensors`, by the model's own names."""
+    try:
+        return load_tensors(Path(path).read_bytes())
+    except (OSError, SafetensorError) as problem:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {problem}") from None

@@ -1,0 +1,387 @@
+"""attach(): the user's loop stays as it is, and everything that hangs on it keeps working."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+import shoal
+from shoal.api.script import run_script
+from shoal.launch.environment import Place
+from shoal.strategies import STRATEGIES
+
+LOOP = Path(__file__).with_name("loop.py")
+
+
+def model_and_data():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    return model, torch.randn(30, 16, 8), torch.randint(3, (30, 16))
+
+
+def train(model, optimizer, xs, ys, after_step=lambda: None):
+    for x, y in zip(xs, ys, strict=True):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        after_step()
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW], ids=["sgd", "adamw"])
+def test_a_single_worker_trains_as_if_nothing_were_attached(make):
+    model, xs, ys = model_and_data()
+    plain = copy.deepcopy(model)
+    train(plain, make(plain.parameters(), lr=0.05), xs, ys)
+    optimizer = make(model.parameters(), lr=0.05)
+    with shoal.attach(model, optimizer):
+        train(model, optimizer, xs, ys)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_a_scheduler_keeps_working_made_before_or_after(scheduler_first):
+    model, xs, ys = model_and_data()
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    train(plain, optimizer, xs, ys, torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5).step)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5) if scheduler_first else None
+    with shoal.attach(model, optimizer):
+        schedule = schedule or torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+        train(model, optimizer, xs, ys, schedule.step)  # a warning about the order of steps would be an error
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+def train_scaled(model, optimizer, xs, ys):
+    """With an input that overflows in its step 3, which GradScaler must skip."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scales = []
+    for step, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(model(x * (float("inf") if step == 3 else 1)), y)).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def test_grad_scaler_keeps_working_and_skips_what_overflowed():
+    model, xs, ys = model_and_data()
+    plain = copy.deepcopy(model)
+    expected = train_scaled(plain, torch.optim.SGD(plain.parameters(), lr=0.1), xs, ys)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with shoal.attach(model, optimizer):
+        assert train_scaled(model, optimizer, xs, ys) == expected
+    assert expected[3] < expected[2]  # the control: the step did overflow
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_closure_is_called_once_and_its_loss_returned():
+    model, xs, ys = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(xs[0]), ys[0])
+        loss.backward()
+        calls.append(loss)
+        return loss
+
+    with shoal.attach(model, optimizer):
+        assert optimizer.step(closure) is calls[0]
+    assert len(calls) == 1
+
+
+def test_the_optimizer_is_the_user_s_own_again_after_finish():
+    model, _, _ = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = optimizer.step
+    training = shoal.attach(model, optimizer)
+    assert optimizer.step != before
+    training.finish()
+    training.finish()
+    assert optimizer.step == before
+    assert not getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def test_attaching_twice_is_refused():
+    model, _, _ = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with shoal.attach(model, optimizer), pytest.raises(ValueError, match=r"attach\(\) was called before"):
+        shoal.attach(model, optimizer)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model, _, _ = model_and_data()
+    with pytest.raises(ValueError, match="holds none of the model's parameters"):
+        shoal.attach(model, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+
+
+def test_a_model_moved_after_attach_is_noticed():
+    model, xs, ys = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = shoal.attach(model, optimizer)
+    model.double()
+    with pytest.raises(ValueError, match="were moved after Shoal took hold"):
+        train(model, optimizer, xs.double(), ys)
+    training.abandon()
+
+
+def test_a_gradient_that_is_not_finite_is_noticed():
+    model, xs, ys = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = shoal.attach(model, optimizer)
+    with pytest.raises(shoal.Diverged, match="Try a smaller learning rate"):
+        train(model, optimizer, xs * float("nan"), ys)
+    training.abandon()
+
+
+# -- several processes -----------------------------------------------------------------------------
+
+
+OWN_LOOP = Path(__file__).with_name("own_loop.py")
+
+
+def run_loop(
+    *arguments: str, workers: int = 2, strategy: str | None = "sync", script: Path = LOOP, **place
+) -> list[str]:
+    """What each worker printed."""
+    lines: dict[str, list[str]] = {}
+    chosen = None if strategy is None else STRATEGIES.make(strategy, **place.get("strategy_options", {}))
+    run_script(
+        script,
+        arguments,
+        workers=workers,
+        strategy=chosen,
+        place=Place(strategy=strategy, **place),
+        on_progress=lambda event: None,
+        on_output=lambda name, line: lines.setdefault(name, []).append(line),
+    )
+    return ["\n".join(lines[f"worker {rank}"]) for rank in range(workers)]
+
+
+def final_weights(printed: str, word: str = "weights") -> torch.Tensor:
+    line = next(line for line in printed.splitlines() if line.startswith(f"{word} "))
+    return torch.frombuffer(bytearray.fromhex(line.split()[1]), dtype=torch.float32)
+
+
+def apart(printed: str, other: str) -> float:
+    """The distance between two final models, as a part of the way from the start to the first."""
+    first, second = final_weights(printed), final_weights(other)
+    return float((first - second).norm() / (first - final_weights(printed, "start")).norm())
+
+
+HALF_THE_WAY = 0.5  # of a model that learnt nothing it is 1; two runs of one command are up to 0.33 apart
+
+
+def torchrun(*arguments: str, processes: int = 2) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    finished = subprocess.run(
+        [*command, f"--nproc-per-node={processes}", str(LOOP), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.slow
+def test_sync_equals_torch_ddp_after_50_steps_and_torchrun_is_joined():
+    """Tolerance: float32 sums in another order, 50 steps; weights are of size 0.1 to 1."""
+    arguments = ("--steps", "50", "--momentum", "0.9")
+    theirs = final_weights(torchrun("--ddp", *arguments))
+    joined = final_weights(torchrun(*arguments))
+    torch.testing.assert_close(joined, theirs, rtol=0, atol=1e-5)
+    first, second = (final_weights(printed) for printed in run_loop(*arguments))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("bmuf", {"period": "8"}),
+        *(pytest.param(word, {}, marks=pytest.mark.soak) for word in ("easgd", "downpour")),
+    ],
+)
+def test_finish_gives_every_worker_the_trained_model(strategy, options):
+    first, second = run_loop(strategy=strategy, strategy_options=options)
+    if STRATEGIES.make(strategy).servers:  # the one that ends first does not see the other's last updates
+        assert apart(first, second) < HALF_THE_WAY
+    else:
+        assert torch.equal(final_weights(first), final_weights(second))
+
+
+ON_SEVERAL = [
+    (word, transport)
+    for word in STRATEGIES
+    for transport in ("processes", "gloo")
+    if word not in ("single", "ensemble") and (word, transport) != ("hogwild", "gloo")  # shares memory
+]
+IN_TURN = ("sync_server", "hierarchical")  # servers that take the workers' gradients in order
+NOBODY_WAITS = ("gossip", "adpsgd", "strom")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+@pytest.mark.parametrize(("strategy", "transport"), ON_SEVERAL)
+def test_a_model_on_a_gpu_trains_as_on_the_cpu(strategy, transport):
+    """Tolerance: a GPU rounds otherwise; updates come in another order every time where nobody waits."""
+    there, here = (
+        run_loop("--device", device, strategy=strategy, transport=transport)[0] for device in ("cuda", "cpu")
+    )
+    is_served = STRATEGIES.make(strategy).servers and strategy not in IN_TURN
+    if is_served or strategy in NOBODY_WAITS:
+        assert apart(here, there) < HALF_THE_WAY
+    else:
+        torch.testing.assert_close(final_weights(there), final_weights(here), rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_script_that_raises_in_one_worker_is_reported_once_and_stops_all():
+    with pytest.raises(shoal.WorkerFailed, match="worker 1 failed: RuntimeError: the cat") as caught:
+        run_loop("--raise-at", "1", "10", workers=3)
+    assert caught.value.details.count("Traceback") == 1
+    assert "loop.py" in caught.value.details
+    assert "runpy" not in caught.value.details
+
+
+@pytest.mark.soak
+def test_a_script_that_vanishes_is_reported_with_its_exit_code():
+    with pytest.raises(shoal.WorkerFailed, match="worker 0 failed: it ended with exit code 7"):
+        run_loop("--leave-at", "0", "10")
+
+
+@pytest.mark.slow
+def test_a_strategy_with_a_server_must_be_named_where_processes_are_started():
+    with pytest.raises(shoal.WorkerFailed, match="needs a server, so it must be named on the command line"):
+        run_loop("--strategy-in-code", "easgd", strategy=None)
+
+
+@pytest.mark.soak
+def test_frozen_layers_and_buffers_start_alike_too():
+    first, second = (final_weights(printed) for printed in run_loop(script=OWN_LOOP))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.soak
+def test_what_a_script_does_after_finish_is_waited_for():
+    printed = run_loop("--late", "work", script=OWN_LOOP)
+    assert all("weights" in lines for lines in printed)
+
+
+@pytest.mark.slow
+def test_a_failure_after_finish_is_a_failure():
+    with pytest.raises(shoal.WorkerFailed, match="worker 0 failed: RuntimeError: saving failed"):
+        run_loop("--late", "raise", script=OWN_LOOP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "options"), [("sync", {}), pytest.param("local", {"period": "5"}, marks=pytest.mark.soak)]
+)
+def test_a_loop_of_one_s_own_resumes_bit_for_bit(strategy, options, tmp_path, monkeypatch):
+    """With dropout, momentum, an epoch-wise schedule and a second loader."""
+    monkeypatch.setenv("SAME_START", "1")
+    settings = {"script": OWN_LOOP, "strategy": strategy, "strategy_options": options}
+    saved = {"checkpoint": str(tmp_path), "every": 4, **settings}
+    straight = run_loop(**settings)
+    with pytest.raises(shoal.WorkerFailed, match="exit code 9"):
+        run_loop("--stop-after", "11", **saved)
+    resumed = run_loop(**saved)
+    assert "steps 18" in straight[0] and "steps 18" in resumed[0]
+    assert torch.equal(final_weights(resumed[0]), final_weights(straight[0]))
+
+
+def test_parameters_that_are_not_the_model_s_are_refused():
+    model, head = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    with pytest.raises(ValueError, match="also holds 2 parameters that are not the model's"):
+        shoal.attach(model, optimizer)
+
+
+def test_a_slip_in_the_strategy_s_name_is_found_by_a_single_worker():
+    model, _, _ = model_and_data()
+    with pytest.raises(ValueError, match="Did you mean 'bmuf'"):
+        shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "bmfu")
+
+
+# -- shard -----------------------------------------------------------------------------------------
+
+
+def test_shard_of_one_worker_is_the_whole_and_shuffles_anew():
+    loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=16, shuffle=True)
+    shares = shoal.shard(loader)
+    first, second = ([x for (batch,) in shares for x in batch.tolist()] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+    assert len(shares) == 7
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("samples", [96, 97, 100, 127])
+def test_shards_are_disjoint_cover_all_and_give_every_worker_as_many_batches(samples, drop_last, monkeypatch):
+    data = TensorDataset(torch.arange(samples))
+    batches = []
+    for rank in range(4):
+        loader = DataLoader(data, batch_size=8, shuffle=True, drop_last=drop_last)  # each worker has its own
+        monkeypatch.setattr("shoal.api.shard._rank", lambda rank=rank: rank)
+        monkeypatch.setattr("shoal.api.shard._workers", lambda: 4)
+        shares = shoal.shard(loader)
+        batches.append([batch.tolist() for (batch,) in shares])
+        assert len(batches[-1]) == len(shares)
+    assert len({len(own) for own in batches}) == 1
+    seen = [x for own in batches for batch in own for x in batch]
+    assert len(seen) == len(set(seen)) == (samples // 32 * 32 if drop_last else samples)
+
+
+def test_a_loader_with_a_sampler_of_its_own_is_dealt_out_batch_by_batch(monkeypatch):
+    data = TensorDataset(torch.arange(40))
+    order = BatchSampler(RandomSampler(data, generator=torch.Generator()), 4, drop_last=False)
+    batches = list(order)
+    loader = DataLoader(data, batch_sampler=batches)
+    monkeypatch.setattr("shoal.api.shard._workers", lambda: 3)
+    monkeypatch.setattr("shoal.api.shard._rank", lambda: 1)
+    assert [batch.tolist() for (batch,) in shoal.shard(loader)] == [batches[1], batches[4], batches[7]]
+
+
+# -- what the loop may do --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_may_be_set_to_zero_or_to_none(set_to_none):
+    model, xs, ys = model_and_data()
+    plain = copy.deepcopy(model)
+
+    def loop(model, optimizer):
+        for x, y in zip(xs, ys, strict=True):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    loop(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with shoal.attach(model, optimizer):
+        loop(model, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+def test_a_shard_that_is_asked_for_anew_at_each_epoch_shuffles_anew():
+    loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8, shuffle=True)
+    first, second = ([x for (batch,) in shoal.shard(loader) for x in batch.tolist()] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(64))
+    assert first != second

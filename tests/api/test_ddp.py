@@ -1,0 +1,123 @@
+"""Codecs as hooks of torch's DDP: what two ranks over gloo learn with each."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import shoal
+from shoal.api.ddp import group_of, pieces_of, places
+from shoal.codecs import CODECS, FP16
+
+RANKS = Path(__file__).with_name("ddp_ranks.py")
+WORDS = [word for word in CODECS if word != "factors"]  # which needs more than gradients
+SLOW_LEARNERS = ("random_k", "threshold")  # which send little with the options that they have by themselves
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What each of two ranks tells, by rank and by what was run."""
+    folder = tmp_path_factory.mktemp("ddp")
+    command = [sys.executable, "-W", "error::RuntimeWarning", str(RANKS), str(folder)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen([*command, str(k), "2"], env=environment, stderr=subprocess.PIPE, text=True)
+        for k in (0, 1)
+    ]
+    try:
+        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    return [json.loads((folder / f"{k}.json").read_text()) for k in (0, 1)]
+
+
+@pytest.mark.slow
+def test_without_compression_it_has_the_bits_of_plain_ddp(told):
+    assert told[0]["none"]["weights"] == told[0]["plain"]["weights"]
+    assert told[0]["none"]["losses"] == told[0]["plain"]["losses"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "near"), [("fp16", 2e-3), ("bf16", 2e-2)])
+def test_half_precision_is_near_it(told, word, near):
+    got, plain = (torch.tensor(told[0][name]["weights"]) for name in (word, "plain"))
+    assert 0 < float((got - plain).abs().max()) < near
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", [*WORDS, "rank 1", "shared"])
+def test_it_learns_and_all_ranks_hold_the_same_weights(told, word):
+    assert told[0][word]["weights"] == told[1][word]["weights"]
+    losses = told[0][word]["losses"]
+    assert sum(losses[-5:]) < (0.95 if word in SLOW_LEARNERS else 0.6) * sum(losses[:5])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", [*WORDS, "shared"])
+def test_a_gradient_that_is_not_finite_is_seen_by_all_and_leaves_no_trace(told, word):
+    assert told[0][word]["refused"] == told[1][word]["refused"] == [5]
+
+
+@pytest.mark.slow
+def test_what_is_lacking_is_given_with_the_next_gradient_by_hand(told):
+    # the mean of 8 and -16 is -4: half of it arrives first, then half of 1.5 times it, half of 1.75 times it
+    assert told[0]["by hand"] == [[2.0] * 3, [5.0] * 3, [8.5] * 3]
+    assert told[1]["by hand"] == told[0]["by hand"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_one_rank_on_a_gpu_goes_through_nccl(tmp_path):
+    command = [sys.executable, str(RANKS), str(tmp_path), "0", "1", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "0.json").read_text())
+    assert told["none"]["weights"] == told["plain"]["weights"]
+    for word in WORDS:
+        losses = told[word]["losses"]
+        assert sum(losses[-5:]) < (0.95 if word in SLOW_LEARNERS else 0.6) * sum(losses[:5])
+
+
+# -- without processes -----------------------------------------------------------------------------
+
+
+def test_an_unknown_word_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown codec 'fp61'. Did you mean 'fp16'\?"):
+        shoal.comm_hook("fp61")
+    with pytest.raises(ValueError, match=r"codec 'low_rank' has no option 'rang'. Did you mean 'rank'"):
+        shoal.comm_hook("low_rank", rang=1)
+
+
+def test_options_belong_to_words():
+    with pytest.raises(
+        TypeError, match=r"FP16\(\) has its options already; rank can be given with a word only"
+    ):
+        shoal.comm_hook(FP16(), rank=1)
+
+
+def test_the_state_is_a_process_group_or_nothing():
+    assert group_of(None) is None
+    with pytest.raises(TypeError, match="takes None or a process group"):
+        group_of({})
+
+
+def test_the_parameters_of_a_bucket_lie_one_behind_the_other():
+    pieces = pieces_of([torch.zeros(3, 4), torch.zeros(3), torch.zeros(2, 3, 2, 2)])
+    assert [(p.begin, p.end, p.kind) for p in pieces] == [
+        (0, 12, "matrix"),
+        (12, 15, "vector"),
+        (15, 39, "kernel"),
+    ]
+    assert all(p.whole for p in pieces)
+
+
+def test_the_parts_of_a_parcel_begin_where_they_can_be_read():
+    table = [(torch.uint8, 32), (torch.float16, 3), (torch.float32, 0), (torch.int64, 1)]
+    assert places(table) == [slice(0, 32), slice(32, 38), slice(40, 40), slice(40, 48)]

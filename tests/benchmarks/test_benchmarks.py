@@ -1,0 +1,109 @@
+"""The benchmarks run and end with the figures they promise. How large those are is not a test's business."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from math import isfinite
+from pathlib import Path
+
+import pytest
+
+from shoal.core.errors import DataMissing
+from shoal.programs.tasks.recordings import recordings
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def last_line(script: str, *arguments: str) -> dict[str, float]:
+    """What the script says to machines."""
+    command = [sys.executable, str(FOLDER / script), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    assert all(isfinite(value) for value in figures.values()), figures
+    return figures
+
+
+@pytest.mark.soak
+def test_step_time_prints_a_ratio_for_each_model():
+    figures = last_line("step_time.py", "--models", "cnn", "--blocks", "2", "--steps", "2")
+    assert figures.keys() == {"cnn"}
+
+
+@pytest.mark.soak
+def test_simulator_prints_its_two_figures():
+    figures = last_line(
+        "simulator.py", "--events", "2000", "--workers", "10", "--steps", "4", "--repeats", "1"
+    )
+    assert figures.keys() == {"events_per_second", "easgd_10x4_seconds"}
+
+
+@pytest.mark.soak
+def test_block_momentum_prints_three_accuracies():
+    pytest.importorskip("sklearn")
+    figures = last_line("mnist_block_momentum.py", "--task", "digits", "--epochs", "1", "--workers", "2")
+    assert figures.keys() == {"single", "local", "bmuf"}
+    assert all(accuracy <= 100 for accuracy in figures.values())
+
+
+@pytest.mark.soak
+def test_central_accuracy_prints_a_difference_for_each_strategy():
+    pytest.importorskip("sklearn")
+    command = ["--task", "digits", "--epochs", "1", "--workers", "2", "--strategies", "asgd,sync_server"]
+    figures = last_line("central_accuracy.py", *command)
+    assert figures.keys() == {"asgd", "sync_server"}
+
+
+@pytest.mark.soak
+def test_uneven_prints_a_share_of_the_ideal_for_each_run():
+    pytest.importorskip("sklearn")
+    command = ["--runs", "sync,sync+balance", "--workers", "2", "--epochs", "1", "--ms", "0.1"]
+    assert last_line("uneven.py", *command).keys() == {"sync", "sync+balance"}
+
+
+@pytest.mark.soak
+def test_parameter_server_prints_its_ratios():
+    pytest.importorskip("grpc")
+    figures = last_line("parameter_server.py", "--parameters", "200000", "--rounds", "2")
+    assert figures.keys() == {
+        "shm_pull_over_copy",
+        "shm_push_over_copy",
+        "grpc_pull_over_tcp",
+        "grpc_push_over_tcp",
+        "grpc_pull_over_protobuf",
+        "grpc_push_over_protobuf",
+        "two_shards_over_one",
+        "server_memory_ratio",
+    }
+
+
+def test_codecs_prints_a_share_of_a_copy_for_each_codec():
+    figures = last_line(
+        "codecs.py", "--elements", "300000", "--rounds", "2", "--codecs", "bf16,one_bit,ternary"
+    )
+    assert figures.keys() == {"bf16", "one_bit", "one_bit_none", "ternary", "ternary_none"}
+
+
+@pytest.mark.soak
+def test_chunks_prints_two_frame_errors_and_a_ratio():
+    try:
+        recordings()
+    except DataMissing as error:
+        pytest.skip(str(error))
+    command = "--connected 10 --batch 90 --epochs 1 --seeds 0 --layers 1 --width 4"
+    assert last_line("chunks.py", *command.split()).keys() == {"whole", "chunks", "speed_up"}
+
+
+@pytest.mark.soak
+def test_sparse_sums_prints_a_ratio_for_each_case():
+    figures = last_line(
+        "sparse_sums.py", "--elements", "20000", "--workers", "2,3", "--rates", "1Gbit", "--latencies", "1ms"
+    )
+    assert figures.keys() == {"2,1Gbit,1ms", "3,1Gbit,1ms"}
+    assert figures["2,1Gbit,1ms"] > 1 > figures["3,1Gbit,1ms"]  # virtual time: it is the same everywhere

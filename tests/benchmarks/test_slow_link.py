@@ -1,0 +1,108 @@
+"""The laboratory of slow links: what it says, what the kernel counted, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+TINY = ["--task", "digits", "--hidden", "256", "--batch", "16", "--steps", "8", "--period", "4"]
+PARAMETERS = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
+ENDING_SECONDS = 60.0  # on a busy machine
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+
+
+def load(name: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+namespaces = load("namespaces")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_lab_can_be_made() -> None:
+    pytest.importorskip("sklearn")
+    try:
+        if (why := namespaces.obstacle()) is not None:
+            pytest.skip(why)
+        with namespaces.Lab(1, 1e9):
+            pass
+    except RuntimeError as refused:  # root in a container may lack the right
+        pytest.skip(str(refused))
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", str(FOLDER / "slow_link.py"), *TINY, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def left_by(process: subprocess.Popen[str]) -> list[str]:
+    return [name for name in namespaces.namespaces() if f"-{process.pid}-" in name]
+
+
+def test_every_strategy_has_its_figures_and_the_kernel_counts_what_is_expected(tmp_path):
+    with start("--rate", "1gbit", "--strategies", "ddp,sync", "--json", str(tmp_path / "all")) as run:
+        said, complaints = run.communicate(timeout=240)
+    assert run.returncode == 0, complaints
+    figures = json.loads(said.splitlines()[-1])
+    assert figures.keys() == {"ddp", "sync"}
+    assert all(each.keys() == {"seconds", "accuracy", "step"} for each in figures.values())
+    assert figures["sync"]["accuracy"] == pytest.approx(figures["ddp"]["accuracy"], abs=0.6)  # two samples
+    exchanges = {"ddp": 8, "sync": 8 + 1}  # a loop under sync ends with an exchange of nothing
+    written = json.loads((tmp_path / "all").read_text())
+    for word, times in exchanges.items():
+        assert written[word]["parameters"] == PARAMETERS
+        for sent in written[word]["bytes_sent"]:
+            assert 1.0 < sent / (times * 4 * PARAMETERS) < 1.2, word  # headers, acknowledgements, meeting
+    assert left_by(run) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_is_stopped_removes_namespaces_and_workers(number, status):
+    with start("--steps", "100000") as run:
+        wait_until_workers_start(run)
+        workers = [pid for name in left_by(run) for pid in namespaces.ip("netns", "pids", name).split()]
+        os.kill(run.pid, number)
+        run.communicate(timeout=ENDING_SECONDS)
+    assert run.returncode == status
+    assert left_by(run) == []
+    assert workers
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def test_what_a_killed_run_leaves_is_removed_by_the_next():
+    with start("--steps", "100000") as run:
+        wait_until_workers_start(run)
+        run.kill()
+    assert left_by(run)
+    with namespaces.Lab(1, 1e9):
+        assert left_by(run) == []
+
+
+def wait_until_workers_start(run: subprocess.Popen[str]) -> None:
+    assert run.stderr is not None
+    for line in run.stderr:
+        if "loading" in line:
+            return
+    raise AssertionError("it ended before it began")
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch):
+    assert namespaces.obstacle() is None
+    monkeypatch.setattr(namespaces.shutil, "which", {"ip": "/sbin/ip"}.get)
+    assert namespaces.obstacle() == "the program 'tc' is missing; install iproute2"
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    assert namespaces.obstacle() == "network namespaces need root"

@@ -1,0 +1,251 @@
+"""A node that computes, or waits, answers its peers all the same."""
+
+import queue
+import threading
+from contextlib import suppress
+
+import pytest
+import torch
+from test_node import play, say
+
+from shoal.codecs import CODECS
+from shoal.core.errors import PeerLost
+from shoal.core.replica import Gradient
+from shoal.core.transport import Message
+from shoal.launch.background import Background
+from shoal.launch.drive import drive
+from shoal.sim import Compute
+from shoal.testing.problems import Slope
+from shoal.vocabulary.node import Node
+
+# -- in virtual time -------------------------------------------------------------------------------
+
+
+def noting(w, heard):
+    """Handlers that note when which word comes."""
+
+    async def note(m):
+        heard.append((m.tag, m.count, w.transport.now()))
+
+    return note
+
+
+def test_messages_are_dealt_with_while_a_gradient_is_computed():
+    async def compute(w):
+        heard = []
+        g = await w.grad(meanwhile={"word": noting(w, heard)})
+        return heard, g.item(), w.transport.now(), w.meter.compute_seconds, w.meter.wait_seconds
+
+    done = play(compute, say("word", "word", after=0.25), problem=Slope(), compute=Compute(1.0))
+    assert done[0] == ([("word", 0, 0.25), ("word", 1, 0.25)], 1.0, 1.0, 1.0, 0.0)
+
+
+def test_what_had_come_before_is_dealt_with_too_and_what_comes_after_is_not():
+    async def compute(w):
+        heard = []
+        await w.transport.sleep(0.5)
+        await w.grad(meanwhile={"word": noting(w, heard)})
+        last = await w.recv("word", src=1)
+        return heard, last.count, w.transport.now()
+
+    async def speak(w):
+        for k, pause in enumerate((0.25, 0.5, 2.25)):
+            await w.transport.sleep(pause)
+            await w.send(0, Message("word", count=k))
+
+    assert play(compute, speak, compute=Compute(1.0))[0] == ([("word", 0, 0.5), ("word", 1, 0.75)], 2, 3.0)
+
+
+@pytest.mark.timeout(20)
+def test_other_tags_are_left_for_later_and_time_passes_all_the_same():
+    async def compute(w):
+        heard = []
+        await w.grad(meanwhile={"word": noting(w, heard)})
+        return heard, w.transport.now(), [m.tag for m in w.poll("other")]
+
+    assert play(compute, say("other", "word", "other", after=0.25), compute=Compute(1.0))[0] == (
+        [("word", 1, 0.25)],
+        1.0,
+        ["other", "other"],
+    )
+
+
+def test_the_gradient_is_that_of_the_model_as_it_was():
+    async def compute(w):
+        public = w.keep("public", w.x)
+
+        async def add(m):
+            public.add_(m.body)
+
+        g = await w.grad(meanwhile={"add": add})
+        return g.item(), w.x.item(), public.item()
+
+    async def speak(w):
+        await w.send(0, Message("add", (torch.tensor([3.0], dtype=torch.float64),)))
+
+    assert play(compute, speak, problem=Slope(), compute=Compute(1.0), start=(5.0,))[0] == (1.0, 5.0, 8.0)
+
+
+def test_a_handler_may_answer_and_the_other_waits_a_round_trip():
+    async def compute(w):
+        async def tell(m):
+            await w.send(m.src, Message("model", (w.x,)))
+
+        await w.grad(meanwhile={"ask": tell})
+        return w.transport.now()
+
+    async def ask(w):
+        await w.transport.sleep(0.5)
+        await w.send(0, Message("ask"))
+        return (await w.recv("model", src=0)).body.item(), w.transport.now()
+
+    assert play(compute, ask, start=(7.0,), compute=Compute(10.0)) == {0: 10.0, 1: (7.0, 0.5)}
+
+
+def test_two_who_wait_for_each_other_answer_meanwhile():
+    async def both(w):
+        async def tell(m):
+            await w.send(m.src, Message("answer", count=w.rank))
+
+        await w.send(1 - w.rank, Message("ask"))
+        return (await w.recv("answer", src=1 - w.rank, meanwhile={"ask": tell})).count
+
+    assert play(both, both) == {0: 1, 1: 0}
+
+
+def test_waiting_with_handlers_still_notices_that_the_other_has_gone():
+    async def wait(w):
+        heard = []
+        with pytest.raises(PeerLost, match="worker 1 left before it sent 'answer'"):
+            await w.recv("answer", src=1, meanwhile={"word": noting(w, heard)})
+        return heard
+
+    assert play(wait, say("word", after=1.0))[0] == [("word", 0, 1.0)]
+
+
+def test_a_gradient_that_takes_no_time_deals_with_what_is_there():
+    async def compute(w):
+        heard = []
+        await w.recv("first", src=1)
+        await w.grad(meanwhile={"word": noting(w, heard)})
+        return heard
+
+    assert play(compute, say("word", "first"))[0] == [("word", 0, 0.0)]
+
+
+# -- in another thread -----------------------------------------------------------------------------
+
+
+class Line:
+    """One end of a network of two; messages are put into its queue by hand."""
+
+    rank, size = 0, 2
+
+    def __init__(self):
+        self.arrived = queue.SimpleQueue()
+        self.sent = []
+
+    def now(self):
+        return 0.0
+
+    async def send(self, dst, m):
+        self.sent.append((dst, m))
+
+    async def recv(self, timeout=None):
+        try:
+            return self.arrived.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def drain(self):
+        with suppress(queue.Empty):
+            while True:
+                yield self.arrived.get_nowait()
+
+
+class Held:
+    """A replica whose gradient is not there before somebody says so."""
+
+    lr = 1.0
+
+    def __init__(self):
+        self.x = torch.zeros(1)
+        self.go_on = threading.Event()
+        self.thread = None
+
+    async def gradient(self):
+        self.thread = threading.current_thread()
+        assert self.go_on.wait(20), "nobody answered while the gradient was computed"
+        return Gradient(torch.tensor([2.0]), 1, 0.0)
+
+
+async def no_mean(node, v, weight):
+    raise AssertionError
+
+
+@pytest.fixture
+def background():
+    threads = Background()
+    yield threads
+    threads.close()
+
+
+def node_with(replica, **options):
+    return Node(Line(), replica, workers=2, mean=no_mean, codec=CODECS.make("none"), **options)
+
+
+def test_with_a_background_messages_are_dealt_with_while_another_thread_computes(background):
+    replica = Held()
+    node = node_with(replica, background=background)
+
+    async def release(m):
+        assert threading.current_thread() is threading.main_thread()
+        replica.go_on.set()
+
+    node.transport.arrived.put(Message("word", src=1))
+    assert drive(node._gradient({"word": release})).item() == 2.0
+    assert replica.thread is not threading.main_thread()
+    assert (node.meter.samples, node.clock) == (1, 1)
+
+
+def test_the_thread_is_always_the_same(background):
+    replica, seen = Held(), set()
+    node = node_with(replica, background=background)
+    replica.go_on.set()
+    for _ in range(3):
+        drive(node._gradient({}))
+        seen.add(replica.thread)
+    assert len(seen) == 1
+
+
+def test_what_the_gradient_raises_is_raised_here(background):
+    class Broken(Held):
+        async def gradient(self):
+            raise RuntimeError("the cat walked over the keyboard")
+
+    with pytest.raises(RuntimeError, match="the cat"):
+        drive(node_with(Broken(), background=background)._gradient({}))
+
+
+def test_without_handlers_the_gradient_is_computed_right_here(background):
+    replica = Held()
+    replica.go_on.set()
+    node = node_with(replica, background=background)
+    assert drive(node._gradient(None)).item() == 2.0
+    assert replica.thread is threading.main_thread()
+
+
+def test_without_a_background_messages_are_dealt_with_when_the_gradient_is_there():
+    # as in a loop of one's own: its thread computes, and answers when optimizer.step() is called
+    replica, heard = Held(), []
+    replica.go_on.set()
+    node = node_with(replica)
+
+    async def note(m):
+        heard.append(m.tag)
+
+    node.transport.arrived.put(Message("word", src=1))
+    node.transport.arrived.put(Message("other", src=1))
+    drive(node._gradient({"word": note}))
+    assert heard == ["word"]
+    assert [m.tag for m in node.poll("other")] == ["other"]

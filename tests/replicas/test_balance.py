@@ -1,0 +1,151 @@
+"""Balance: a step's samples go where they are done fastest, every one of them once."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import shoal
+from marks import marks
+from shoal.replicas.module import Batches, apportion
+from shoal.sim import Compute
+from shoal.strategies import Local
+from shoal.testing import Slope, blobs, simulate
+
+AVERAGING = [
+    shoal.Sync(),
+    shoal.Local(period=8),
+    shoal.BMUF(period=8, warmup=0),
+    shoal.DiLoCo(period=8),
+    shoal.EASGD(period=8, synchronous=True),
+]
+SLOW = Compute(mean=0.02, slow={3: 5.0})
+IDEAL = 3.2 / 0.02  # batches a second: the sum of the four workers' own speeds
+
+
+def weights(result: shoal.Result) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
+
+
+# -- shares --------------------------------------------------------------------------------------------
+
+
+def test_shares_are_in_proportion_to_speeds():
+    assert apportion(128, [1.0, 1.0, 1.0, 0.2]) == [40, 40, 40, 8]
+    assert apportion(128, [5.0, 5.0, 5.0, 5.0]) == [32, 32, 32, 32]
+
+
+def test_what_rounding_leaves_goes_to_the_largest_remainders():
+    assert apportion(10, [1.0, 1.0, 1.0]) == [4, 3, 3]  # 3.33 each: the first of equals
+    assert apportion(10, [2.0, 3.0, 4.0]) == [2, 3, 5]  # 2.22, 3.33, 4.44
+
+
+def test_everyone_gets_at_least_one():
+    assert apportion(5, [100.0, 1.0, 1.0]) == [3, 1, 1]
+    assert apportion(3, [100.0, 1.0, 1.0]) == [1, 1, 1]
+
+
+def test_shares_always_add_up():
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        workers = int(torch.randint(1, 9, (1,), generator=draw))
+        total = workers + int(torch.randint(0, 200, (1,), generator=draw))
+        shares = apportion(total, torch.rand(workers, generator=draw).pow(3).add(1e-3).tolist())
+        assert sum(shares) == total
+        assert min(shares) >= 1
+
+
+def test_every_sample_comes_once_an_epoch_also_where_speeds_change_on_the_way():
+    x = torch.arange(300)
+    workers = [Batches(x, x, batch=16, rank=k, workers=3, seed=0) for k in range(3)]
+    seen = []
+    for step in range(2 * workers[0].steps_per_epoch):
+        for each in workers:
+            if step in (2, 9):
+                each.weigh([3.0, 1.0, step])
+            seen.append(each.next()[0])
+    epoch = len(seen) // 2
+    assert torch.equal(torch.cat(seen[:epoch]).sort().values, x)
+    assert torch.equal(torch.cat(seen[epoch:]).sort().values, x)
+
+
+# -- in virtual time -----------------------------------------------------------------------------------
+
+
+def test_a_gradient_takes_time_in_proportion_to_its_samples():
+    problem = Slope(counts=(8, 32))
+    plain = simulate(Local(), problem, workers=2, steps=1, compute=Compute(mean=1.0))
+    scaled = simulate(Local(), problem, workers=2, steps=1, compute=Compute(mean=1.0), batch=16)
+    assert [plain.worker(k).meter.compute_seconds for k in range(2)] == [1.0, 1.0]
+    assert [scaled.worker(k).meter.compute_seconds for k in range(2)] == [0.5, 2.0]
+
+
+@pytest.mark.parametrize("strategy", AVERAGING, ids=lambda s: type(s).__name__)
+def test_most_of_the_ideal_speed_is_kept_beside_a_slow_worker(strategy):
+    settings = {"workers": 4, "epochs": 30, "transport": "sim", "compute": SLOW}
+    task = blobs()
+    balanced = shoal.run(task, strategy, balance=True, **settings)
+    equal = shoal.run(task, strategy, **settings)
+    assert balanced.samples == equal.samples == 30 * 300
+    assert balanced.samples_per_second >= 0.8 * IDEAL * task.batch
+    assert equal.samples_per_second < 0.26 * IDEAL * task.batch
+
+
+def test_sync_learns_the_same_however_a_step_is_cut():
+    task = replace(blobs(), model=without_dropout)
+    settings = {"workers": 4, "epochs": 5, "transport": "sim", "compute": SLOW}
+    balanced, equal = (shoal.run(task, "sync", balance=b, **settings) for b in (True, False))
+    assert len({node["samples"] for node in balanced.nodes}) > 1
+    assert torch.allclose(weights(balanced), weights(equal), atol=1e-5)  # the same sum in another order
+
+
+def without_dropout() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+
+
+def test_a_lossy_codec_does_not_touch_the_speeds():
+    settings = {"workers": 4, "epochs": 5, "transport": "sim", "compute": SLOW, "codec": "fp16"}
+    result = shoal.run(blobs(), "sync", balance=True, **settings)
+    assert result.samples == 5 * 300  # if two workers shared out differently, some would be missing
+
+
+def test_equal_workers_keep_equal_shares():
+    settings = {"workers": 3, "epochs": 5, "transport": "sim"}
+    for compute in (Compute(), Compute(mean=0.1)):
+        balanced = shoal.run(blobs(), "sync", balance=True, compute=compute, **settings)
+        samples = [node["samples"] for node in balanced.nodes]
+        assert max(samples) - min(samples) <= 35  # one a step
+
+
+@pytest.mark.parametrize("compute", [SLOW, Compute(mean=0.02, jitter=0.3, slow={1: 3.0})], ids=repr)
+@pytest.mark.parametrize("strategy", AVERAGING, ids=lambda s: type(s).__name__)
+def test_resuming_is_bit_equal(strategy, compute, tmp_path):
+    settings = {"workers": 4, "transport": "sim", "compute": compute, "balance": True}
+    shoal.run(blobs(), strategy, epochs=2, checkpoint=tmp_path, **settings)  # 10 steps: speeds are under way
+    resumed = shoal.run(blobs(), strategy, epochs=8, checkpoint=tmp_path, **settings)
+    straight = shoal.run(blobs(), strategy, epochs=8, **settings)
+    assert torch.equal(weights(resumed), weights(straight))
+    assert [n["samples"] for n in resumed.nodes] == [n["samples"] for n in straight.nodes]
+
+
+# -- on processes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["processes", "gloo"])
+def test_real_workers_share_out_every_sample_once(transport):
+    settings = {"workers": 3, "epochs": 2, "transport": transport, "threads": 1}
+    result = shoal.run(replace(marks(), lr=1.0), "sync", balance=True, **settings)
+    assert result.samples == 2 * 1600
+    whole, last = 1 / 12, 1 / 4  # what a sample's mark falls by in a step of 12, and in the last one of 4
+    levels = torch.tensor([whole + whole, whole + last, last + last], dtype=torch.float64)
+    assert (weights(result).neg()[:, None] - levels).abs().min(dim=1).values.max() < 1e-12
+
+
+# -- refusals ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["asgd", "easgd", "downpour", "sgp", "adpsgd"])
+def test_strategies_whose_workers_keep_no_common_step_are_refused(word):
+    with pytest.raises(ValueError, match=f"those of '{word}' each go at a speed of their own"):
+        shoal.run(blobs(), word, workers=2, balance=True)

@@ -1,0 +1,166 @@
+"""Processes killed with -9 at random moments: nothing acknowledged is lost, and nobody hangs."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import sabotage
+import shoal
+from marks import marks
+from shoal.core.errors import WorkerFailed
+from shoal.launch.crew import Crew, Member
+from shoal.testing import blobs
+
+pytestmark = pytest.mark.alone
+
+WORKERS = 4
+SILENCE_SECONDS = 10.0
+"""How long a run may show no progress, whatever is killed."""
+
+Choose = Callable[[Crew], Member | None]
+
+
+class Assassin:
+    """Kills what `choose` names, `kills` times, at random moments; and watches that the run goes on."""
+
+    def __init__(self, crews: list[Crew], choose: Choose, kills: int, seed: int) -> None:
+        self.killed: list[int] = []
+        self.longest_silence = 0.0
+        self._crews, self._choose, self._kills = crews, choose, kills
+        self._random = random.Random(seed)
+        self._last = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def __enter__(self) -> Assassin:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def heard(self, event: dict[str, object]) -> None:
+        """Progress of the run."""
+        now = time.monotonic()
+        if self.killed:
+            self.longest_silence = max(self.longest_silence, now - self._last)
+        self._last = now
+
+    def _work(self) -> None:
+        while len(self.killed) < self._kills and not self._over.wait(self._random.uniform(0.05, 0.6)):
+            victim = self._choose(self._crews[0]) if self._crews and self._crews[0]._went_at else None
+            if victim is not None and victim.ready and not victim.ended:
+                os.kill(victim.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                self.killed.append(victim.process.pid)  # type: ignore[attr-defined]
+                self._over.wait(0.3)  # let the launcher see it
+
+
+def the_server(crew: Crew) -> Member | None:
+    return crew.members[WORKERS]
+
+
+def a_worker(crew: Crew) -> Member | None:
+    """The last of the workers that still run, unless it is the only one."""
+    running = [m for m in crew.members[:WORKERS] if not m.ended and m.process.is_alive()]
+    return running[-1] if len(running) > 1 else None
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(autouse=True)
+def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.CRITICAL, logger="shoal"):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("transport", "kills"),
+    [
+        ("processes", 3),
+        ("grpc", 1),
+        pytest.param("processes", 10, marks=pytest.mark.soak),
+        pytest.param("grpc", 3, marks=pytest.mark.soak),
+    ],
+)
+def test_a_server_killed_again_and_again_loses_nothing_it_acknowledged(crews, transport, kills):
+    with Assassin(crews, the_server, kills, seed=1) as assassin:
+        result = shoal.run(
+            marks(),
+            "asgd",
+            workers=WORKERS,
+            epochs=8,
+            durability="journal",
+            transport=transport,
+            on_progress=assassin.heard,
+        )
+    assert len(assassin.killed) == kills, "the run was over before all kills"
+    assert torch.equal(result.model.marks, torch.full((1600,), -8.0, dtype=torch.float64))
+    assert assassin.longest_silence < SILENCE_SECONDS
+    assert all(is_gone(pid) for pid in assassin.killed)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.soak) for k in (1, 2, 3))])
+def test_the_others_do_what_killed_workers_left_undone(crews, seed):
+    with Assassin(crews, a_worker, kills=3, seed=seed) as assassin:
+        result = shoal.run(marks(), "asgd", workers=WORKERS, epochs=4, on_progress=assassin.heard)
+    assert len(assassin.killed) == 3, "the run was over before all kills"
+    assert torch.equal(result.model.marks, torch.full((1600,), -4.0, dtype=torch.float64))
+    assert assassin.longest_silence < SILENCE_SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_what_a_server_loses_without_a_journal_is_said(crews):
+    with Assassin(crews, the_server, kills=1, seed=3) as assassin:
+        result = shoal.run(marks(), "asgd", workers=WORKERS, epochs=3, on_progress=assassin.heard)
+    assert len(assassin.killed) == 1
+    lost = result.model.marks + 3.0  # an update that is lost is missing, none is there twice
+    assert bool((lost >= 0).all())
+    server = result.nodes[-1]
+    assert any("died and came back at version" in fault for fault in server["faults"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_run_whose_workers_are_all_killed_fails_and_says_so(crews):
+    def anyone(crew: Crew) -> Member | None:
+        return next((m for m in crew.members[:WORKERS] if not m.ended and m.process.is_alive()), None)
+
+    with (
+        Assassin(crews, anyone, kills=WORKERS, seed=5),
+        pytest.raises(WorkerFailed, match="it was ended by SIGKILL"),
+    ):
+        shoal.run(marks(), "asgd", workers=WORKERS, epochs=50)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(30)
+def test_a_server_killed_when_all_workers_have_left_comes_back_and_waits_for_nobody(crews):
+    def the_server_once_it_is_alone(crew: Crew) -> Member | None:
+        return crew.members[WORKERS] if all(m.report for m in crew.members[:WORKERS]) else None
+
+    with Assassin(crews, the_server_once_it_is_alone, kills=1, seed=7) as assassin:
+        result = shoal.run(blobs(), sabotage.Lingers(), workers=WORKERS)
+    assert len(assassin.killed) == 1
+    assert result.workers == WORKERS
+    assert any("died and came back" in fault for fault in result.nodes[-1]["faults"])

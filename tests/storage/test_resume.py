@@ -1,0 +1,218 @@
+"""Stopping and going on is the same as never having stopped."""
+
+import os
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sabotage
+import shoal
+from shoal.core.codec import Identity
+from shoal.runs.plan import Plan
+from shoal.sim import Compute, Faults
+from shoal.strategies import (
+    ASGD,
+    DCASGD,
+    SSP,
+    Hierarchical,
+    Hogwild,
+    PostLocal,
+    SlowMo,
+    SoftSync,
+    StreamingDiLoCo,
+    SyncServer,
+)
+from shoal.testing import blobs
+
+SYNCHRONOUS = [
+    shoal.Sync(),
+    shoal.Local(period=4),
+    PostLocal(switch=3, period=4),
+    PostLocal(switch=10, period=4),  # stops before the switch
+    shoal.BMUF(period=4, warmup=2),
+    SlowMo(period=4),
+    shoal.DiLoCo(period=4),
+    StreamingDiLoCo(period=6, fragments=2, overlap=2),  # stops while one is under way
+    shoal.EASGD(period=4, synchronous=True),
+]
+
+
+WITH_A_SERVER = [
+    SyncServer(),
+    SyncServer(backup=1),
+    Hierarchical(),
+    SoftSync(wait=True),
+    SSP(bound=0),
+    ASGD(),
+    DCASGD(),
+    shoal.Downpour(n_push=2, n_fetch=2),
+    shoal.EASGD(period=4),
+    Hogwild(),
+]
+
+
+@dataclass(frozen=True)
+class Rounds(Identity):
+    """Keeps so many digits."""
+
+    digits: int = 2
+
+
+def weights(result: shoal.Result) -> torch.Tensor:
+    assert result.model is not None
+    return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16"])
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=lambda s: type(s).__name__)
+def test_resuming_in_virtual_time_is_bit_equal(strategy, codec, tmp_path):
+    settings = {"workers": 3, "transport": "sim", "codec": codec}
+    shoal.run(blobs(), strategy, epochs=1, checkpoint=tmp_path, **settings)  # 7 steps: stops in mid-block
+    resumed = shoal.run(blobs(), strategy, epochs=3, checkpoint=tmp_path, every=3, **settings)
+    straight = shoal.run(blobs(), strategy, epochs=3, **settings)
+    assert torch.equal(weights(resumed), weights(straight))
+    assert resumed.samples == straight.samples
+
+
+@pytest.mark.parametrize("strategy", WITH_A_SERVER, ids=repr)
+def test_resuming_with_a_server_in_virtual_time_is_bit_equal(strategy, tmp_path):
+    settings = {"workers": 3, "transport": "sim", "epochs": 3, "compute": Compute(mean=1.0, jitter=0.0)}
+    straight = shoal.run(blobs(), strategy, **settings, checkpoint=tmp_path, every=9)
+    shutil.rmtree(tmp_path / max(path.name for path in tmp_path.iterdir() if path.is_dir()))  # its end
+    resumed = shoal.run(blobs(), strategy, **settings, checkpoint=tmp_path)
+    assert torch.equal(weights(resumed), weights(straight))
+    assert resumed.samples == straight.samples
+
+
+@pytest.mark.slow
+def test_resuming_on_processes_is_bit_equal(tmp_path):
+    strategy = shoal.BMUF(period=4)
+    shoal.run(blobs(), strategy, workers=2, epochs=1, checkpoint=tmp_path, every=3)
+    resumed = shoal.run(blobs(), strategy, workers=2, epochs=3, checkpoint=tmp_path)
+    assert torch.equal(
+        weights(resumed), weights(shoal.run(blobs(), strategy, workers=2, epochs=3, transport="sim"))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["downpour", "easgd"])
+def test_a_server_is_saved_and_resumed_with_its_workers(name, tmp_path):
+    shoal.run(blobs(), name, workers=2, epochs=1, checkpoint=tmp_path, every=5)
+    saved = sorted(path.name for path in (tmp_path / "step-00000010").iterdir())
+    expected = [
+        "model.safetensors",
+        *(f"{n}.{end}" for n in ("server-0", "worker-0", "worker-1") for end in ("json", "safetensors")),
+    ]
+    assert saved == sorted(expected)
+    resumed = shoal.run(blobs(), name, workers=2, epochs=4, checkpoint=tmp_path)
+    assert resumed.samples == 4 * 300
+    assert resumed.test_accuracy > 75
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_at_one_step_for_all_and_the_same_call_goes_on(tmp_path):
+    pressed = []
+
+    def press_ctrl_c(event):
+        if event["step"] > 5 and not pressed:
+            pressed.append(event)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    settings = {"workers": 3, "checkpoint": tmp_path}
+    with pytest.raises(shoal.Interrupted):
+        shoal.run(blobs(), sabotage.Slow(), epochs=40, on_progress=press_ctrl_c, **settings)
+    (step,) = tmp_path.iterdir()  # nothing but the one checkpoint: training is not over
+    assert 5 < int(step.name[5:]) < 280
+    resumed = shoal.run(blobs(), sabotage.Slow(), epochs=40, **settings)
+    straight = shoal.run(blobs(), "sync", workers=3, epochs=40, transport="sim")
+    assert torch.equal(weights(resumed), weights(straight))
+
+
+def test_the_saved_model_has_its_own_names(tmp_path):
+    result = shoal.run(blobs(), "bmuf", workers=2, transport="sim", checkpoint=tmp_path, every=10)
+    saved = load_file(tmp_path / "step-00000010" / "model.safetensors")
+    assert result.model is not None
+    assert saved.keys() == result.model.state_dict().keys()
+    result.model.load_state_dict(saved)
+
+
+def test_another_run_s_checkpoint_is_refused_with_the_difference(tmp_path):
+    shoal.run(blobs(), "sync", workers=2, transport="sim", checkpoint=tmp_path, every=5)
+    with pytest.raises(shoal.CheckpointError, match=r"workers=2 \(now 3\)"):
+        shoal.run(blobs(), "sync", workers=3, transport="sim", checkpoint=tmp_path)
+    with pytest.raises(shoal.CheckpointError, match=r"lr=0.1 \(now 0.2\)"):
+        shoal.run(blobs(), "sync", workers=2, lr=0.2, transport="sim", checkpoint=tmp_path)
+
+
+def test_a_codec_with_other_options_makes_another_run():
+    plans = [Plan(blobs(), shoal.Sync(), Rounds(digits)) for digits in (2, 3)]
+    assert plans[0].same_run() != plans[1].same_run()
+    assert plans[0].config()["codec"] == plans[1].config()["codec"] == "Rounds"
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "flipped":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "empty", "missing"])
+@pytest.mark.parametrize("name", ["worker-1.safetensors", "worker-0.json", "model.safetensors"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, tmp_path):
+    settings = {"workers": 2, "transport": "sim"}
+    shoal.run(
+        blobs(), "sync", epochs=1, checkpoint=tmp_path, every=4, **settings
+    )  # saved at 4, 8 and the end, 10
+    damage(tmp_path / "step-00000010" / name, how)
+    resumed = shoal.run(blobs(), "sync", epochs=2, checkpoint=tmp_path, **settings)
+    assert torch.equal(weights(resumed), weights(shoal.run(blobs(), "sync", epochs=2, **settings)))
+
+
+def test_two_checkpoints_are_kept(tmp_path):
+    shoal.run(blobs(), "sync", workers=2, transport="sim", epochs=3, checkpoint=tmp_path, every=5)
+    assert (
+        len(list(tmp_path.glob("step-*"))) <= 3
+    )  # the two newest, and one more while the newest is being written
+
+
+def test_checkpoints_are_nobody_else_s_to_read(tmp_path):
+    shoal.run(blobs(), "sync", workers=2, transport="sim", checkpoint=tmp_path / "new", every=5)
+    assert {oct(p.stat().st_mode & 0o777) for p in (tmp_path / "new").rglob("*") if p.is_file()} == {"0o600"}
+
+
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=lambda s: type(s).__name__)
+def test_running_a_finished_run_again_gives_the_same_model(strategy, tmp_path):
+    settings = {"workers": 3, "transport": "sim", "epochs": 1, "checkpoint": tmp_path}
+    first = shoal.run(blobs(), strategy, **settings)  # 7 steps: the last block is cut short
+    again = shoal.run(blobs(), strategy, **settings)
+    assert torch.equal(weights(first), weights(again))
+    assert first.test_loss == again.test_loss
+
+
+@pytest.mark.parametrize("name", ["local", "downpour"])
+def test_tied_weights_are_saved_alike_under_both_names(name, tmp_path):
+    task = sabotage.with_tied_weights()
+    shoal.run(task, name, workers=2, transport="sim", checkpoint=tmp_path, every=5)
+    for path in tmp_path.rglob("model.safetensors"):
+        saved = load_file(path)
+        assert torch.equal(saved["0.weight"], saved["1.weight"])
+
+
+def test_a_step_that_only_a_worker_which_died_since_had_reached_is_not_saved(tmp_path):
+    # Worker 1 saves before step 5 and dies at step 8; worker 0 comes to step 5 only then.
+    slow = Compute(mean=1.0, slow={0: 4.0})
+    settings = {"workers": 3, "transport": "sim", "checkpoint": tmp_path, "every": 5}
+    shoal.run(blobs(), "asgd", epochs=2, compute=slow, faults=Faults().crash(rank=1, step=8), **settings)
+    resumed = shoal.run(blobs(), "asgd", epochs=2, compute=slow, **settings)
+    assert resumed.samples == 2 * 300
