@@ -23,6 +23,7 @@ import torch
 import shoal
 from shoal.codecs import CODECS
 from shoal.strategies import STRATEGIES
+from shoal.vocabulary.strategy import Setting
 
 OPTIONS: dict[str, dict[str, Any]] = {  # short periods, so that a few steps go through every phase
     "local": {"period": 3},
@@ -113,7 +114,7 @@ def cases() -> Iterator[tuple[str, Callable[[], shoal.Result]]]:
 def suits(strategy: str, codec: str) -> bool:
     """Whether the strategy takes the codec."""
     try:
-        STRATEGIES.make(strategy).check_codec(CODECS.read(codec))
+        STRATEGIES.make(strategy).check(Setting(4, CODECS.read(codec)))
     except ValueError:
         return False
     return True

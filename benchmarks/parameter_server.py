@@ -29,15 +29,16 @@ import torch
 
 from shoal.collectives import stripes
 from shoal.core.codec import Identity
+from shoal.core.identity import SERVER, NodeIdentity
 from shoal.core.replica import Parameters
+from shoal.core.vector import first_bad
 from shoal.engine.client import slice_of
-from shoal.engine.service import first_bad
+from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
-from shoal.launch.identity import Seat
 from shoal.launch.join import connect, file_store
 from shoal.strategies import ASGD
 from shoal.transports.memory import SWITCH
-from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.node import Node
 
 PARAMETERS = 74_770_901
 CHUNK = 2**20
@@ -66,7 +67,7 @@ def serve(kind: str, rank: int, shards: int, parameters: int, folder: str, repor
     torch.set_num_threads(max(1, cores() // shards))  # the worker waits meanwhile
     before = peak_bytes()
     node = join(kind, rank, shards, parameters, folder)
-    drive(ASGD().live(node))
+    drive(ASGD().live(Node(node)))
     report.send(peak_bytes() - before)
     drive(node.transport.close())
 
@@ -76,22 +77,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def join(kind: str, rank: int, shards: int, parameters: int, folder: str) -> Node:
+def join(kind: str, rank: int, shards: int, parameters: int, folder: str) -> Engine:
     """The worker (rank 0) or a shard of the server, connected to the others."""
     size = parameters
     if rank > 0:
         mine = slice_of(rank - 1, shards, parameters)
         size = mine.stop - mine.start
-    seat = Seat(rank, workers=1, servers=1, shards=shards)
-    store = file_store(folder, seat.nodes)
+    me = NodeIdentity(rank, workers=1, servers=1, shards=shards)
+    store = file_store(folder, me.nodes)
     os.environ[SWITCH] = "0" if kind == "grpc" else "1"  # gRPC is measured on the wire
-    transport = connect(kind, seat, store, vector_bytes=4 * parameters, timeout=TIMEOUT)
-    return Node(
+    transport = connect(kind, me, store, vector_bytes=4 * parameters, timeout=TIMEOUT)
+    return Engine(
         transport,
         Parameters(torch.zeros(size)),
-        workers=1,
-        servers=1,
-        shards=shards,
+        me,
         mean=stripes,
         codec=Identity(),
         timeout=TIMEOUT,

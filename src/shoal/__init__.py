@@ -30,6 +30,7 @@ from shoal.core.errors import (
     Unavailable,
     WorkerFailed,
 )
+from shoal.core.identity import SERVER
 from shoal.core.task import Data, Task
 from shoal.core.transport import Message, Transport
 from shoal.runs.result import Result
@@ -41,7 +42,7 @@ from shoal.strategies.easgd import EAMSGD, EASGD
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
 from shoal.strategies.sync import Sync
-from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Strategy
 
 __version__ = version("shoal")

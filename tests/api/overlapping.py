@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.collectives.native import Merged
-from shoal.engine import streaming
+from shoal.replicas import watch
 
 STEPS, WORKERS, WIDTH = 16, 2, 8
 
@@ -70,7 +70,7 @@ def expected(model: nn.Module) -> torch.Tensor:
 
 
 def main() -> None:
-    streaming.PART_BYTES = 1
+    watch.PART_BYTES = 1
     torch.manual_seed(0)
     model = Net()
     single = copy.deepcopy(model)

@@ -5,12 +5,13 @@ python tests/codecs/pairs.py
 
 from shoal.codecs import CODECS
 from shoal.strategies import STRATEGIES
+from shoal.vocabulary.strategy import Setting
 
 
 def refusal(strategy, codec):
     """The sentence with which a strategy refuses a codec; empty if it takes it."""
     try:
-        STRATEGIES.make(strategy).check_codec(CODECS.make(codec))
+        STRATEGIES.make(strategy).check(Setting(1 if strategy == "single" else 4, CODECS.make(codec)))
     except ValueError as refused:
         return str(refused)
     return ""

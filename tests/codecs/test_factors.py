@@ -16,6 +16,7 @@ from shoal.core.factors import Product, Recorder
 from shoal.core.matrices import Matrix
 from shoal.core.vector import Flat
 from shoal.strategies import ASGD, CHOCO, EASGD, Local, Strom, SyncServer
+from shoal.vocabulary.strategy import Setting
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):
@@ -273,7 +274,7 @@ def test_a_vector_of_another_length_or_kind_is_refused():
 @pytest.mark.parametrize("strategy", [ASGD(), SyncServer(), Local(), EASGD(), CHOCO(), Strom()], ids=repr)
 def test_strategies_that_do_not_average_gradients_refuse_it(strategy):
     with pytest.raises(ValueError, match="does something else; take strategy 'sync'"):
-        strategy.check_codec(Factors())
+        strategy.check(Setting(4, Factors()))
 
 
 def test_a_loop_of_ones_own_and_ddp_and_single_layers_refuse_it():

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from shoal.collectives import ALGORITHMS
-from shoal.core.instrument import Instrument
 from shoal.core.replica import Parameters
+from shoal.engine.engine import Instrument
 from shoal.sim import Simulation
 from shoal.vocabulary.strategy import Strategy
 
@@ -21,7 +21,7 @@ class Adds(Strategy):
 
     async def worker(self, w):
         for _ in range(self.times):
-            await self.by(w, w.x)
+            await self.by(w.engine.group, w.x)
 
 
 def add(by, vectors, times=1, **options) -> Simulation:

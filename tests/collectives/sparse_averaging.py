@@ -24,7 +24,7 @@ class Averaging(Strategy):
     async def worker(self, w):
         for _ in range(self.times):
             weight = 1.0 if self.weights is None else self.weights[w.rank]
-            average, total = await w.meeting._mean(w, w.x, weight)
+            average, total = await w.engine.averages._mean(w.engine.group, w.x, weight)
             w.x.copy_(average)
             w.keep("total", torch.tensor([total], dtype=torch.float64))
 

@@ -20,7 +20,7 @@ from shoal.core.transport import HEADER_BYTES, Message
 from shoal.engine.averages import PRESENT
 from shoal.launch.join import choose_mean
 from shoal.sim import Faults, Network, Simulation
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.strategy import Sends, Strategy
 
 LINK = Link(1e-4, 1e-9)
 LAYERS = (Matrix(3, 40, 60), Matrix(2410, 50, 40))
@@ -46,7 +46,7 @@ class Made(Parameters):
 class Averages(Strategy):
     """Each worker brings its vectors in turn, with its weights; `seen` has what came of them."""
 
-    averages_gradients = True
+    sends = Sends.MEAN_GRADIENTS
     gradients: Any = ()  # of each worker, of each step: the vector, and its products
     weights: Any = None
     seen: dict[int, list[torch.Tensor]] = field(default_factory=dict)
@@ -198,7 +198,7 @@ def test_vectors_of_another_length_go_as_they_are():
     @dataclass(frozen=True)
     class Longer(Averages):
         async def worker(self, w):
-            w.replica.x = torch.zeros(LENGTH, dtype=torch.float64)
+            w.engine.replica.x = torch.zeros(LENGTH, dtype=torch.float64)
             await super().worker(w)
 
     run, seen = average(short, strategy=Longer(gradients=short))
@@ -275,7 +275,7 @@ class Lies(Averages):
         await w.send(0, Message(TERMS, self.word, count=1.0))
         if self.factors is not None:
             await w.send(0, Message(FACTORS, self.factors))
-            await stripes(w, Matrices(1, LAYERS).others(self.gradients[1][0][0]), 1.0)
+            await stripes(w.engine.group, Matrices(1, LAYERS).others(self.gradients[1][0][0]), 1.0)
         await w.recv("never")
 
 
@@ -341,7 +341,7 @@ def test_rows_beyond_all_bounds_are_only_a_reason_not_to_send_any():
                 await super().worker(w)
                 return
             await w.send(0, Message(TERMS, terms(2**62, -1), count=1.0))
-            await stripes(w, self.gradients[1][0][0], 1.0)
+            await stripes(w.engine.group, self.gradients[1][0][0], 1.0)
 
     _, seen = average(gradients, strategy=Boasts(gradients=gradients))
     assert torch.equal(seen[0][0], dense(gradients)[0][0])

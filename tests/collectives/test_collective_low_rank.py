@@ -41,11 +41,11 @@ class Averages(Strategy):
 
     async def worker(self, w):
         if self.begin is not None:
-            w.coding.states = copy.deepcopy(self.begin[w.rank])
+            w.engine.coding.states = copy.deepcopy(self.begin[w.rank])
         for step, v in enumerate(self.vectors[w.rank]):
             weight = 1.0 if self.weights is None else self.weights[w.rank][step]
             average = await w.mean(v, weight=weight)
-            self.seen.setdefault(w.rank, []).append((average, copy.deepcopy(w.coding.states)))
+            self.seen.setdefault(w.rank, []).append((average, copy.deepcopy(w.engine.coding.states)))
 
 
 def average(vectors, codec, weights=None, layout=LAYOUT, collective="auto", begin=None, **options):

@@ -17,6 +17,7 @@ from shoal.sim import Network, Simulation
 from shoal.strategies import STRATEGIES, Sync
 from shoal.testing import blobs, simulate
 from shoal.testing.problems import Slope
+from shoal.vocabulary.strategy import Setting
 
 SHARED = Ternary(clip=0, shared=True)
 LINK = Link(latency=1e-3, seconds_per_byte=8e-9)
@@ -46,7 +47,9 @@ def averaged(vectors, weights=None, codec=SHARED, way="auto", rounds=1, seed=0):
     class Averaging(Sync):
         async def worker(self, w):
             for _ in range(rounds):
-                out[w.rank].append(await w.meeting._mean(w, vectors[w.rank].clone(), weights[w.rank]))
+                out[w.rank].append(
+                    await w.engine.averages._mean(w.engine.group, vectors[w.rank].clone(), weights[w.rank])
+                )
 
     mean = choose_mean(way, None, codec, workers, LINK)
     network = Network.parse("1Gbit,1ms")
@@ -141,10 +144,10 @@ def test_who_gives_nothing_keeps_what_it_lacks_for_another_time(weights):
 
     class Pausing(Sync):
         async def worker(self, w):
-            await mean(w, vectors[w.rank], 1.0)
-            (before,) = (dict(state) for state in w.coding.states.values())
-            average, _ = await mean(w, torch.zeros(300), weights[w.rank])
-            (after,) = w.coding.states.values()
+            await mean(w.engine.group, vectors[w.rank], 1.0)
+            (before,) = (dict(state) for state in w.engine.coding.states.values())
+            average, _ = await mean(w.engine.group, torch.zeros(300), weights[w.rank])
+            (after,) = w.engine.coding.states.values()
             seen.append((w.rank, average, torch.equal(before["rest"], after["rest"])))
 
     simulated(Pausing(), vectors[0], 2, codec, mean)
@@ -240,9 +243,9 @@ def test_it_is_for_those_who_average_over_all_workers(word):
     strategy = STRATEGIES.make(word)
     if strategy.servers or strategy.survives:
         with pytest.raises(ValueError, match=r"needs an average over all workers|would do nothing"):
-            strategy.check_codec(SHARED)
+            strategy.check(Setting(4, SHARED))
     else:
-        strategy.check_codec(SHARED)
+        strategy.check(Setting(1 if word == "single" else 4, SHARED))
 
 
 def test_what_does_not_fit_is_refused():
@@ -264,7 +267,7 @@ def test_a_worker_that_dies_is_named():
             if w.rank == 1:
                 return
             with pytest.raises(PeerLost, match="worker 1"):
-                await w.meeting._mean(w, torch.zeros(4), 1.0)
+                await w.engine.averages._mean(w.engine.group, torch.zeros(4), 1.0)
 
     simulated(Dying(), torch.zeros(4), 2, SHARED)
 
@@ -301,7 +304,9 @@ def test_parts_of_a_model_that_are_averaged_by_turns_remember_what_is_theirs():
     class Parts(Sync):
         async def worker(self, w):
             for number in range(rounds):
-                under_way = {key: await mean.start(w, v, 1.0, number, key) for key, v in parts.items()}
+                under_way = {
+                    key: await mean.start(w.engine.group, v, 1.0, number, key) for key, v in parts.items()
+                }
                 for key, exchange in under_way.items():
                     await exchange.progress()
                     average, total = await exchange.finish()

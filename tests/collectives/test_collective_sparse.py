@@ -94,9 +94,11 @@ def test_weights_are_samples_and_nobody_is_none():
     vectors = [torch.tensor([8.0, 0, 0, 0, 0, 0, 0, 0]), torch.tensor([0, 4.0, 0, 0, 0, 0, 0, 0])]
     run = average(vectors, weights=[3.0, 1.0])
     assert run.worker(0).x.tolist() == run.worker(1).x.tolist() == [6.0, 1.0, 0, 0, 0, 0, 0, 0]
-    assert run.worker(1).kept["total"].item() == 4.0
+    assert run.worker(1).variables.state()["total"].item() == 4.0
     nobody = average(vectors, weights=[0.0, 0.0])
-    assert nobody.worker(0).x.count_nonzero() == 0 and nobody.worker(0).kept["total"].item() == 0.0
+    assert (
+        nobody.worker(0).x.count_nonzero() == 0 and nobody.worker(0).variables.state()["total"].item() == 0.0
+    )
     one = average([*vectors, vectors[0]], weights=[0.0, 2.0, 0.0])
     assert one.worker(2).x.tolist() == vectors[1].tolist()
 
@@ -205,7 +207,7 @@ class Hostile(Strategy):
         if w.rank == 1:
             await w.send(0, Message("swap", self.payload, count=1.0))
         else:
-            await DOUBLING(w, w.x, 1.0)
+            await DOUBLING(w.engine.group, w.x, 1.0)
 
 
 POSITIONS, VALUES = torch.tensor([2, 5, 9]), torch.tensor([1.0, 2.0, 3.0])

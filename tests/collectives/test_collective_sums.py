@@ -65,9 +65,9 @@ class AllInTurn(Strategy):
     async def worker(self, w):
         sums = []
         for k, name in enumerate([*ALGORITHMS, *reversed(ALGORITHMS)]):
-            await w.transport.sleep(0.1 * ((3 * w.rank + k) % 5))
+            await w.engine.transport.sleep(0.1 * ((3 * w.rank + k) % 5))
             v = torch.full((10 - k,), float(w.rank))
-            await ALGORITHMS[name].sum(w, v)
+            await ALGORITHMS[name].sum(w.engine.group, v)
             sums.append(v)
         w.x.copy_(torch.cat(sums))
 

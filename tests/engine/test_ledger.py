@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.transport import Message
-from shoal.engine.ledger import ACK, FENCED, WINDOW, Ledger
+from shoal.engine.ledger import WINDOW, Ledger
+from shoal.engine.protocol import Ack, Push
 
 
 def push(seq, src=0, incarnation=0):
-    return Message("push", src=src, seq=seq, incarnation=incarnation)
+    return Push(src=src, seq=seq, incarnation=incarnation)
 
 
 def ack(seq, version=0):
-    return Message(ACK, seq=seq, version=version)
+    return Ack(seq=seq, version=version)
 
 
 def take(ledger, m, answer=None):
@@ -33,7 +34,7 @@ def test_a_request_is_new_once():
     assert ledger.answer_to(push(1)) is None
     ledger.record(push(1), ack(1, version=7))
     again = ledger.answer_to(push(1))
-    assert (again.tag, again.seq, again.version) == (ACK, 1, 7)
+    assert (again.tag, again.seq, again.version) == ("ack", 1, 7)
 
 
 def test_a_request_that_was_not_answered_is_still_new():
@@ -68,7 +69,7 @@ def test_what_was_answered_long_ago_is_forgotten_but_not_done_again():
     for seq in range(1, 2 * WINDOW + 1):
         assert take(ledger, push(seq))[1]
     oldest = ledger.answer_to(push(1))
-    assert (oldest.tag, oldest.seq) == (ACK, 1)
+    assert (oldest.tag, oldest.seq) == ("ack", 1)
     assert len(ledger.state()["0"]["answers"]) == WINDOW
 
 
@@ -78,13 +79,13 @@ def test_who_was_given_up_on_is_told_so():
     ledger.fence(0)
     for seq in (1, 2):  # also what was answered before: its work has gone to others
         answer = ledger.answer_to(push(seq))
-        assert (answer.tag, answer.seq) == (FENCED, seq)
+        assert (answer.tag, answer.seq) == ("fenced", seq)
 
 
 def test_one_that_was_given_up_on_before_its_first_word_is_told_so_too():
     ledger = Ledger()
     ledger.fence(3)
-    assert ledger.answer_to(push(1, src=3)).tag == FENCED
+    assert ledger.answer_to(push(1, src=3)).tag == "fenced"
     assert ledger.answer_to(push(1, src=2)) is None
 
 
@@ -94,7 +95,7 @@ def test_the_next_incarnation_begins_anew():
     ledger.fence(0)
     assert take(ledger, push(1, incarnation=1))[1]
     assert not take(ledger, push(1, incarnation=1))[1]
-    assert ledger.answer_to(push(2, incarnation=0)).tag == FENCED  # it was on the way when its sender died
+    assert ledger.answer_to(push(2, incarnation=0)).tag == "fenced"  # it was on the way when its sender died
 
 
 def test_each_loss_fences_one_incarnation_more():
@@ -102,7 +103,7 @@ def test_each_loss_fences_one_incarnation_more():
     ledger.fence(0)
     assert take(ledger, push(1, incarnation=1))[1]
     ledger.fence(0)
-    assert ledger.answer_to(push(2, incarnation=1)).tag == FENCED
+    assert ledger.answer_to(push(2, incarnation=1)).tag == "fenced"
     assert ledger.answer_to(push(1, incarnation=2)) is None
 
 

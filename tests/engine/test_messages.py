@@ -4,17 +4,14 @@ import pytest
 import torch
 
 from shoal.core.errors import WireError
+from shoal.core.identity import NodeIdentity
 from shoal.core.transport import Message
-from shoal.vocabulary.node import name_of
 
 
 def test_a_server_alone_is_the_server_and_several_are_counted_from_0():
-    assert [name_of(rank, workers=2, servers=1) for rank in range(3)] == [
-        "worker 0",
-        "worker 1",
-        "the server",
-    ]
-    assert [name_of(rank, workers=1, servers=2) for rank in range(3)] == ["worker 0", "server 0", "server 1"]
+    one, two = NodeIdentity(0, workers=2, servers=1), NodeIdentity(0, workers=1, servers=1, shards=2)
+    assert [one.name_of(rank) for rank in range(3)] == ["worker 0", "worker 1", "the server"]
+    assert [two.name_of(rank) for rank in range(3)] == ["worker 0", "server 0", "server 1"]
 
 
 @pytest.mark.parametrize("parts", [0, 2])

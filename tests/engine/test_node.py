@@ -11,13 +11,13 @@ import torch
 from shoal.codecs import FP16
 from shoal.core.codec import Codec, Identity, expect
 from shoal.core.errors import Diverged, PeerLost
+from shoal.core.identity import SERVER
 from shoal.core.replica import Gradient
 from shoal.core.transport import Message
 from shoal.engine.ledger import WINDOW
 from shoal.sim import Compute, Network, Simulation
 from shoal.strategies import BMUF, EAMSGD, EASGD, DiLoCo, Local, Single, Sync
 from shoal.testing.problems import Problem, Slope, VectorReplica
-from shoal.vocabulary.node import SERVER
 from shoal.vocabulary.strategy import Strategy
 
 FLAT = Slope(gradients=(0.0,))
@@ -68,7 +68,7 @@ def say(*tags, to=0, after=0.0):
     """A part that says these words, numbered, and goes."""
 
     async def part(w):
-        await w.transport.sleep(after)
+        await w.engine.transport.sleep(after)
         for k, tag in enumerate(tags):
             await w.send(to, Message(tag, count=k))
 
@@ -90,7 +90,7 @@ def test_recv_finds_its_sender_behind_others():
     async def listen(w):
         late = await w.recv("word", src=2)
         early = await w.recv("word", src=1)
-        return late.src, early.src, w.transport.now()
+        return late.src, early.src, w.engine.channel.now()
 
     assert play(listen, say("word"), say("word", after=3.0))[0] == (2, 1, 3.0)
 
@@ -133,11 +133,11 @@ def test_what_a_peer_said_before_it_left_is_still_heard():
 def test_poll_never_waits_and_takes_only_its_tag():
     async def listen(w):
         early = [m.tag for m in w.poll("word")]
-        await w.transport.sleep(1.0)
+        await w.engine.transport.sleep(1.0)
         then = [(m.tag, m.count) for m in w.poll("word")]
         again = list(w.poll("word"))
         other = (await w.recv("other", src=1)).count
-        return early, then, again, other, w.transport.now()
+        return early, then, again, other, w.engine.channel.now()
 
     heard = play(listen, say("word", "other", "word", after=0.5))[0]
     assert heard == ([], [("word", 0), ("word", 2)], [], 1, 1.0)
@@ -172,7 +172,7 @@ def averaging(*values, weights=None):
     def part(k):
         async def run(w):
             got = await w.mean(vector(*values[k]), weight=None if weights is None else weights[k])
-            return got.tolist(), w.merged
+            return got.tolist(), w.engine.merged
 
         return run
 
@@ -210,7 +210,7 @@ def test_mean_weighs_by_the_samples_since_the_last_mean():
             first = (await w.mean(vector(8.0 * w.rank))).item()
             await w.grad()
             second = (await w.mean(vector(8.0 * w.rank))).item()
-            return first, second, w.merged
+            return first, second, w.engine.merged
 
         return run
 
@@ -240,7 +240,7 @@ def test_mean_leaves_the_vector_it_was_given_alone():
 
 def test_steps_count_from_zero_and_stop_where_told():
     async def run(w):
-        return [(t, w.t) async for t in w.steps()], w.t, w.meter.steps
+        return [(t, w.t) async for t in w.steps()], w.t, w.engine.meter.steps
 
     assert play(run, steps=3)[0] == ([(0, 0), (1, 1), (2, 2)], 3, 3)
 
@@ -266,7 +266,7 @@ def test_blocks_end_where_they_should(period, warmup, steps, ends):
 
 def test_assigning_to_x_changes_the_model_in_place():
     async def run(w):
-        model = w.replica.x
+        model = w.engine.replica.x
         w.x = vector(3.0)
         w.x += 1
         w.x -= vector(0.5)
@@ -301,7 +301,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where():
 def test_time_passes_in_a_gradient_and_is_booked_as_work():
     async def run(w):
         await w.grad()
-        return w.transport.now(), w.meter.compute_seconds, w.meter.samples
+        return w.engine.channel.now(), w.engine.meter.compute_seconds, w.engine.samples
 
     assert play(run, compute=Compute(mean=2.0), problem=Slope(counts=(3,)))[0] == (2.0, 2.0, 3)
 
@@ -326,7 +326,7 @@ async def serve(s):
         elif m.tag == "push":
             s.x += m.body
             s.advance(m.count)
-    return s.x.tolist(), dict(s.meter.staleness), s.version
+    return s.x.tolist(), dict(s.engine.meter.staleness), s.version
 
 
 def test_a_pull_is_exact_and_a_push_goes_through_the_codec():
@@ -346,7 +346,7 @@ def test_a_pull_is_exact_and_a_push_goes_through_the_codec():
 def test_a_pull_takes_one_round_trip_and_sees_the_model_of_the_moment_it_was_answered():
     async def reader(w):
         x = (await w.pull(SERVER)).item()
-        return x, w.transport.now()
+        return x, w.engine.channel.now()
 
     async def writer(w):
         await w.push(SERVER, vector(5.0))
@@ -359,7 +359,7 @@ def test_a_pull_takes_one_round_trip_and_sees_the_model_of_the_moment_it_was_ans
 def test_a_server_goes_on_until_every_worker_has_left_and_counts_what_it_was_told():
     async def run(w):
         await w.pull(SERVER)
-        await w.transport.sleep(1.0 + w.rank)
+        await w.engine.transport.sleep(1.0 + w.rank)
         await w.push(SERVER, vector(1.0))
 
     assert play(run, run, run, host=serve)[3] == ([3.0], {0: 1, 1: 1, 2: 1}, 3)
@@ -370,7 +370,7 @@ def test_a_server_that_goes_is_named():
         return None
 
     async def run(w):
-        await w.transport.sleep(1.0)
+        await w.engine.transport.sleep(1.0)
         with pytest.raises(PeerLost, match="the server left before it sent the answer to 'pull' to worker 0"):
             await w.pull(SERVER)
         return w.x.item()
@@ -439,28 +439,29 @@ def built(strategy, codec, steps, workers=3, **options):
 
 def assert_equal_state(here, there):
     assert torch.equal(here.x, there.x)
-    mine, other = here.state_dict(), there.state_dict()
-    assert mine["numbers"] == other["numbers"]
-    for name in mine["kept"]:
-        assert torch.equal(mine["kept"][name], other["kept"][name]), name
-    for key, state in mine["codec"].items():
-        assert all(torch.equal(state[name], other["codec"][key][name]) for name in state), key
+    mine, other = here.state(), there.state()
+    for part in ("progress", "client", "mailbox"):
+        assert mine[part] == other[part]
+    for name in mine["variables"]:
+        assert torch.equal(mine["variables"][name], other["variables"][name]), name
+    for key, state in mine["coding"].items():
+        assert all(torch.equal(state[name], other["coding"][key][name]) for name in state), key
 
 
 @pytest.mark.parametrize("codec", [Identity(), FP16(), Whole()], ids=lambda c: type(c).__name__)
 @pytest.mark.parametrize("strategy", [Single(), *WITHOUT_SERVER], ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("at", [3, 5])
 def test_a_run_resumed_from_its_state_is_the_run_that_was_not_interrupted(strategy, codec, at):
-    states, workers = {}, strategy.most_workers or 3
+    states, workers = {}, 1 if isinstance(strategy, Single) else 3
 
     async def copy_state(node):
         if node.t == at:
-            states[node.rank] = deepcopy(node.state_dict())
+            states[node.rank] = deepcopy(node.state())
 
-    whole = built(strategy, codec, 11, workers, boundary=copy_state).run()
+    whole = built(strategy, codec, 11, workers, between_steps=copy_state).run()
     resumed = built(strategy, codec, 11, workers)
     for node in resumed.nodes:
-        node.load_state_dict(deepcopy(states[node.rank]))
+        node.load(deepcopy(states[node.rank]))
     resumed.run()
     for here, there in zip(whole.nodes, resumed.nodes, strict=True):
         assert_equal_state(here, there)
@@ -474,7 +475,7 @@ def test_a_run_that_ended_with_a_whole_block_can_be_made_longer(strategy):
     steps = 7 if isinstance(strategy, BMUF) else 6
     first, longer = built(strategy, FP16(), steps).run(), built(strategy, FP16(), 2 * steps)
     for node, other in zip(longer.nodes, first.nodes, strict=True):
-        node.load_state_dict(deepcopy(other.state_dict()))
+        node.load(deepcopy(other.state()))
     longer.run()
     whole = built(strategy, FP16(), 2 * steps).run()
     for here, there in zip(whole.nodes, longer.nodes, strict=True):
@@ -483,15 +484,15 @@ def test_a_run_that_ended_with_a_whole_block_can_be_made_longer(strategy):
 
 def test_what_was_kept_is_given_back_after_a_restart():
     first, second = built(Local(), Identity(), 2), built(Local(), Identity(), 2)
-    first.worker(0).keep("average", vector(1.0, 2.0, 3.0, 4.0))
-    second.worker(0).load_state_dict(first.worker(0).state_dict())
-    assert second.worker(0).keep("average", vector(0.0, 0.0, 0.0, 0.0)).tolist() == [1.0, 2.0, 3.0, 4.0]
+    first.worker(0).variables.keep("average", vector(1.0, 2.0, 3.0, 4.0))
+    second.worker(0).load(first.worker(0).state())
+    assert second.worker(0).variables.keep("average", vector(0.0, 0.0, 0.0, 0.0)).tolist() == [1, 2, 3, 4]
 
 
 def test_a_random_stream_goes_on_where_it_was():
     node, other = (built(Sync(), Identity(), 2).worker(0) for _ in range(2))
     torch.rand(7, generator=node.rng)
-    other.load_state_dict(deepcopy(node.state_dict()))
+    other.load(deepcopy(node.state()))
     assert torch.equal(torch.rand(3, generator=node.rng), torch.rand(3, generator=other.rng))
 
 
@@ -500,18 +501,18 @@ def test_a_loaded_state_belongs_to_its_reader_and_is_left_as_it_was():
 
     async def copy_state(node):
         if node.t == 4:
-            states[node.rank] = deepcopy(node.state_dict())
+            states[node.rank] = deepcopy(node.state())
 
-    built(Sync(), Whole(), 8, boundary=copy_state).run()
+    built(Sync(), Whole(), 8, between_steps=copy_state).run()
     before = deepcopy(states)
     resumed = built(Sync(), Whole(), 8)
     for node in resumed.nodes:
-        node.load_state_dict(states[node.rank])
+        node.load(states[node.rank])
     resumed.run()
     for rank, state in states.items():
         assert torch.equal(state["x"], before[rank]["x"])
-        for key, memory in state["codec"].items():
-            assert torch.equal(memory["left"], before[rank]["codec"][key]["left"]), key
+        for key, memory in state["coding"].items():
+            assert torch.equal(memory["left"], before[rank]["coding"][key]["left"]), key
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -534,7 +535,7 @@ def test_what_a_poll_did_not_come_to_is_still_there():
             await w.send(1, Message("word", seq=number))
 
     async def picky(w):
-        await w.transport.sleep(1.0)  # by then all have arrived
+        await w.engine.transport.sleep(1.0)  # by then all have arrived
         first = next(w.poll("word"))
         return [first.seq, *(m.seq for m in w.poll("word"))]
 
@@ -547,9 +548,9 @@ def test_more_pushes_than_a_server_remembers_are_not_under_way_at_once():
     async def eager(w):
         nonlocal most
         for _ in range(3 * WINDOW):
-            await w.post(SERVER, torch.ones(1, dtype=torch.float64), count=1, rate=1)
-            most = max(most, len(w.mailbox._open))
-        await w.settle()
+            last = await w.begin(w.push(SERVER, torch.ones(1, dtype=torch.float64), count=1, rate=1))
+            most = max(most, len(w.engine.mailbox._open))
+        await last
 
     async def host(s):
         async for m in s.inbox():
@@ -563,12 +564,12 @@ def test_more_pushes_than_a_server_remembers_are_not_under_way_at_once():
 
 def test_what_was_answered_is_not_asked_again():
     async def worker(w):
-        await w.post(SERVER, torch.ones(1, dtype=torch.float64), count=1, rate=1)
-        await w.transport.sleep(1.0)  # its answer lies there
-        w.mailbox.has_arrived()
-        await w.mailbox._ask_again(w.size)
-        await w.settle()
-        return w.meter.messages_sent
+        sent = await w.begin(w.push(SERVER, torch.ones(1, dtype=torch.float64), count=1, rate=1))
+        await w.engine.transport.sleep(1.0)  # its answer lies there
+        w.engine.mailbox.has_arrived()
+        await w.engine.mailbox._ask_again(w.size)
+        await sent
+        return w.engine.meter.messages_sent
 
     async def host(s):
         return [m.tag async for m in s.inbox()].count("push")
@@ -581,12 +582,12 @@ def test_what_was_answered_is_not_asked_again():
 
 def test_an_average_that_was_started_travels_while_the_worker_computes():
     async def part(w):
-        await w.transport.sleep(1.0 - w.rank)  # worker 0 comes a second late
-        coming = await w.start_mean(torch.tensor([4.0 * w.rank], dtype=torch.float64), weight=1 + w.rank)
+        await w.engine.transport.sleep(1.0 - w.rank)  # worker 0 comes a second late
+        coming = await w.begin(w.mean(torch.tensor([4.0 * w.rank], dtype=torch.float64), weight=1 + w.rank))
         async for _ in w.steps():
             await w.grad()
-        began = w.transport.now()
-        return (await coming).item(), w.transport.now() - began
+        began = w.engine.channel.now()
+        return (await coming).item(), w.engine.channel.now() - began
 
     network = Network(latency=0.25)
     said = play(part, part, steps=4, network=network, compute=Compute(1.0))
@@ -596,8 +597,8 @@ def test_an_average_that_was_started_travels_while_the_worker_computes():
 
 def test_averages_under_way_are_told_apart_in_whatever_order_they_are_taken():
     async def part(w):
-        first = await w.start_mean(torch.tensor([1.0 + w.rank], dtype=torch.float64), weight=1)
-        second = await w.start_mean(torch.tensor([10.0 + w.rank], dtype=torch.float64), weight=1)
+        first = await w.begin(w.mean(torch.tensor([1.0 + w.rank], dtype=torch.float64), weight=1))
+        second = await w.begin(w.mean(torch.tensor([10.0 + w.rank], dtype=torch.float64), weight=1))
         between = await w.mean(torch.tensor([100.0 + w.rank], dtype=torch.float64), weight=1)
         return [(await second).item(), between.item(), (await first).item()]
 

@@ -11,14 +11,14 @@ import torch
 
 import shoal
 from shoal.core.errors import Diverged
+from shoal.core.identity import SERVER, NodeIdentity
 from shoal.core.transport import Message
-from shoal.core.vector import Layout
-from shoal.engine.service import first_bad
-from shoal.launch.identity import Seat
+from shoal.core.vector import Layout, first_bad
+from shoal.launch.recovery import Recovery
 from shoal.sim import Compute
 from shoal.strategies import ASGD, Downpour, Hogwild
 from shoal.testing.problems import Quadratic, simulate
-from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Central
 
 
@@ -80,10 +80,10 @@ class Misshapen(Central):
     elements: int = 3
 
     async def worker(self, w: Node) -> None:
-        question = await w.mailbox.ask(
+        question = await w.engine.mailbox.ask(
             w.size, Message("push", (torch.ones(self.elements, dtype=self.dtype),))
         )
-        answer = await w.mailbox.answer(question)
+        answer = await w.engine.mailbox.answer(question)
         assert answer.tag == "refused"
         await w.push(SERVER, torch.ones(2, dtype=torch.float64))
 
@@ -105,7 +105,8 @@ def test_a_layer_is_found_by_the_place_of_its_element_also_in_a_shard():
     )
     assert layout.locate(0) == "element 0 of 'first.weight'"
     assert layout.locate(7) == "element 1 of 'first.bias'"
-    second = Seat(rank=3, workers=2, servers=1, shards=2).settings("sim", layout, 4 * layout.numel)
+    me = NodeIdentity(rank=3, workers=2, servers=1, shards=2)
+    second = Recovery("sim").settings(me, layout, 4 * layout.numel)
     assert layout.locate(second["begins"] + 3) == "element 1 of 'last.weight'"  # place 6 + 3 of 12
 
 

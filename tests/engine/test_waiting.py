@@ -22,7 +22,7 @@ def impatient(**options) -> Simulation:
         **options,
     )
     for node in simulation.nodes[:2]:
-        node.timeout = 2.0
+        node.channel.timeout = 2.0
     return simulation
 
 

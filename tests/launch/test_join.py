@@ -9,10 +9,10 @@ import pytest
 from torch import distributed as dist
 
 from shoal.core.errors import PeerLost
+from shoal.core.identity import NodeIdentity
 from shoal.core.transport import LOST
 from shoal.launch import join
 from shoal.launch.drive import drive
-from shoal.launch.identity import Seat
 from shoal.launch.join import Access, connect
 from shoal.transports.grpc import GrpcTransport
 from shoal.transports.grpc.security import split_address, with_port
@@ -26,7 +26,7 @@ def test_a_server_that_was_started_again_goes_on_without_a_worker_that_is_frozen
         store.set("shoal/addr/0", f"127.0.0.1 {frozen.getsockname()[1]}")
         began = time.monotonic()
         transport = connect(
-            "processes", Seat(1, 1, servers=1, incarnation=1), store, vector_bytes=8, timeout=60.0
+            "processes", NodeIdentity(1, 1, servers=1, incarnation=1), store, vector_bytes=8, timeout=60.0
         )
     assert time.monotonic() - began < 2.0
     assert drive(transport.recv(1.0)).tag == LOST
@@ -37,7 +37,7 @@ def test_a_server_that_was_started_again_goes_on_without_a_worker_that_is_frozen
 def test_a_worker_0_that_never_comes_is_waited_for_as_long_as_was_said():
     began = time.monotonic()
     with pytest.raises(PeerLost, match=r"node 0 did not come to the meeting point within 0.2 s"):
-        connect("grpc", Seat(1, 1, servers=1), dist.HashStore(), vector_bytes=8, timeout=0.2)
+        connect("grpc", NodeIdentity(1, 1, servers=1), dist.HashStore(), vector_bytes=8, timeout=0.2)
     assert time.monotonic() - began < 2.0
 
 
@@ -68,5 +68,5 @@ def test_an_address_without_a_port_is_no_whole_one(written):
 def test_a_server_listens_where_it_is_told(monkeypatch):
     monkeypatch.setattr(GrpcTransport, "connect", lambda *_, listen, **options: listen)
     given = Access(listen="::1")
-    bound = connect("grpc", Seat(0, 2), dist.HashStore(), vector_bytes=8, timeout=5.0, access=given)
+    bound = connect("grpc", NodeIdentity(0, 2), dist.HashStore(), vector_bytes=8, timeout=5.0, access=given)
     assert bound == "[::1]:0"

@@ -13,7 +13,7 @@ from shoal.core.seeds import stream
 from shoal.core.task import Data, Task
 from shoal.core.transport import HEADER_BYTES
 from shoal.testing import blobs
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.strategy import Sends, Strategy
 
 
 def images():
@@ -35,7 +35,7 @@ TASK = Task("images", perceptron, images, lr=0.05, batch=7)
 class Watched(Strategy):
     """Sync, with all averages kept; `alter` may change a gradient before, and `passes` add up to one."""
 
-    averages_gradients = True
+    sends = Sends.MEAN_GRADIENTS
     alter: Any = None
     passes: int = 1
     seen: list[torch.Tensor] = field(default_factory=list)

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from shoal.core.transport import Message
-from shoal.engine import gathering
 from shoal.engine import ledger as ledgers
-from shoal.engine.ledger import ACK, Ledger
+from shoal.engine.channel import Channel
+from shoal.engine.ledger import Ledger
 from shoal.engine.log import Log
 from shoal.engine.mailbox import Mailbox, Question
 from shoal.engine.pool import Batch, Pool
-from shoal.engine.service import _OURS, _SHOWN, FEWER, Service
+from shoal.engine.progress import Progress
+from shoal.engine.protocol import Ack, Fewer, Push
+from shoal.engine.service import _OURS, _SHOWN, Service
+from shoal.engine.variables import Variables
 from shoal.sim import Disk
-from shoal.vocabulary.node import Node
+from shoal.vocabulary import gathering
 
 MUTANTS: list[Mutant] = []
 
@@ -67,8 +70,10 @@ def any_ack(patch: pytest.MonkeyPatch) -> None:
     take_in = Mailbox._take_in
 
     def mistaken(self: Mailbox, m: Message) -> bool:
-        if m.tag == ACK:
-            open_pushes = [seq for (dst, seq), q in self._open.items() if dst == m.src and q.tag == "push"]
+        if m.tag == "ack":
+            open_pushes = [
+                seq for (dst, seq), q in self._open.items() if dst == m.src and isinstance(q, Push)
+            ]
             m.seq = open_pushes[0] if open_pushes else m.seq
         return take_in(self, m)
 
@@ -78,7 +83,9 @@ def any_ack(patch: pytest.MonkeyPatch) -> None:
 @mutant("no retry", 39.8)
 def no_retry(patch: pytest.MonkeyPatch) -> None:
     init = Mailbox.__init__
-    patch.setattr(Mailbox, "__init__", lambda self, node, retry, recovery: init(self, node, None, recovery))
+    patch.setattr(
+        Mailbox, "__init__", lambda self, *parts, retry, recovery: init(self, *parts, recovery=recovery)
+    )
 
 
 # -- a server that dies ------------------------------------------------------------------------------------
@@ -113,19 +120,13 @@ def snapshot_without_held(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the snapshot has no memory of the algorithm", 12.2)
 def snapshot_without_kept(patch: pytest.MonkeyPatch) -> None:
-    state_dict = Node.state_dict
-    patch.setattr(Node, "state_dict", lambda self: {**state_dict(self), "kept": {}})
+    patch.setattr(Variables, "state", lambda self: {})
 
 
 @mutant("the snapshot has no version", 72.2)
 def snapshot_without_version(patch: pytest.MonkeyPatch) -> None:
-    state_dict = Node.state_dict
-
-    def ageless(self: Node) -> dict[str, Any]:
-        state = state_dict(self)
-        return {**state, "numbers": {**state["numbers"], "version": 0}}
-
-    patch.setattr(Node, "state_dict", ageless)
+    state = Progress.state
+    patch.setattr(Progress, "state", lambda self: {**state(self), "version": 0})
 
 
 @mutant("answers leave before the log is synced", 3)
@@ -135,7 +136,7 @@ def answer_before_sync(patch: pytest.MonkeyPatch) -> None:
         if self._replaying:
             return
         for dst, answer in answers:
-            await self._node.send(dst, answer)
+            await self._channel.send(dst, answer)
         if self._log is not None:
             self._log.sync()
 
@@ -181,14 +182,14 @@ class Deaf:
 def answer_before_algorithm(patch: pytest.MonkeyPatch) -> None:
     async def messages(self: Service):  # type: ignore[no-untyped-def]
         async for m in self._incoming():
-            if m.tag not in _OURS:
+            if not isinstance(m, _OURS):
                 yield m
             elif await self._accepts(m):
                 fewer = self._track(m)
                 await self._settle(m)
                 await self._flush()
-                if m.tag in _SHOWN or fewer:
-                    yield m if m.tag in _SHOWN else Message(FEWER, src=m.src)
+                if isinstance(m, _SHOWN) or fewer:
+                    yield m if isinstance(m, _SHOWN) else Fewer(src=m.src)
 
     patch.setattr(Service, "messages", messages)
 
@@ -228,7 +229,7 @@ def no_incarnations(patch: pytest.MonkeyPatch) -> None:
     async def ask(self: Mailbox, dst: int, m: Message) -> Question:
         m.seq = self._numbers[dst] = self._numbers.get(dst, 0) + 1
         self._open[dst, m.seq] = m
-        await self._node.send(dst, m)
+        await self._channel.send(dst, m)
         return dst, m.seq
 
     patch.setattr(Mailbox, "ask", ask)
@@ -285,18 +286,18 @@ def silent_loss(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a worker goes back in silence", 29.2, memory=True)
 def silent_return(patch: pytest.MonkeyPatch) -> None:
-    note_fault = Node.note_fault
+    note_fault = Channel.note_fault
 
-    def silent(self: Node, what: str) -> None:
+    def silent(self: Channel, what: str) -> None:
         if "went back" not in what:
             note_fault(self, what)
 
-    patch.setattr(Node, "note_fault", silent)
+    patch.setattr(Channel, "note_fault", silent)
 
 
 @mutant("who is back does not hear of it", 0.2, memory=True, first=591)
 def unheard_rollback(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gathering, "ROLLED_BACK", "never")
+    patch.setattr(gathering, "RolledBack", Ack)  # which no algorithm is ever shown
 
 
 @mutant("snapshots come late", 29.4, memory=True)

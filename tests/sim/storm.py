@@ -23,16 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.instrument import Instrument
+from shoal.core.identity import SERVER
 from shoal.core.replica import Parameters, Replica
 from shoal.core.transport import Message
-from shoal.engine.ledger import ACK
+from shoal.engine.engine import Engine, Instrument
 from shoal.engine.mailbox import Question
+from shoal.engine.protocol import Ack, Reply
 from shoal.sim import Compute, Disk, Faults, Network, Simulation, Weather
 from shoal.sim.disk import POINTS
 from shoal.strategies import ASGD, SSP, Downpour, SoftSync, SyncServer
 from shoal.testing.problems import Problem
-from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Central, Strategy
 
 SLOTS = 64
@@ -265,22 +266,23 @@ class Run(Simulation):
         return self
 
     @property
-    def servers(self) -> list[Node]:
+    def servers(self) -> list[Engine]:
         return self.nodes[self.workers :]
 
-    def disk_of(self, server: Node) -> Watched:
+    def disk_of(self, server: Engine) -> Watched:
         disk = self._disks[server.rank]
         assert isinstance(disk, Watched)
         return disk
 
-    def story(self, server: Node) -> list[Message]:
+    def story(self, server: Engine) -> list[Message]:
         return self.disk_of(server).story
 
-    def retell(self, server: Node) -> Node:
+    def retell(self, server: Engine) -> Engine:
         """A server that is told the story of this one, at once and without a fault."""
         end, start = Nowhere(server.rank, len(self.nodes)), Parameters(torch.zeros_like(server.x))
-        node = Node(end, start, log=Told(self.story(server)), **{**self._common, "observers": ()})
-        life = self.strategy.live(node)
+        settings = {**self._common, "observers": ()}
+        node = Engine(end, start, self.identity(server.rank), log=Told(self.story(server)), **settings)
+        life = self.strategy.live(Node(node))
         try:
             life.send(None)
         except StopIteration:
@@ -297,7 +299,7 @@ class Run(Simulation):
             crashes=storm.crashes[rank],
         )
 
-    def _make(self, rank: int, incarnation: int, own: Replica | None = None) -> Node:
+    def _make(self, rank: int, incarnation: int, own: Replica | None = None) -> Engine:
         node = super()._make(rank, incarnation, own)
         if rank < self.workers:
             overhear(node, self.asked)
@@ -330,7 +332,7 @@ def overhear(node: Node, asked: list[Asked]) -> None:
 
     async def overheard_answer(question: Question) -> Message:
         m = await answer(question)
-        if m.tag in (ACK, "reply"):
+        if isinstance(m, (Ack, Reply)):
             questions[question].version = m.version
             seen[question[0]] = max(seen[question[0]], m.version)
         return m
@@ -418,13 +420,13 @@ def unfinished(run: Run) -> Iterator[str]:
             yield f"{node.name} never finished"
 
 
-def counts(run: Run, server: Node) -> list[float]:
+def counts(run: Run, server: Engine) -> list[float]:
     """How often each gradient is in this server's model; where gradients are averaged, whether it is."""
     times = (-server.x).tolist()
     return times if isinstance(run.strategy, ADD_UP) else [float(weight > 0) for weight in times]
 
 
-def acknowledged(run: Run, server: Node) -> list[Asked]:
+def acknowledged(run: Run, server: Engine) -> list[Asked]:
     return [a for a in run.asked if a.tag == "push" and a.dst == server.rank and a.version is not None]
 
 
@@ -436,7 +438,7 @@ def forgotten(run: Run, server: Node, retold: Node) -> Iterator[str]:
         yield f"{server.name} acknowledged gradients {missing} and has them not"
 
 
-def doubled(run: Run, server: Node) -> Iterator[str]:
+def doubled(run: Run, server: Engine) -> Iterator[str]:
     """Nothing is in the model more than once, and no push was taken twice."""
     for mark, times in enumerate(counts(run, server)):
         if times not in (0, 1):
@@ -469,7 +471,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, Tensor) else value}
 
 
-def misdated(run: Run, server: Node) -> Iterator[str]:
+def misdated(run: Run, server: Engine) -> Iterator[str]:
     """An acknowledgement tells the version that the push made."""
     if not isinstance(run.strategy, AT_ONCE):
         return
@@ -502,7 +504,7 @@ def batches(run: Run) -> Iterator[str]:
             yield f"batch {batch[1]} of worker {batch[0]} is in the model {done[batch]} times"
 
 
-def marks_cut(run: Run, server: Node) -> set[int]:
+def marks_cut(run: Run, server: Engine) -> set[int]:
     """The gradients in what crashes undid."""
     cut = (m for story in run.disk_of(server).cut for m in pushes(story))
     return {mark for m in cut for mark in m.body.nonzero().flatten().tolist()}
@@ -520,7 +522,7 @@ def going_back(run: Run) -> Iterator[str]:
 # -- where only snapshots are kept -------------------------------------------------------------------------
 
 
-def forgotten_in_silence(run: Run, server: Node) -> Iterator[str]:
+def forgotten_in_silence(run: Run, server: Engine) -> Iterator[str]:
     """What is missing came after the last snapshot before a crash, and every crash is announced."""
     times, cut = counts(run, server), marks_cut(run, server)
     for a in acknowledged(run, server):

@@ -49,7 +49,7 @@ class Silent(Strategy):
         if w.rank == 0:
             w.x[0] = float((await w.recv("answer", src=1)).count)
         else:
-            await w.transport.sleep(self.busy_seconds)
+            await w.engine.transport.sleep(self.busy_seconds)
             await w.send(0, Message("answer", count=42))
 
 
@@ -173,7 +173,7 @@ def test_faults_are_values_that_add_up():
 
 def test_a_wait_that_lasts_too_long_ends_with_peer_lost_after_exactly_that_time():
     run = build(Silent(), Slope(), 2, 1, network=Network(latency=0.5))
-    run.worker(0).timeout = 5.0
+    run.worker(0).channel.timeout = 5.0
     with pytest.raises(PeerLost, match="worker 0 waited 5 s for 'answer' from worker 1 at step 0"):
         run.run()
     assert run.seconds == 5.0
@@ -181,7 +181,7 @@ def test_a_wait_that_lasts_too_long_ends_with_peer_lost_after_exactly_that_time(
 
 def test_an_answer_in_time_is_not_late():
     run = build(Silent(busy_seconds=4.0), Slope(), 2, 1, network=Network(latency=0.5))
-    run.worker(0).timeout = 5.0
+    run.worker(0).channel.timeout = 5.0
     assert run.run().worker(0).x.item() == 42.0
     assert run.worker(0).meter.wait_seconds == 4.5
     assert run.worker(0).meter.waited_for == {1: 4.5}
@@ -195,10 +195,10 @@ def test_an_alarm_of_an_earlier_wait_does_not_end_a_later_one():
                 if w.rank == 0:
                     await w.recv("tick", src=1)
                 else:
-                    await w.transport.sleep(pause)
+                    await w.engine.transport.sleep(pause)
                     await w.send(0, Message("tick"))
 
     run = build(Twice(), Slope(), 2, 1)
-    run.worker(0).timeout = 5.0
+    run.worker(0).channel.timeout = 5.0
     run.run()
     assert run.worker(0).meter.wait_seconds == 7.0

@@ -7,8 +7,8 @@ from math import inf
 import pytest
 import torch
 
-from shoal.core.instrument import Instrument
 from shoal.core.transport import HEADER_BYTES, Message
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Kernel, Link, Network
 from shoal.sim.models import Pace
 from shoal.sim.transport import Switch

@@ -1,6 +1,6 @@
 """Nodes that die and come back: who is told what, and that nothing of the work is lost or done twice."""
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Disk, Faults, Link, Network
 from shoal.strategies import ASGD, Downpour
 from shoal.testing.problems import Slope, simulate

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.testing.problems import Problem, simulate
+from shoal.vocabulary.node import Node
 
 
 @dataclass(frozen=True)
@@ -36,5 +37,5 @@ def path(strategy, problem, blocks, workers=2, start=0.0, period=2):
     seen = Path()
     run = simulate(strategy, problem, workers=workers, steps=blocks * period, start=[start], observers=[seen])
     assert all(torch.equal(run.worker(k).x, run.worker(0).x) for k in range(workers))
-    assert torch.equal(run.strategy.solution(run.worker(0)), run.worker(0).x)
+    assert torch.equal(run.strategy.solution(Node(run.worker(0))), run.worker(0).x)
     return seen.x[period - 1 :: period]

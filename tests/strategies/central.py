@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.testing.problems import Problem
 
 
@@ -44,7 +44,7 @@ class Trail(Instrument):
         self.at = []
 
     def update(self, node):
-        if node.rank == node.size:
+        if node.rank == node.identity.workers:
             self.at.append(node.transport.now())
             self.x.append(node.x.tolist() if node.x.numel() > 1 else node.x.item())
 
@@ -69,7 +69,7 @@ class Lateness(Instrument):
         self.versions = []
 
     def receive(self, node, m):
-        if m.tag == "push" and node.rank == node.size:
+        if m.tag == "push" and node.rank == node.identity.workers:
             self.versions.append(node.version - m.version)
 
     def in_the_middle(self):

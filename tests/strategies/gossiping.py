@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import torch
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Simulation
 from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD
 from shoal.testing.problems import Slope
@@ -35,7 +35,9 @@ class Paths(Instrument):
 
     def step(self, node):
         self.x[node.rank].append(node.x.item())
-        self.kept[node.rank].append({name: v.item() for name, v in node.kept.items() if v.numel() == 1})
+        self.kept[node.rank].append(
+            {name: v.item() for name, v in node.variables.state().items() if v.numel() == 1}
+        )
 
     def at(self, t):
         """Where all stand after step `t`."""

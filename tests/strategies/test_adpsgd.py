@@ -7,11 +7,11 @@ from gossiping import begin, ends, graph, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import ADPSGD, Single
 from shoal.testing.problems import Quadratic, Slope, simulate
-from shoal.vocabulary.node import NoMoreSteps
+from shoal.vocabulary.node import Node, NoMoreSteps
 
 SLOWER = {"compute": Compute(1.0, slow={1: 1.25}), "network": Network(latency=0.125)}
 
@@ -148,7 +148,7 @@ def test_one_worker_is_single_bit_for_bit():
 
 def test_the_solution_is_what_others_have_made_of_the_model():
     run, _ = watch(ADPSGD(help=False), [0.0, 8.0], steps=1, compute=Compute(1.0))
-    assert run.strategy.solution(run.worker(0)).item() == run.worker(0).x.item() == 4.0
+    assert run.strategy.solution(Node(run.worker(0))).item() == run.worker(0).x.item() == 4.0
 
 
 def test_a_graph_that_falls_apart_into_pairs_is_refused():

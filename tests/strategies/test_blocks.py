@@ -7,14 +7,16 @@ import torch
 from torch import Tensor, nn
 
 import shoal
-from shoal.core.instrument import Instrument
 from shoal.core.task import Data, Task
+from shoal.engine.engine import Instrument
 from shoal.replicas.module import build_model, build_replica, steps_of
 from shoal.replicas.splits import Splits, split_steps
 from shoal.sim import Simulation
 from shoal.strategies import BMUF, Local
 from shoal.testing import blobs
 from shoal.testing.problems import Slope, simulate
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Setting
 
 SAMPLES = torch.arange(50)
 
@@ -184,7 +186,7 @@ class Averages(Instrument):
 
     def step(self, node):
         if node.rank == 0:
-            self.x.append(self.strategy.solution(node).clone())
+            self.x.append(self.strategy.solution(Node(node)).clone())
 
 
 def train(strategy, task, workers, epochs, **options):
@@ -292,8 +294,8 @@ def test_a_warm_up_that_ends_within_a_split_is_refused():
 
 def test_blocks_are_refused_in_a_loop_of_one_s_own():
     with pytest.raises(ValueError, match="in a loop of your own, shard"):
-        BMUF(blocks=4).check_loop()
-    BMUF().check_loop()
+        BMUF(blocks=4).check(Setting(4, own_loop=True))
+    BMUF().check(Setting(4, own_loop=True))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from central import Census, Whole, name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.strategies import ASGD, EASGD, SSP, Downpour, Hogwild
 from shoal.testing.problems import Problem, simulate
@@ -97,7 +97,7 @@ class Paths(Instrument):
         self._forces[node.rank].clear()
 
     def send(self, node, dst, m):
-        if m.tag == "push" and node.t == node.last_step:
+        if m.tag == "push" and node.t == node.work.last_step:
             self._forces[node.rank].append(m.body.clone())
             if sum(map(len, self._forces[node.rank])) == len(node.x):
                 self.x[node.rank] -= torch.cat(self._forces[node.rank])

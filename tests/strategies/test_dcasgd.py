@@ -6,7 +6,7 @@ import pytest
 import torch
 from central import Census, Drawn, Trail
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Weather
 from shoal.strategies import ASGD, DCASGD, Single
 from shoal.testing.problems import Quadratic, simulate
@@ -143,7 +143,7 @@ class Corrections(Instrument):
         elif node.is_server and m.tag == "push" and (m.src, m.seq) not in self.pushed:
             self.pushed.add((m.src, m.seq))
             seq = max(seq for rank, seq in self.taken_at if rank == m.src)
-            same = torch.equal(node.kept[f"pulled by {m.src}"], self.taken_at[m.src, seq])
+            same = torch.equal(node.variables.state()[f"pulled by {m.src}"], self.taken_at[m.src, seq])
             self.right, self.wrong = self.right + same, self.wrong + (not same)
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from central import Census, Drawn, Reads, Trail
 
-from shoal.core.instrument import Instrument
+from shoal.core.identity import SERVER
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Weather
 from shoal.strategies import Downpour, Single
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
-from shoal.vocabulary.node import SERVER
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from central import Drawn
 from gossiping import ends, graph, watch
 
 from shoal.codecs import FP16
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import DPSGD, Local, Single
 from shoal.testing.problems import Quadratic, simulate

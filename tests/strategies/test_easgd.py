@@ -5,10 +5,12 @@ from collections import defaultdict
 import pytest
 import torch
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Network, Simulation
 from shoal.strategies import EAMSGD, EASGD, Single
 from shoal.testing.problems import Quadratic, Slope, simulate
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Setting
 
 
 class Paths(Instrument):
@@ -20,8 +22,8 @@ class Paths(Instrument):
 
     def step(self, node):
         self.x[node.rank].append(node.x.item())
-        if "centre" in node.state_dict()["kept"]:
-            self.centre[node.rank].append(node.state_dict()["kept"]["centre"].item())
+        if "centre" in node.variables.state():
+            self.centre[node.rank].append(node.variables.state()["centre"].item())
 
 
 def watch(strategy, problem, **options):
@@ -227,7 +229,7 @@ def test_without_gradients_the_synchronous_exchange_conserves_it_too():
 
     run = Simulation(easgd, replica, workers=2, steps=6, observers=[paths])
     for node in run.nodes:
-        node.keep("centre", torch.tensor([64.0], dtype=torch.float64))
+        node.variables.keep("centre", torch.tensor([64.0], dtype=torch.float64))
     run.run()
     totals = [c + x0 + x1 for c, x0, x1 in zip(paths.centre[0], paths.x[0], paths.x[1], strict=True)]
     assert totals == [64 + 0 + 8] * 6
@@ -284,9 +286,11 @@ def test_the_spring_is_nine_tenths_over_n_unless_given():
 
 def test_the_solution_is_the_centre():
     run = simulate(EASGD(0.25, 1, synchronous=True), Quadratic(lr=0.25), steps=3, workers=2, start=[8.0])
-    assert run.strategy.solution(run.worker(1)).item() == run.worker(1).x.item() == run.worker(0).x.item()
+    assert (
+        run.strategy.solution(Node(run.worker(1))).item() == run.worker(1).x.item() == run.worker(0).x.item()
+    )
     run = simulate(EASGD(0.25, 1), Quadratic(lr=0.25), steps=3, workers=2, start=[8.0])
-    assert run.strategy.solution(run.server).item() == run.server.x.item() == run.worker(1).x.item()
+    assert run.strategy.solution(Node(run.server)).item() == run.server.x.item() == run.worker(1).x.item()
 
 
 def test_a_spring_that_makes_the_centre_overshoot_is_refused():
@@ -295,8 +299,8 @@ def test_a_spring_that_makes_the_centre_overshoot_is_refused():
     ) as error:
         simulate(EASGD(rate=0.3, synchronous=True), Slope(), workers=4)
     assert "Try rate=0.225" in str(error.value)
-    EASGD(rate=0.25, synchronous=True).check(4)  # beta = 1 is the limit
-    EASGD(rate=0.3).check(4)  # asynchronous: each force acts alone
+    EASGD(rate=0.25, synchronous=True).check(Setting(4))  # beta = 1 is the limit
+    EASGD(rate=0.3).check(Setting(4))  # asynchronous: each force acts alone
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from shoal.sim import Compute, Faults, Network
 from shoal.strategies import Ensemble, Single
 from shoal.testing import blobs
 from shoal.testing.problems import Slope, simulate
+from shoal.vocabulary.strategy import Setting
 
 SIM = {"transport": "sim"}
 
@@ -253,4 +254,4 @@ def test_a_codec_with_nothing_to_compress_is_refused():
 
 def test_a_loop_of_one_s_own_is_refused():
     with pytest.raises(ValueError, match="start the script several times with seeds of its own"):
-        Ensemble().check_loop()
+        Ensemble().check(Setting(4, own_loop=True))

@@ -6,7 +6,7 @@ from central import Drawn
 from gossiping import ends, graph, watch
 
 from shoal.codecs import FP16
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Network
 from shoal.strategies import Gossip, Single
 from shoal.testing.problems import Slope, simulate

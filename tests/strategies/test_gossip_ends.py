@@ -50,7 +50,7 @@ def test_all_but_one_may_die(strategy):
 def test_workers_may_take_different_numbers_of_steps(strategy, steps):
     run, paths = begin(strategy, PLACES, PROBLEM, steps=9, **ROUGH)
     for node, own in zip(run.nodes, steps, strict=True):
-        node.last_step = own
+        node.work.last_step = own
     run.run()
     assert tuple(len(paths.x.get(k, ())) for k in range(5)) == steps
     assert len(set(ends(run))) == 1
@@ -69,8 +69,8 @@ def test_who_is_done_is_patient_with_who_is_not(strategy):
     # worker 0 takes 3 s for a step; the others, who give up after 4 s of silence, are done long before
     run, paths = begin(strategy, PLACES, PROBLEM, steps=9, compute=Compute(1.0, slow={0: 3.0}))
     for node in run.nodes:
-        node.timeout = 4.0
-        node.last_step = 9 if node.rank == 0 else 1
+        node.channel.timeout = 4.0
+        node.work.last_step = 9 if node.rank == 0 else 1
     run.run()
     assert len(paths.x[0]) == 9
     assert run.finished == [0, 1, 2, 3, 4]
@@ -79,7 +79,7 @@ def test_who_is_done_is_patient_with_who_is_not(strategy):
 def test_but_not_with_one_that_has_fallen_silent():
     run, _ = begin(DPSGD(), PLACES, PROBLEM, steps=2, compute=Compute(1.0, slow={0: 100.0}))
     for node in run.nodes:
-        node.timeout = 4.0
+        node.channel.timeout = 4.0
     with pytest.raises(PeerLost, match="waited 4 s for 'round' from worker 0"):
         run.run()
 

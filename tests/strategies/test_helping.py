@@ -118,9 +118,9 @@ def test_the_last_checkpoint_is_written_when_nothing_is_left_to_take_over():
     saved = defaultdict(list)
 
     async def boundary(node):
-        if node.t == node.last_step and not node.peers.may_help:
+        if node.t == node.work.last_step and not node.work.may_help:
             saved[node.rank].append((node.transport.now(), node.meter.steps))
 
-    watch(Gossip(period=99), [0.0, 0.0], steps=6, compute=Compute(1.0, slow={1: 6.5}), boundary=boundary)
+    watch(Gossip(period=99), [0.0, 0.0], steps=6, compute=Compute(1.0, slow={1: 6.5}), between_steps=boundary)
     # worker 0 has done four of worker 1's by 10 s, worker 1 two of its own by 13 s
     assert saved == {0: [(10.0, 10)], 1: [(13.0, 2)]}

@@ -7,7 +7,7 @@ import torch
 from central import Census, Drawn, Trail, mean, mean_staleness
 
 from shoal.codecs import FP16
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.strategies import ASGD, Hierarchical, SoftSync, Sync, SyncServer
 from shoal.testing.problems import Quadratic, Slope, simulate
@@ -261,7 +261,7 @@ class Ages(Instrument):
     def receive(self, node, m):
         if m.tag == "reply":
             self._read[node.rank] = int(m.body.item())
-        elif m.tag == "push" and node.role > 0:
+        elif m.tag == "push" and node.identity.role > 0:
             self._waiting.setdefault(node.rank, []).append(self._read[m.src])
         elif m.tag == "push":
             held = self._read[m.src]

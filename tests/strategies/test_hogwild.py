@@ -7,7 +7,7 @@ import torch
 from central import Census, Drawn, mean_staleness
 
 from shoal.codecs import FP16
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import ASGD, Hogwild, Single
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate

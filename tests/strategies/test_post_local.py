@@ -5,9 +5,10 @@ import torch
 from blockwise import Bowls
 from ending import simulate_loops
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.strategies import Local, PostLocal, Single, Sync
 from shoal.testing.problems import Quadratic, Slope, simulate
+from shoal.vocabulary.node import Node
 
 
 def ends(run):
@@ -109,7 +110,7 @@ def test_the_solution_is_the_common_model_before_the_switch_and_the_average_afte
     class Watch(Instrument):
         def step(self, node):
             if node.rank == 0:
-                seen.append((strategy.solution(node).item(), node.x.item()))
+                seen.append((strategy.solution(Node(node)).item(), node.x.item()))
 
     simulate(strategy, Slope(gradients=(1.0, 3.0)), workers=2, steps=6, observers=[Watch()])
     assert seen == [(-2, -2), (-4, -4), (-4, -5), (-8, -8), (-8, -9), (-12, -12)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from central import Census, name
 
-from shoal.core.instrument import Instrument
 from shoal.core.replica import Gradient
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.strategies import (
     ASGD,
@@ -69,7 +69,7 @@ class Forces(Instrument):
         self.of_returned = []
 
     def send(self, node, dst, m):
-        if m.tag == "push" and node.incarnation:
+        if m.tag == "push" and node.identity.incarnation:
             self.of_returned.append(m.body.item())
 
 
@@ -112,7 +112,7 @@ def test_every_batch_is_in_the_model_though_a_worker_comes_and_goes(strategy, mo
         faults=Faults(noticed_after=0.25, restart_after=0.75).kill(rank=1, moment=moment),
     )
     assert all(share > 0 for share in run.server.x.tolist())
-    assert run.worker(1).incarnation == 1
+    assert run.worker(1).identity.incarnation == 1
     assert "worker 1 was lost" in run.server.meter.faults
 
 
@@ -127,7 +127,7 @@ def test_a_crash_that_was_planned_for_a_step_happens_once():
         faults=Faults(noticed_after=0.25, restart_after=0.75).crash(rank=0, step=2),
         observers=[AtMost(1)],
     )
-    assert (run.server.x.item(), run.worker(0).incarnation) == (-4.0, 1)
+    assert (run.server.x.item(), run.worker(0).identity.incarnation) == (-4.0, 1)
 
 
 @pytest.mark.parametrize("strategy", [Downpour(n_fetch=3), Downpour(n_fetch=3, overlap=True)], ids=name)
@@ -145,7 +145,7 @@ def test_it_takes_no_gradient_where_the_run_once_began(strategy):
         compute=Compute(mean=1.0, slow={1: 1.25}),
         faults=Faults(noticed_after=0.25, restart_after=1.75).kill(rank=1, moment=6.0),
     )
-    assert run.worker(1).incarnation == 1
+    assert run.worker(1).identity.incarnation == 1
     assert problem.taken == [0.0] * len(problem.taken)
 
 

@@ -5,7 +5,7 @@ import torch
 from central import Drawn
 from gossiping import ends, graph, watch
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import SGP, Local, Single
 from shoal.testing.problems import Quadratic, simulate
@@ -64,7 +64,9 @@ def test_mixing_alone_conserves_the_sums_of_models_and_of_weights(topology, over
     places = [64.0, -1.0, 3.0, 10.0]
     rough = {"compute": Compute(1.0, jitter=0.5), "network": Network(latency=0.75)}
     run, _ = watch(SGP(topology=word, overlap=overlap), places, steps=7, **rough)
-    sums = [sum(run.worker(k).kept[name].item() for k in range(4)) for name in ("biased", "weight")]
+    sums = [
+        sum(run.worker(k).variables.state()[name].item() for k in range(4)) for name in ("biased", "weight")
+    ]
     exact = topology in ("star", "one_peer")
     # `biased` is what it was before all took the mean of z
     assert sums == ([76.0, 4.0] if exact else pytest.approx([76.0, 4.0], rel=1e-14))

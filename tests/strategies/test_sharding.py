@@ -4,7 +4,7 @@ import pytest
 import torch
 from central import Drawn, name
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Link, Network
 from shoal.strategies import (
     ASGD,
@@ -95,7 +95,7 @@ def test_what_is_kept_beside_the_model_is_cut_up_too():
     # sums of squares of the adaptive rules: 2 and 3 elements, not 5
     for strategy, kept in ((Downpour(optimizer="adagrad", rate=0.5), "memory"), (DCASGD(), "mean square")):
         run = simulate(strategy, Drawn(lr=0.1), start=LONG, shards=2, **LOOSE)
-        assert [node.state_dict()["kept"][kept].numel() for node in run.nodes[3:]] == [2, 3]
+        assert [node.variables.state()[kept].numel() for node in run.nodes[3:]] == [2, 3]
 
 
 def test_shards_do_not_wait_for_each_other():

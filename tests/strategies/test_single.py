@@ -37,7 +37,7 @@ def test_the_small_problems_descend_as_torch_does():
 
 def test_its_samples_are_counted_as_merged_at_every_step():
     node = simulate(Single(), Slope(counts=(3,)), steps=4).worker(0)
-    assert (node.t, node.merged, node.meter.samples, node.meter.messages_sent) == (4, 12.0, 12, 0)
+    assert (node.t, node.merged, node.samples, node.meter.messages_sent) == (4, 12.0, 12, 0)
 
 
 def test_a_second_worker_is_refused():

@@ -6,7 +6,7 @@ from central import Census, Drawn, Reads, Trail
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Link, Network
 from shoal.strategies import ASGD, SSP, Sync
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
@@ -32,7 +32,7 @@ class Clocks(Instrument):
 
     def send(self, node, dst, m):
         if not node.is_server:
-            self.done[node.rank] = node.clock
+            self.done[node.rank] = node.progress.clock
             self.widest = max(self.widest, max(self.done) - min(self.done))
 
 
@@ -44,7 +44,7 @@ class Shown(Instrument):
 
     def receive(self, node, m):
         if m.tag == "reply" and not node.is_server:
-            self.models.append((node.rank, node.clock, m.body.tolist()))
+            self.models.append((node.rank, node.progress.clock, m.body.tolist()))
 
 
 def away(workers, latency, far):

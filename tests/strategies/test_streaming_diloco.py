@@ -11,13 +11,14 @@ from torch import nn
 from shoal.codecs import CODECS
 from shoal.codecs.fp16 import FP16
 from shoal.collectives import ALGORITHMS, averaging
-from shoal.core.instrument import Instrument
 from shoal.core.task import Data, Task
-from shoal.engine.fragments import fragments
+from shoal.core.vector import fragments
+from shoal.engine.engine import Instrument
 from shoal.replicas.module import build_model, build_replica
 from shoal.sim import Compute, Network
 from shoal.strategies import DiLoCo, Local, StreamingDiLoCo
 from shoal.testing.problems import Slope, simulate
+from shoal.vocabulary.node import Node
 
 # Two workers that go down a slope of 1 and of 3 with rate 1/2, in both of two elements.
 SLOPES = Slope(lr=0.5, gradients=(1.0, 3.0))
@@ -40,7 +41,7 @@ def ends(run):
 
 
 def solutions(run):
-    return [run.strategy.solution(node).tolist() for node in run.nodes]
+    return [run.strategy.solution(Node(node)).tolist() for node in run.nodes]
 
 
 # -- by hand ---------------------------------------------------------------------------------------
@@ -224,7 +225,10 @@ def data():
 def fragments_of_a_module(number):
     task = Task("layers", model, data, loss=nn.functional.mse_loss)
     replica = build_replica(task, build_model(task, 0), data(), DiLoCo(), 0, 1, 0)
-    return [[(s.start, s.stop) for s in each] for each in fragments(replica, number)]
+    return [
+        [(s.start, s.stop) for s in each]
+        for each in fragments(replica.x.numel(), number, getattr(replica, "layout", None))
+    ]
 
 
 def test_a_fragment_is_every_so_many_th_layer_weights_and_biases_together():
@@ -243,7 +247,7 @@ def test_more_fragments_than_layers_are_equal_slices():
 
 def test_a_vector_of_no_known_layers_is_cut_into_equal_slices():
     run = simulate(StreamingDiLoCo(period=4, fragments=2, overlap=0), Slope(), steps=1, start=[0.0] * 5)
-    assert run.worker(0).fragments(2) == [[slice(0, 2)], [slice(2, 5)]]
+    assert Node(run.worker(0)).fragments(2) == [[slice(0, 2)], [slice(2, 5)]]
 
 
 def test_more_fragments_than_elements_are_refused():

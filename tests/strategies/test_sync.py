@@ -79,4 +79,4 @@ def test_one_worker_is_single_bit_for_bit():
 def test_every_worker_knows_how_many_samples_its_model_has_seen():
     run = simulate(Sync(), Slope(counts=(1, 3)), workers=2, steps=5)
     assert [run.worker(k).merged for k in (0, 1)] == [20.0, 20.0]
-    assert [run.worker(k).meter.samples for k in (0, 1)] == [5, 15]
+    assert [run.worker(k).samples for k in (0, 1)] == [5, 15]

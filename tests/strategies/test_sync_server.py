@@ -4,7 +4,7 @@ import pytest
 import torch
 from central import Census, Drawn, Reads, Trail
 
-from shoal.core.instrument import Instrument
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import Sync, SyncServer
 from shoal.testing.problems import Quadratic, Slope, simulate

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from shoal.core.instrument import Instrument
 from shoal.core.replica import NoMoreSteps
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Simulation
 from shoal.strategies import BMUF, DiLoCo, Local, PostLocal, SlowMo, StreamingDiLoCo, Sync
 from shoal.testing.problems import Quadratic, VectorReplica, simulate
+from shoal.vocabulary.node import Node
 
 AVERAGING = [
     Sync(),
@@ -61,7 +62,7 @@ def train(strategy, ends, **options):
 @pytest.mark.parametrize("ends", [(7, 7, 7), (0, 5, 9), (13, 2, 6), (1, 12, 0), (0, 0, 0)], ids=str)
 def test_all_end_with_the_same_model_and_every_sample_in_it(strategy, ends):
     run = train(strategy, ends)
-    solutions = {strategy.solution(run.worker(k)).item() for k in range(3)}
+    solutions = {strategy.solution(Node(run.worker(k))).item() for k in range(3)}
     assert len(solutions) == 1
     samples = sum(n * count for n, count in zip(ends, (1, 2, 4), strict=True))
     assert {run.worker(k).merged for k in range(3)} == {samples}
@@ -115,7 +116,7 @@ def test_a_falling_rate_does_not_part_who_ended_early_from_the_others(strategy):
         return falling
 
     run = Simulation(strategy, replica, workers=3, steps=None).run()
-    assert len({strategy.solution(run.worker(k)).item() for k in range(3)}) == 1
+    assert len({strategy.solution(Node(run.worker(k))).item() for k in range(3)}) == 1
 
 
 class Averages(Instrument):

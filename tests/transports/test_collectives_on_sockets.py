@@ -12,24 +12,25 @@ from shoal.collectives import ALGORITHMS, Link
 from shoal.collectives.link import measure
 from shoal.core.codec import Identity
 from shoal.core.errors import PeerLost
+from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Parameters
 from shoal.core.transport import Transport
+from shoal.engine.engine import Engine
 from shoal.launch.join import choose_mean
 from shoal.transports import rendezvous
 from shoal.transports.sockets import SocketTransport
-from shoal.vocabulary.node import Node
 
 PATIENCE = 10.0
 
 each = pytest.mark.parametrize("name", ALGORITHMS)
 
 
-def node_on(transport: Transport, x: Tensor, collective: str) -> Node:
+def node_on(transport: Transport, x: Tensor, collective: str) -> Engine:
     mean = choose_mean(collective, transport, Identity(), transport.size)
-    return Node(
+    return Engine(
         transport,
         Parameters(x),
-        workers=transport.size,
+        NodeIdentity(transport.rank, transport.size),
         mean=mean,
         codec=Identity(),
         timeout=PATIENCE,
@@ -43,7 +44,7 @@ def test_large_and_small_sums_one_after_the_other(name: str, workers: int) -> No
         node, seen = node_on(t, torch.zeros(1), name), []
         for k, length in enumerate((3, 50_000, 0, 50_000, 1)):  # the long ones go through shared memory
             v = torch.full((length,), float(10**k * (t.rank + 1)))
-            await ALGORITHMS[name].sum(node, v)
+            await ALGORITHMS[name].sum(node.group, v)
             seen.append(v.unique().tolist())
         return seen
 
@@ -97,7 +98,7 @@ def test_all_others_hear_who_died(name: str, dead: int) -> None:
             return ""
         node = node_on(ends[rank], torch.zeros(1), name)
         with pytest.raises(PeerLost) as lost:
-            drive(ALGORITHMS[name].sum(node, torch.ones(10)))
+            drive(ALGORITHMS[name].sum(node.group, torch.ones(10)))
         return str(lost.value)
 
     try:

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
-from shoal.core.instrument import Meter
-from shoal.core.replica import NoMoreSteps
+from shoal.core.identity import NodeIdentity
+from shoal.core.replica import NoMoreSteps, Parameters
 from shoal.core.transport import Message
 from shoal.core.vector import named_weights
-from shoal.launch.between_steps import Boundary
+from shoal.engine.engine import Engine
+from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
-from shoal.launch.identity import Seat
 from shoal.launch.join import Access, choose_mean, connect
 from shoal.replicas.attached import AttachedReplica
 from shoal.runs.curve import holds_solution
@@ -30,7 +30,7 @@ from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.strategy import Setting, Strategy
 
 AMP = "_step_supports_amp_scaling"
 """How torch.amp.GradScaler knows an optimizer that deals with scaled gradients itself."""
@@ -62,14 +62,14 @@ def attach(
     chosen = _choose_strategy(place, strategy)
     named = codec if place.codec is None else place.codec
     coder = named if isinstance(named, Codec) else CODECS.read(named or "none")
-    chosen.check_codec(coder)
+    chosen.check(Setting(place.identity(chosen).workers, coder, own_loop=bool(place.launched)))
     if coder.for_averages:
         raise ValueError(
             f"{coder} has to know what gradients are made of, which a loop of your own does not tell; take "
             "'low_rank' here, or shoal.run"
         )
     attachment = Attachment(model, optimizer, chosen, coder, place)
-    if attachment.node.is_server:
+    if attachment.engine.is_server:
         attachment.serve()
         sys.exit(0)
     _current = attachment
@@ -93,8 +93,7 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
         chosen = given
     else:
         chosen = STRATEGIES.make(given or "sync")
-    chosen.check_loop()
-    workers = place.seat(chosen).workers
+    workers = place.identity(chosen).workers
     if place.launched == "shoal" and place.strategy is None and chosen.servers:
         word = STRATEGIES.name_of(chosen)
         raise ValueError(
@@ -106,7 +105,6 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
             f"{type(chosen).__name__} needs {place.nodes - workers} server beside at least 1 worker; "
             f"start {1 - workers} more"
         )
-    chosen.check(workers)
     return chosen
 
 
@@ -128,63 +126,65 @@ class Attachment:
         self._strategy = strategy
         self._control = place.open_control()
         self._replica = AttachedReplica(model, optimizer)
-        seat = place.seat(strategy)
-        self._boundary = self._make_boundary(place, codec, seat.workers)
-        self.node = self._join(place, seat, codec)
+        me = place.identity(strategy)
+        self._between_steps = self._make_between_steps(place, codec, me.workers)
+        self.engine = self._join(place, me, codec)
         self.resumed_from: int | None = None  # step
         if not place.incarnation:  # a successor begins where its predecessor ended
-            self._start_together(seat)
+            self._start_together()
         self._batches_to_skip = self._replica.batches
         self._first_shard: object = None
         self._control.tell("ready")
-        self.node.service.excuse(self._control.await_go().finished)
-        self._began = self.node.transport.now()
-        self._life = strategy.live(self.node)
+        self.engine.service.excuse(self._control.await_go().finished)
+        self._began = self.engine.channel.now()
+        self._life = strategy.live(Node(self.engine))
         self._finished = False
-        if not seat.serves:
+        if not me.is_server:
             self._take_over(optimizer)
             self._go_on(lambda: self._life.send(None))
 
-    def _join(self, place: Place, seat: Seat, codec: Codec) -> Node:
+    def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
         """This process's node, connected to all others."""
         x = self._replica.x
         transport = connect(
             place.transport,
-            seat,
+            me,
             place.open_store() if place.nodes > 1 else None,
             vector_bytes=max(t.nbytes for t in (x, *self._others())),
             timeout=place.timeout,
             manifest=self._replica.layout.manifest(x.dtype),
             access=Access(**place.access),
         )
-        return Node(
+        return Engine(
             transport,
-            seat.parameters(x) if seat.serves else self._replica,
-            mean=choose_mean(place.collective, transport, codec, seat.workers),
+            Parameters.of_server(me, x) if me.is_server else self._replica,
+            me,
+            mean=choose_mean(place.collective, transport, codec, me.workers),
             codec=codec,
             timeout=place.timeout,
-            boundary=self._boundary,
+            between_steps=self._between_steps,
             observers=(Reporter(self._control),),
-            **seat.settings(place.transport, self._replica.layout, x.nbytes),
+            **place.recovery.settings(me, self._replica.layout, x.nbytes),
         )
 
-    def _start_together(self, seat: Seat) -> None:
+    def _start_together(self) -> None:
         """Begin at worker 0's weights, or where a checkpoint left off."""
+        engine = self.engine
         drive(self._same_start())
-        if seat.serves:
-            self.node.replica = seat.parameters(self._replica.x)
-        self.node.meter = Meter()  # the run begins now
-        self.resumed_from = self._boundary.resume(self.node)
+        if engine.is_server:
+            engine.x.copy_(Parameters.of_server(engine.identity, self._replica.x).x)
+        engine.meter.reset()  # the run begins now
+        self.resumed_from = self._between_steps.resume(engine)
 
     @property
     def rank(self) -> int:
         """This worker's number, from 0."""
-        return self.node.rank
+        return self.engine.rank
 
     @property
     def workers(self) -> int:
         """How many workers train together."""
-        return self.node.size
+        return self.engine.identity.workers
 
     def saw(self, samples: int) -> None:
         """Say that the next step is about so many more samples: its weight in averages. `shard` does so."""
@@ -292,23 +292,23 @@ class Attachment:
 
     async def _same_start(self) -> None:
         """Everyone takes worker 0's weights, frozen ones and buffers included."""
-        node = self.node
+        engine, me = self.engine, self.engine.identity
         for mine in (self._replica.x, *self._others()):
             flat = mine.detach().reshape(-1)
             travels = flat.to(torch.uint8) if mine.dtype == torch.bool else flat
-            if node.rank == 0:
-                for rank in range(1, node.transport.size):
-                    await node.send(rank, Message("start", (travels,)))
+            if me.rank == 0:
+                for rank in range(1, me.nodes):
+                    await engine.channel.send(rank, Message("start", (travels,)))
                 continue
-            start = (await node.recv("start", src=0)).body
+            start = (await engine.mailbox.find("start", 0)).body
             if start.numel() != mine.numel() or start.dtype != travels.dtype:
                 raise ValueError(
-                    f"worker 0 has {start.numel():,} numbers where {node.name} has {mine.numel():,}; "
+                    f"worker 0 has {start.numel():,} numbers where {me.name} has {mine.numel():,}; "
                     "all processes must build the same model"
                 )
             mine.copy_(start.view(mine.shape))
 
-    def _make_boundary(self, place: Place, codec: Codec, workers: int) -> Boundary:
+    def _make_between_steps(self, place: Place, codec: Codec, workers: int) -> BetweenSteps:
         saved = None
         if place.checkpoint is not None:
             config = {
@@ -319,17 +319,17 @@ class Attachment:
                 "parameters": self._replica.x.numel(),
             }
             saved = Checkpoints(place.checkpoint, config, place.nodes)
-        return Boundary(self._control, saved, place.every, self._weights)
+        return BetweenSteps(self._control, saved, place.every, self._weights)
 
-    def _weights(self, node: Node) -> Mapping[str, Tensor] | None:
-        if node.shards > 1 or not holds_solution(self._strategy, node):
+    def _weights(self, engine: Engine) -> Mapping[str, Tensor] | None:
+        if engine.identity.shards > 1 or not holds_solution(self._strategy, engine):
             return None
-        return named_weights(self._model, self._strategy.solution(node))
+        return named_weights(self._model, self._strategy.solution(Node(engine)))
 
     def _close(self) -> None:
-        node = self.node
-        seconds = node.transport.now() - self._began
-        drive(node.transport.close())
-        if not node.is_server:
+        engine = self.engine
+        seconds = engine.channel.now() - self._began
+        drive(engine.transport.close())
+        if not engine.is_server:
             self._give_back()
-        self._control.tell("done", **report(node, seconds))
+        self._control.tell("done", **report(engine, seconds))

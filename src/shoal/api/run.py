@@ -14,10 +14,10 @@ import torch
 from shoal.codecs import CODECS
 from shoal.collectives import Link
 from shoal.core.codec import Codec
-from shoal.core.instrument import Instrument
 from shoal.core.replica import Replica
 from shoal.core.task import Task
 from shoal.core.vector import trainable
+from shoal.engine.engine import Engine, Instrument
 from shoal.launch.control import PROGRESS_SECONDS, Control, progress
 from shoal.launch.crew import Audience, Listener
 from shoal.launch.join import choose_mean
@@ -29,7 +29,6 @@ from shoal.runs.processes import keep_model, run_processes
 from shoal.runs.result import Result, report, summarise
 from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.strategies import STRATEGIES
-from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Strategy
 
 
@@ -107,7 +106,7 @@ def _simulate(
 ) -> Result:
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
     curve = Curve(plan.strategy, plan.samples(data))
-    boundary = plan.boundary(Control(), model)
+    between_steps = plan.between_steps(Control(), model)
 
     def replica(rank: int) -> Replica:
         return build_replica(plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed)
@@ -127,18 +126,19 @@ def _simulate(
         codec=plan.codec,
         mean=choose_mean(plan.collective, None, plan.codec, plan.workers, link),
         seed=plan.seed,
-        boundary=plan.hook(boundary),
+        between_steps=between_steps,
+        balanced=plan.balance,
         observers=(curve, _Ticker(listener)),
     )
     for node in simulation.nodes:
-        boundary.resume(node)
+        between_steps.resume(node)
         curve.begin(node)
     with _threads(plan.threads_each):
         simulation.run()
         ranks = holders(plan.strategy, plan.workers, plan.servers, simulation.finished)
         for rank in ranks:
             curve.end(simulation.nodes[rank])
-        modules = [module_of(simulation.nodes[rank], model) for rank in ranks]
+        modules = [module_of(simulation.nodes[rank].replica, model) for rank in ranks]
         copies = [curve.snapshots[rank] for rank in ranks]
         model, points = put_together(plan.strategy, modules, copies, plan.task, data, listener.tested)
     keep_model(plan, model)
@@ -175,7 +175,8 @@ class _Ticker(Instrument):
         self._listener = listener
         self._next: dict[int, float] = {}
 
-    def step(self, node: Node) -> None:
-        if (now := monotonic()) >= self._next.get(node.rank, 0.0):
-            self._next[node.rank] = now + PROGRESS_SECONDS
-            self._listener(progress(node, node.transport.now(), node.samples_before))
+    def step(self, engine: Engine) -> None:
+        rank = engine.rank
+        if (now := monotonic()) >= self._next.get(rank, 0.0):
+            self._next[rank] = now + PROGRESS_SECONDS
+            self._listener(progress(engine, engine.channel.now(), engine.progress.samples_before))

@@ -20,15 +20,16 @@ from typing import Any, NoReturn
 import torch
 
 from shoal.api.attach import current
+from shoal.codecs import CODECS
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
+from shoal.core.identity import NodeIdentity
 from shoal.launch.control import leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Listener, Member
 from shoal.launch.environment import Place
-from shoal.launch.identity import REJOINING
 from shoal.launch.join import local_threads, start_mpi
+from shoal.launch.recovery import REJOINING
 from shoal.runs.result import Result, summarise
-from shoal.vocabulary.node import name_of
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.strategy import Setting, Strategy
 
 Printer = Callable[[str, str], None]
 
@@ -53,15 +54,16 @@ def run_script(
     if not Path(script).is_file():
         raise ValueError(f"there is no script {str(script)!r}")
     if strategy is not None:
-        strategy.check(workers)
-        strategy.check_durability(place.durability)
+        codec = CODECS.read(place.codec or "none")
+        strategy.check(Setting(workers, codec, place.durability, own_loop=True))
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         shared = replace(place, nodes=nodes, launched="shoal", store=folder)
 
         def start(rank: int, incarnation: int) -> Member:
             own = replace(shared, rank=rank, incarnation=incarnation)
-            return _start(name_of(rank, workers, nodes - workers), own, script, arguments, on_output)
+            name = NodeIdentity(rank, workers, nodes - workers).name
+            return _start(name, own, script, arguments, on_output)
 
         restarts = place.transport in REJOINING and (strategy is None or strategy.recovers != "none")
         goes_on = strategy is not None and strategy.survives

@@ -214,7 +214,7 @@ def check(plans: Sequence[Plan]) -> None:
 
 def notes(strategy: Strategy, steps: int) -> Iterator[str]:
     """What in its options does not suit so few steps."""
-    period = getattr(strategy, "period", 0) if strategy.data_blocks is None else 0
+    period = getattr(strategy, "period", 0) if strategy.deal.blocks is None else 0
     switch = getattr(strategy, "switch", 0)
     takes = f"but each worker takes only {steps}"
     if 2 * period > steps:

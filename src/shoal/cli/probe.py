@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
+from shoal.core.identity import NodeIdentity
 from shoal.core.transport import Message, Transport
 from shoal.launch.control import leave_with_parent
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
-from shoal.launch.identity import Seat
 from shoal.launch.join import connect, file_store
 
 KINDS = ("processes", "gloo", "grpc")
@@ -56,7 +56,9 @@ def trial(kind: str, rank: int, meeting: Path | None = None) -> dict[str, float 
         if meeting is not None:
             meeting.mkdir(exist_ok=True)
             store = file_store(meeting, 2)
-        transport = connect(kind, Seat(rank, 2), store, vector_bytes=BULK_BYTES, timeout=TIMEOUT_SECONDS)
+        transport = connect(
+            kind, NodeIdentity(rank, 2), store, vector_bytes=BULK_BYTES, timeout=TIMEOUT_SECONDS
+        )
         try:
             return {**drive(measure(transport))}
         finally:

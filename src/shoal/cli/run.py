@@ -29,8 +29,8 @@ from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
 from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
 from shoal.codecs import CODECS
 from shoal.launch.environment import Place
-from shoal.launch.identity import check_durability
 from shoal.launch.join import TRANSPORTS, check_collective, check_word, refuse_mpi
+from shoal.launch.recovery import check_durability
 from shoal.report import Progress
 from shoal.storage.journal import DURABILITY
 from shoal.strategies import STRATEGIES
@@ -164,9 +164,7 @@ def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[
 def choose_strategy(word: str | None, options: Mapping[str, str]) -> Strategy | None:
     """The strategy named on the command line; None leaves it to the script."""
     if word is not None:
-        chosen = STRATEGIES.make(word, **options)
-        chosen.check_loop()
-        return chosen
+        return STRATEGIES.make(word, **options)
     if options:
         raise ValueError(f"--strategy.{next(iter(options))} belongs to a strategy; name it with --strategy")
     return None

@@ -18,8 +18,7 @@ from shoal.codecs.blocks import count
 from shoal.codecs.kernels import for_cpu
 from shoal.codecs.packing import numbers, widened, words
 from shoal.codecs.ternary import Ternary
-from shoal.core.codec import Codec, State
-from shoal.engine.coding import REST
+from shoal.core.codec import REST, Codec, State
 
 LEAST = 2.0**-126  # whose reciprocal is a float32 still
 FIELDS = (2, 4, 8, 16)  # bits

@@ -8,18 +8,18 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from shoal.vocabulary.node import Mean, Node
+from shoal.engine.group import Group, Mean
 
-Sum: TypeAlias = Callable[[Node, Tensor], Awaitable[None]]
+Sum: TypeAlias = Callable[[Group, Tensor], Awaitable[None]]
 """Replaces a vector by its sum over the workers: exact but for rounding, and the same bits everywhere."""
 
 
 def averaging(add_up: Sum) -> Mean:
     """The weighted average over the workers, and the total weight (zeros if that is 0), by this sum."""
 
-    async def mean(node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+    async def mean(group: Group, v: Tensor, weight: float) -> tuple[Tensor, float]:
         packed = pack(v, weight)
-        await add_up(node, packed)
+        await add_up(group, packed)
         return unpack(packed, v.dtype)
 
     return mean

@@ -11,25 +11,25 @@ from torch import Tensor
 from shoal.collectives.cube import Cube, fold, fold_cost
 from shoal.collectives.exchange import Dense, Load
 from shoal.collectives.link import Link
-from shoal.vocabulary.node import Node
+from shoal.engine.group import Group
 
 
-async def butterfly(node: Node, v: Tensor) -> None:
+async def butterfly(group: Group, v: Tensor) -> None:
     """Sum `v` over the workers, in place."""
-    await swap(node, Dense(node, v))
+    await swap(group, Dense(group, v))
 
 
-async def swap(node: Node, load: Load) -> None:
+async def swap(group: Group, load: Load) -> None:
     """Have every worker hold the sum of what all bring."""
 
     async def over(cube: Cube) -> None:
-        corner = cube.corner_of(node.rank)
+        corner = cube.corner_of(group.rank)
         for bit in cube.bits:
             partner = cube.worker_at(corner ^ bit)
             await load.give(partner, "swap")
             await load.add(partner, "swap")
 
-    await fold(node, load, over)
+    await fold(group, load, over)
 
 
 def cost(workers: int, nbytes: float, link: Link) -> float:

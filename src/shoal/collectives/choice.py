@@ -19,7 +19,7 @@ from shoal.collectives.ring import ring
 from shoal.collectives.stripes import stripes
 from shoal.collectives.tree import cost as tree_cost
 from shoal.collectives.tree import tree
-from shoal.vocabulary.node import Mean, Node
+from shoal.engine.group import Group, Mean
 
 FEW_WORKERS = 8
 """So many and fewer average in stripes: nothing has fewer rounds, and the messages are still few."""
@@ -52,16 +52,16 @@ def cheapest(workers: int, nbytes: float, link: Link) -> str:
 class Cheapest:
     """Sums each vector by the algorithm that is cheapest for its size.
 
-    Without a link, the workers measure it together before the first sum. Each node then needs its own.
+    Without a link, the workers measure it together before the first sum. Each group then needs its own.
     """
 
     def __init__(self, link: Link | None = None) -> None:
         self._link = link
 
-    async def __call__(self, node: Node, v: Tensor) -> None:
+    async def __call__(self, group: Group, v: Tensor) -> None:
         if self._link is None:
-            self._link = await measure(node)
-        await ALGORITHMS[cheapest(node.size, v.nbytes, self._link)].sum(node, v)
+            self._link = await measure(group)
+        await ALGORITHMS[cheapest(group.size, v.nbytes, self._link)].sum(group, v)
 
 
 def automatic(workers: int, link: Link | None = None) -> Mean:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shoal.collectives.exchange import Load
 from shoal.collectives.link import Link
-from shoal.vocabulary.node import Node
+from shoal.engine.group import Group
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class Cube:
         return 2 * corner if corner < self.folded else corner + self.folded
 
 
-async def fold(node: Node, load: Load, add_up: Callable[[Cube], Awaitable[None]]) -> None:
+async def fold(group: Group, load: Load, add_up: Callable[[Cube], Awaitable[None]]) -> None:
     """Sum what the workers bring by an algorithm that wants a power of two of them."""
-    cube = Cube(node.size)
-    is_paired = node.rank < 2 * cube.folded
-    if is_paired and node.rank % 2:
-        await load.give(node.rank - 1, "fold")
-        await load.replace(node.rank - 1, "unfold")
+    cube = Cube(group.size)
+    is_paired = group.rank < 2 * cube.folded
+    if is_paired and group.rank % 2:
+        await load.give(group.rank - 1, "fold")
+        await load.replace(group.rank - 1, "unfold")
         return
     if is_paired:
-        await load.add(node.rank + 1, "fold")
+        await load.add(group.rank + 1, "fold")
     await add_up(cube)
     if is_paired:
-        await load.give(node.rank + 1, "unfold")
+        await load.give(group.rank + 1, "unfold")
 
 
 def fold_cost(workers: int, nbytes: float, link: Link) -> float:

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from shoal.core.codec import expect
 from shoal.core.transport import Message
-from shoal.vocabulary.node import Node
+from shoal.engine.group import Group
 
 
-async def give(node: Node, dst: int, tag: str, v: Tensor) -> None:
+async def give(group: Group, dst: int, tag: str, v: Tensor) -> None:
     """Send `v`, exactly; it may be changed afterwards."""
-    await node.send(dst, Message(tag, (v,)))
+    await group.send(dst, Message(tag, (v,)))
 
 
-async def take(node: Node, src: int, tag: str, like: Tensor) -> Tensor:
+async def take(group: Group, src: int, tag: str, like: Tensor) -> Tensor:
     """What `src` gives: a vector of the dtype and length of `like`, to be read only.
 
     Raises PeerLost as soon as any worker is lost, for a sum that lacks one cannot be completed.
     """
-    m = await node.mailbox.find(tag, src, needed=range(node.size))
+    m = await group.take(tag, src)
     (v,) = expect(m.parts, (like.dtype, like.numel()))
     return v.to(like.device)
 
@@ -51,17 +51,17 @@ class Load(Protocol):
 class Dense:
     """A load that is a whole vector, changed in place."""
 
-    node: Node
+    group: Group
     v: Tensor
 
     async def give(self, dst: int, tag: str) -> None:
         """Send it, exactly."""
-        await give(self.node, dst, tag, self.v)
+        await give(self.group, dst, tag, self.v)
 
     async def add(self, src: int, tag: str) -> None:
         """Both partners of a swap do: a + b is b + a to the last bit."""
-        self.v.add_(await take(self.node, src, tag, self.v))
+        self.v.add_(await take(self.group, src, tag, self.v))
 
     async def replace(self, src: int, tag: str) -> None:
         """Copy what arrives."""
-        self.v.copy_(await take(self.node, src, tag, self.v))
+        self.v.copy_(await take(self.group, src, tag, self.v))

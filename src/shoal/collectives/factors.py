@@ -29,7 +29,7 @@ from shoal.core.errors import WireError
 from shoal.core.factors import Product, Records
 from shoal.core.matrices import Matrices, Matrix, wide
 from shoal.core.transport import Message
-from shoal.vocabulary.node import Mean, Node
+from shoal.engine.group import Group, Mean
 
 TERMS, FACTORS = "terms", "factors"
 """Tags of how many rows a worker has for each layer, and of the rows: all D, then all X."""
@@ -49,54 +49,54 @@ class FactorsMean:
     def __init__(self, mean: Mean) -> None:
         self._mean = mean
 
-    def prepare(self, node: Node) -> None:
+    def prepare(self, group: Group) -> None:
         """Have a worker's replica keep what its gradients are made of."""
-        if node.size > 1 and isinstance(node.replica, Records):
-            node.replica.record()
-            if not node.replica.recorded:
+        if group.size > 1 and isinstance(group.replica, Records):
+            group.replica.record()
+            if not group.replica.recorded:
                 raise ValueError(
                     "codec 'factors' is for fully connected layers (nn.Linear), which this model has none "
                     "of; take 'none', or a codec that loses something, as 'low_rank'"
                 )
 
-    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+    async def __call__(self, group: Group, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
-        replica = node.replica
-        if not isinstance(replica, Records) or not replica.recorded or v.numel() != node.x.numel():
-            return await self._mean(node, v, weight)
-        began = node.transport.now()
-        own = Own.of(replica, v, weight, node.size)
-        node.meter.encode_seconds += node.transport.now() - began
-        words = await own.tell(node, weight)
+        replica = group.replica
+        if not isinstance(replica, Records) or not replica.recorded or v.numel() != group.x.numel():
+            return await self._mean(group, v, weight)
+        began = group.now()
+        own = Own.of(replica, v, weight, group.size)
+        group.meter.encode_seconds += group.now() - began
+        words = await own.tell(group, weight)
         total = sum(word.weight for word in words)
         if not total:
             return v.new_zeros(v.numel()), total
         chosen = [n for n in range(len(own.layers)) if own.pays(n, words)]
         if not chosen:
-            return await self._mean(node, v, weight)
-        return await self._broadcast(node, v, own, words, chosen), total
+            return await self._mean(group, v, weight)
+        return await self._broadcast(group, v, own, words, chosen), total
 
-    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
+    async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
         """Begin an average for later: in stripes, for what is averaged later is no gradient."""
-        return await stripes.start(node, v, weight, number, key)
+        return await stripes.start(group, v, weight, number, key)
 
     async def _broadcast(
-        self, node: Node, v: Tensor, own: Own, words: Sequence[Word], chosen: Sequence[int]
+        self, group: Group, v: Tensor, own: Own, words: Sequence[Word], chosen: Sequence[int]
     ) -> Tensor:
         """The average, with these layers as factors."""
         layers = [own.layers[n] for n in chosen]
         matrices = Matrices(1, tuple(layers))  # for what is in none of them
-        mine, now = [own.products[n] for n in chosen], node.transport.now
+        mine, now = [own.products[n] for n in chosen], group.now
         parts = tuple(
             torch.cat([part.reshape(-1) for part in kind])
             for kind in ([p.errors for p in mine], [p.inputs for p in mine])
         )
-        for k in others(node):
-            await node.send(k, Message(FACTORS, parts))
+        for k in group.others:
+            await group.send(k, Message(FACTORS, parts))
         rest = matrices.others(v)
-        average, _ = await self._mean(node, rest, words[node.rank].weight) if rest.numel() else (rest, 0.0)
+        average, _ = await self._mean(group, rest, words[group.rank].weight) if rest.numel() else (rest, 0.0)
         by_worker = [  # in rank order, so that all round alike
-            mine if k == node.rank else await arrived(node, k, layers, [word.terms[n] for n in chosen])
+            mine if k == group.rank else await arrived(group, k, layers, [word.terms[n] for n in chosen])
             for k, word in enumerate(words)
         ]
         began = now()
@@ -104,10 +104,10 @@ class FactorsMean:
         weights = [word.weight for word in words]
         for layer, *products in zip(layers, *by_worker, strict=True):
             fill(layer.of(out), products, weights)
-        node.meter.decode_seconds += now() - began
+        group.meter.decode_seconds += now() - began
         each = sum(part.nbytes for part in parts) + 8 * len(own.layers)
-        coding = node.coding
-        coding.weigh(coding.averaging(v.nbytes), (node.size - 1) * each + coding.averaging(rest.nbytes))
+        coding = group.coding
+        coding.weigh(coding.averaging(v.nbytes), (group.size - 1) * each + coding.averaging(rest.nbytes))
         return out
 
 
@@ -143,14 +143,14 @@ class Own:
         ]
         return cls(layers, products, terms)
 
-    async def tell(self, node: Node, weight: float) -> list[Word]:
+    async def tell(self, group: Group, weight: float) -> list[Word]:
         """Exchange numbers of rows and weights with all; what each has said, in rank order."""
         said = torch.tensor(self.terms, dtype=torch.int64)
-        for k in others(node):
-            await node.send(k, Message(TERMS, (said,), count=weight))
+        for k in group.others:
+            await group.send(k, Message(TERMS, (said,), count=weight))
         return [
-            Word(self.terms, weight) if k == node.rank else await heard(node, k, len(self.layers))
-            for k in range(node.size)
+            Word(self.terms, weight) if k == group.rank else await heard(group, k, len(self.layers))
+            for k in range(group.size)
         ]
 
     def pays(self, number: int, words: Sequence[Word]) -> bool:
@@ -159,26 +159,21 @@ class Own:
         return UNKNOWN not in terms and pays(self.layers[number], max(terms), len(words))
 
 
-def others(node: Node) -> list[int]:
-    """The other workers, beginning with the next, so that not all send to worker 0 first."""
-    return [(node.rank + k) % node.size for k in range(1, node.size)]
-
-
-async def heard(node: Node, src: int, layers: int) -> Word:
+async def heard(group: Group, src: int, layers: int) -> Word:
     """The word of another worker; raises WireError if that cannot be."""
-    m = await node.mailbox.find(TERMS, src, needed=range(node.size))
+    m = await group.take(TERMS, src)
     terms = expect(m.parts, (torch.int64, layers))[0].tolist()
     if min(terms) < UNKNOWN:
         raise WireError(f"worker {src} says that it has {min(terms)} rows of factors; 0 is the least")
     return Word(terms, m.count)
 
 
-async def arrived(node: Node, src: int, layers: Sequence[Matrix], terms: Sequence[int]) -> list[Product]:
+async def arrived(group: Group, src: int, layers: Sequence[Matrix], terms: Sequence[int]) -> list[Product]:
     """The factors of another worker, of as many rows as it has said; raises WireError if they are not."""
-    m = await node.mailbox.find(FACTORS, src, needed=range(node.size))
+    m = await group.take(FACTORS, src)
     rows = [k * layer.rows for layer, k in zip(layers, terms, strict=True)]
     columns = [k * layer.columns for layer, k in zip(layers, terms, strict=True)]
-    dtype, device = node.x.dtype, node.x.device
+    dtype, device = group.x.dtype, group.x.device
     errors, inputs = (p.to(device) for p in expect(m.parts, (dtype, sum(rows)), (dtype, sum(columns))))
     return [
         Product(d.view(-1, layer.rows), x.view(-1, layer.columns))

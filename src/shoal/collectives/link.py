@@ -9,7 +9,7 @@ import torch
 
 from shoal.collectives.exchange import give, take
 from shoal.core.transport import HEADER_BYTES
-from shoal.vocabulary.node import Node
+from shoal.engine.group import Group
 
 ROUNDS = 5
 BULK_ROUNDS = 2  # the first one finds no memory prepared for it
@@ -36,42 +36,42 @@ class Link:
         return self.latency + nbytes * self.seconds_per_byte
 
 
-async def measure(node: Node) -> Link:
+async def measure(group: Group) -> Link:
     """The link between workers 0 and 1, as worker 0 saw it; all workers get the same numbers.
 
     All call this together, among two or more. It takes a few milliseconds once all are there.
     """
     figures = torch.empty(2, dtype=torch.float64)
-    if node.rank == 0:
-        figures.copy_(torch.tensor(await _time_trips(node), dtype=torch.float64))
-        for rank in range(1, node.size):
-            await give(node, rank, "link", figures)
+    if group.rank == 0:
+        figures.copy_(torch.tensor(await _time_trips(group), dtype=torch.float64))
+        for rank in range(1, group.size):
+            await give(group, rank, "link", figures)
     else:
-        if node.rank == 1:
-            await _echo(node)
-        figures = await take(node, 0, "link", figures)
+        if group.rank == 1:
+            await _echo(group)
+        figures = await take(group, 0, "link", figures)
     latency, seconds_per_byte = figures.tolist()
     return Link(latency, seconds_per_byte)
 
 
-async def _time_trips(node: Node) -> tuple[float, float]:
-    await take(node, 1, "pong", EMPTY)  # it has come
+async def _time_trips(group: Group) -> tuple[float, float]:
+    await take(group, 1, "pong", EMPTY)  # it has come
     bulk = torch.zeros(BULK_BYTES // 4)
-    empty = median([await _time_trip(node, EMPTY) for _ in range(ROUNDS)])
-    full = min([await _time_trip(node, bulk) for _ in range(BULK_ROUNDS)])
+    empty = median([await _time_trip(group, EMPTY) for _ in range(ROUNDS)])
+    full = min([await _time_trip(group, bulk) for _ in range(BULK_ROUNDS)])
     return empty / 2, max(0.0, full - empty) / BULK_BYTES
 
 
-async def _time_trip(node: Node, v: torch.Tensor) -> float:
-    began = node.transport.now()
-    await give(node, 1, "ping", v)
-    await take(node, 1, "pong", EMPTY)
-    return node.transport.now() - began
+async def _time_trip(group: Group, v: torch.Tensor) -> float:
+    began = group.now()
+    await give(group, 1, "ping", v)
+    await take(group, 1, "pong", EMPTY)
+    return group.now() - began
 
 
-async def _echo(node: Node) -> None:
-    await give(node, 0, "pong", EMPTY)
+async def _echo(group: Group) -> None:
+    await give(group, 0, "pong", EMPTY)
     bulk = torch.empty(BULK_BYTES // 4)
     for expected in [EMPTY] * ROUNDS + [bulk] * BULK_ROUNDS:
-        await take(node, 0, "ping", expected)
-        await give(node, 0, "pong", EMPTY)
+        await take(group, 0, "ping", expected)
+        await give(group, 0, "pong", EMPTY)

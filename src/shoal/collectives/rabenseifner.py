@@ -17,26 +17,26 @@ from shoal.collectives.cube import Cube, fold, fold_cost
 from shoal.collectives.exchange import Dense, give, take
 from shoal.collectives.link import Link
 from shoal.collectives.stripes import cut
-from shoal.vocabulary.node import Node
+from shoal.engine.group import Group
 
 
-async def rabenseifner(node: Node, v: Tensor) -> None:
+async def rabenseifner(group: Group, v: Tensor) -> None:
     """Sum `v` over the workers, in place."""
-    await fold(node, Dense(node, v), partial(_halve_and_double, node, v))
+    await fold(group, Dense(group, v), partial(_halve_and_double, group, v))
 
 
-async def _halve_and_double(node: Node, v: Tensor, cube: Cube) -> None:
-    corner, parts = cube.corner_of(node.rank), cut(v.numel(), cube.corners)
+async def _halve_and_double(group: Group, v: Tensor, cube: Cube) -> None:
+    corner, parts = cube.corner_of(group.rank), cut(v.numel(), cube.corners)
     for bit in reversed(cube.bits):
         partner = cube.worker_at(corner ^ bit)
         mine, theirs = v[block(parts, corner, bit)], v[block(parts, corner ^ bit, bit)]
-        await give(node, partner, "halving", theirs)
-        mine.add_(await take(node, partner, "halving", mine))
+        await give(group, partner, "halving", theirs)
+        mine.add_(await take(group, partner, "halving", mine))
     for bit in cube.bits:
         partner = cube.worker_at(corner ^ bit)
         mine, theirs = v[block(parts, corner, bit)], v[block(parts, corner ^ bit, bit)]
-        await give(node, partner, "doubling", mine)
-        theirs.copy_(await take(node, partner, "doubling", theirs))
+        await give(group, partner, "doubling", mine)
+        theirs.copy_(await take(group, partner, "doubling", theirs))
 
 
 def block(parts: Sequence[slice], corner: int, width: int) -> slice:

@@ -12,22 +12,22 @@ from torch import Tensor
 from shoal.collectives.exchange import give, take
 from shoal.collectives.link import Link
 from shoal.collectives.stripes import cut
-from shoal.vocabulary.node import Node
+from shoal.engine.group import Group
 
 
-async def ring(node: Node, v: Tensor) -> None:
+async def ring(group: Group, v: Tensor) -> None:
     """Sum `v` over the workers, in place."""
-    rank, size = node.rank, node.size
+    rank, size = group.rank, group.size
     after, before = (rank + 1) % size, (rank - 1) % size
     parts = [v[part] for part in cut(v.numel(), size)]
     for j in range(size - 1):
         mine, theirs = parts[(rank - j) % size], parts[(before - j) % size]
-        await give(node, after, "ring-add", mine)
-        theirs.add_(await take(node, before, "ring-add", theirs))
+        await give(group, after, "ring-add", mine)
+        theirs.add_(await take(group, before, "ring-add", theirs))
     for j in range(size - 1):  # part rank + 1 is complete here
         mine, theirs = parts[(after - j) % size], parts[(rank - j) % size]
-        await give(node, after, "ring-copy", mine)
-        theirs.copy_(await take(node, before, "ring-copy", theirs))
+        await give(group, after, "ring-copy", mine)
+        theirs.copy_(await take(group, before, "ring-copy", theirs))
 
 
 def cost(workers: int, nbytes: float, link: Link) -> float:

@@ -17,14 +17,12 @@ from torch import Tensor
 from shoal.collectives.average import Sum
 from shoal.collectives.butterfly import swap
 from shoal.collectives.native import native
-from shoal.core.codec import State, expect
+from shoal.core.codec import REST, State, expect
 from shoal.core.transport import Message
-from shoal.engine.averages import PRESENT
-from shoal.engine.coding import REST
-from shoal.vocabulary.node import Node
+from shoal.engine.group import PRESENT, Group
 
 KEY = "shared scale"
-"""Where a node's codec states have what is remembered from one average to the next."""
+"""Where a group's codec states have what is remembered from one average to the next."""
 
 
 class Scaled(Protocol):
@@ -49,29 +47,29 @@ class SharedScaleMean:
     def __init__(self, bring: Callable[[Tensor, float, int, State], Scaled], add_up: Sum) -> None:
         self._bring, self._add_up = bring, add_up
 
-    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+    async def __call__(self, group: Group, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
-        return await self._average(node, v, weight, "")
+        return await self._average(group, v, weight, "")
 
-    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> _Later:
+    async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> _Later:
         """Begin an average for later: all of it is done then, for the second round waits for the first."""
-        return _Later(partial(self._average, node, v.clone(), weight, key))
+        return _Later(partial(self._average, group, v.clone(), weight, key))
 
-    async def _average(self, node: Node, v: Tensor, weight: float, part: str) -> tuple[Tensor, float]:
-        coding, meter, now = node.coding, node.meter, node.transport.now
+    async def _average(self, group: Group, v: Tensor, weight: float, part: str) -> tuple[Tensor, float]:
+        coding, meter, now = group.coding, group.meter, group.now
         key, gives, began = f"{KEY} {v.numel()} {part}", weight > PRESENT, now()
-        state = coding.state(key, coding.codec, v)
+        state = coding.state_of(key, coding.codec, v)
         brings = state if gives else {name: kept for name, kept in state.items() if name != REST}
-        brought = self._bring(v, weight, node.size, brings)
-        largest = _Largest(node, brought.scales(), weight)
+        brought = self._bring(v, weight, group.size, brings)
+        largest = _Largest(group, brought.scales(), weight)
         meter.encode_seconds += now() - began
-        await swap(node, largest)
+        await swap(group, largest)
         if not largest.weight:
             return v.new_zeros(v.numel()), 0.0
         began = now()
         words = brought.words(largest.scales)
         meter.encode_seconds += now() - began
-        await self._add_up(node, words)
+        await self._add_up(group, words)
         began = now()
         average, after = brought.finish(words, largest.weight)
         meter.decode_seconds += now() - began
@@ -99,13 +97,13 @@ class _Later:
 class _Largest:
     """A load: the largest scale of each block so far, and the sum of the weights."""
 
-    def __init__(self, node: Node, scales: Tensor, weight: float) -> None:
+    def __init__(self, group: Group, scales: Tensor, weight: float) -> None:
         self.scales, self.weight = scales, weight
-        self._node = node
+        self._group = group
 
     async def give(self, dst: int, tag: str) -> None:
         """Send both."""
-        await self._node.send(dst, Message(tag, (self.scales,), count=self.weight))
+        await self._group.send(dst, Message(tag, (self.scales,), count=self.weight))
 
     async def add(self, src: int, tag: str) -> None:
         """Take the larger of each, and not a number where either is none."""
@@ -117,6 +115,6 @@ class _Largest:
         self.scales, self.weight = await self._take(src, tag)
 
     async def _take(self, src: int, tag: str) -> tuple[Tensor, float]:
-        m = await self._node.mailbox.find(tag, src, needed=range(self._node.size))
+        m = await self._group.take(tag, src)
         (scales,) = expect(m.parts, (self.scales.dtype, self.scales.numel()))
         return scales.to(self.scales.device), m.count

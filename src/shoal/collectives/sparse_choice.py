@@ -24,7 +24,7 @@ from shoal.collectives.sparse_doubling import SparseDoubling
 from shoal.collectives.stripes import Striped, stripes
 from shoal.core.sparse import SparseCodec, SparseWire
 from shoal.core.transport import HEADER_BYTES
-from shoal.vocabulary.node import Node
+from shoal.engine.group import Group
 
 FRAME_BYTES = 32
 """What a codec writes before the elements."""
@@ -87,30 +87,30 @@ class SparseCheapest:
     """Averages each vector in the way that is faster for its size.
 
     Where that depends on the link and none is given, the workers measure it together before the first such
-    average. Each node then needs its own.
+    average. Each group then needs its own.
     """
 
     def __init__(self, codec: SparseCodec, share: float, wire: SparseWire, link: Link | None = None) -> None:
         self._codec, self._share, self._wire, self._link = codec, share, wire, link
         self._doubling = SparseDoubling(wire)
 
-    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+    async def __call__(self, group: Group, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
-        if await self._doubles(node, v):
-            return await self._doubling(node, v, weight)
-        return await stripes(node, v, weight)
+        if await self._doubles(group, v):
+            return await self._doubling(group, v, weight)
+        return await stripes(group, v, weight)
 
-    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
+    async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
         """Begin an average for later, in stripes."""
-        return await stripes.start(node, v, weight, number, key)
+        return await stripes.start(group, v, weight, number, key)
 
-    async def _doubles(self, node: Node, v: Tensor) -> bool:
+    async def _doubles(self, group: Group, v: Tensor) -> bool:
         averages = Averages(self._codec, self._wire, self._share, v.numel(), v.element_size())
-        doubling, striped = averages.doubling(node.size), averages.stripes(node.size)
+        doubling, striped = averages.doubling(group.size), averages.stripes(group.size)
         if doubling.never_exceeds(striped):
             return True
         if striped.never_exceeds(doubling):
             return False
         if self._link is None:
-            self._link = await measure(node)
+            self._link = await measure(group)
         return doubling.seconds(self._link) < striped.seconds(self._link)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from shoal.collectives.butterfly import swap
 from shoal.collectives.stripes import Striped, cut, stripes
-from shoal.core.sparse import SparseVector, SparseWire, joined
+from shoal.core.codec import Payload
+from shoal.core.sparse import SparseCodec, SparseVector, SparseWire, joined
 from shoal.core.transport import Message
-from shoal.engine.averages import PRESENT
-from shoal.vocabulary.node import Node
+from shoal.engine.group import PRESENT, Group
 
 
 @dataclass(frozen=True)
@@ -51,55 +51,66 @@ class SparseDoubling:
     def __init__(self, wire: SparseWire) -> None:
         self._wire = wire
 
-    async def __call__(self, node: Node, v: Tensor, weight: float) -> tuple[Tensor, float]:
+    async def __call__(self, group: Group, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
-        trip = _Trip(node, self._wire, Weighted(_chosen(node, v, weight), weight))
-        await swap(node, trip)
-        began = node.transport.now()
+        trip = _Trip(group, self._wire, Weighted(_chosen(group, v, weight), weight))
+        await swap(group, trip)
+        began = group.now()
         average = trip.held.mean(v.dtype)
-        node.meter.decode_seconds += node.transport.now() - began
-        node.coding.weigh(node.coding.averaging(v.nbytes), trip.sent)
+        group.meter.decode_seconds += group.now() - began
+        group.coding.weigh(group.coding.averaging(v.nbytes), trip.sent)
         return average, trip.held.weight
 
-    async def start(self, node: Node, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
+    async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
         """Begin an average for later: in stripes, for here rounds have to wait for each other."""
-        return await stripes.start(node, v, weight, number, key)
+        return await stripes.start(group, v, weight, number, key)
 
 
-def _chosen(node: Node, v: Tensor, weight: float) -> SparseVector:
+def _chosen(group: Group, v: Tensor, weight: float) -> SparseVector:
     """What the codec sends of `v`, times the weight."""
     wide = torch.promote_types(v.dtype, torch.float32)  # half precision could not hold the sum
     parts = []
-    for k, part in enumerate(cut(v.numel(), node.size)):
-        at = part.start if v.numel() == node.x.numel() else None
-        payload = node.coding.encode(f"stripe.{k}", v[part], at, counts=weight > PRESENT, times=0)
-        parts.append(node.coding.read(payload, part.stop - part.start, at).times(weight, wide))
+    for k, part in enumerate(cut(v.numel(), group.size)):
+        at = part.start if v.numel() == group.x.numel() else None
+        payload = group.coding.encode(f"stripe.{k}", v[part], at, counts=weight > PRESENT, times=0)
+        parts.append(_read(group, payload, part.stop - part.start, at).times(weight, wide))
     return joined(parts)
+
+
+def _read(group: Group, payload: Payload, numel: int, at: int | None) -> SparseVector:
+    """The sparse vector in a payload that the codec wrote here."""
+    began = group.now()
+    codec = group.coding.fitted(at, numel)
+    if not isinstance(codec, SparseCodec):
+        raise TypeError(f"{codec} does not make vectors sparse")
+    vector = codec.read(tuple(part.to(group.x.device) for part in payload), numel, group.x.dtype)
+    group.meter.decode_seconds += group.now() - began
+    return vector
 
 
 class _Trip:
     """A sum on its way, as a load: what is held so far, and the bytes that were sent for it."""
 
-    def __init__(self, node: Node, wire: SparseWire, own: Weighted) -> None:
+    def __init__(self, group: Group, wire: SparseWire, own: Weighted) -> None:
         self.held = own
         self.sent = 0
-        self._node = node
+        self._group = group
         self._wire = wire
 
     async def give(self, dst: int, tag: str) -> None:
         """Send it, as short as it can be."""
-        node, began = self._node, self._node.transport.now()
+        group, began = self._group, self._group.now()
         payload = self._wire.write(self.held.vector)
-        node.meter.encode_seconds += node.transport.now() - began
+        group.meter.encode_seconds += group.now() - began
         self.sent += sum(part.nbytes for part in payload)
-        await node.send(dst, Message(tag, payload, count=self.held.weight))
+        await group.send(dst, Message(tag, payload, count=self.held.weight))
 
     async def add(self, src: int, tag: str) -> None:
         """Add what arrives."""
         taken = await self._take(src, tag)
-        began = self._node.transport.now()
+        began = self._group.now()
         self.held += taken  # both partners do: a + b is b + a to the last bit
-        self._node.meter.decode_seconds += self._node.transport.now() - began
+        self._group.meter.decode_seconds += self._group.now() - began
 
     async def replace(self, src: int, tag: str) -> None:
         """Hold what arrives."""
@@ -107,10 +118,10 @@ class _Trip:
 
     async def _take(self, src: int, tag: str) -> Weighted:
         """What `src` gives. Raises PeerLost as soon as any worker is lost."""
-        node, own = self._node, self.held.vector
-        m = await node.mailbox.find(tag, src, needed=range(node.size))
-        began = node.transport.now()
+        group, own = self._group, self.held.vector
+        m = await group.take(tag, src)
+        began = group.now()
         here = tuple(part.to(own.values.device) for part in m.parts)
         vector = self._wire.read(here, own.elements, own.values.dtype)
-        node.meter.decode_seconds += node.transport.now() - began
+        group.meter.decode_seconds += group.now() - began
         return Weighted(vector, m.count)

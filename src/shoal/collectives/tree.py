@@ -11,19 +11,19 @@ from torch import Tensor
 
 from shoal.collectives.exchange import give, take
 from shoal.collectives.link import Link
-from shoal.vocabulary.node import Node
+from shoal.engine.group import Group
 
 
-async def tree(node: Node, v: Tensor) -> None:
+async def tree(group: Group, v: Tensor) -> None:
     """Sum `v` over the workers, in place."""
-    parent, children = family(node.rank, node.size)
+    parent, children = family(group.rank, group.size)
     for child in children:
-        v.add_(await take(node, child, "tree-up", v))
+        v.add_(await take(group, child, "tree-up", v))
     if parent is not None:
-        await give(node, parent, "tree-up", v)
-        v.copy_(await take(node, parent, "tree-down", v))
+        await give(group, parent, "tree-up", v)
+        v.copy_(await take(group, parent, "tree-down", v))
     for child in reversed(children):  # the one with most below it first
-        await give(node, child, "tree-down", v)
+        await give(group, child, "tree-down", v)
 
 
 def family(rank: int, workers: int) -> tuple[int | None, list[int]]:

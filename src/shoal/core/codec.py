@@ -19,6 +19,9 @@ Payload = tuple[Tensor, ...]
 State = dict[str, Tensor]
 """What a codec must remember between two calls for one stream of vectors; empty where nothing."""
 
+REST = "rest"
+"""Where the state of a stream holds its compression error, under error feedback."""
+
 FEEDBACK = ("none", "residual", "double")
 """What becomes of what a payload lacks: it is lost; the sender adds it to its next vector; so does whoever
 merges, who compresses the average anew."""

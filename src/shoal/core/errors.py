@@ -62,3 +62,13 @@ class DataMissing(ShoalError):
 
 class Unavailable(ShoalError):
     """This machine or installation cannot do what was asked; the text says what to install."""
+
+
+def advice_on_overflow(lr: float) -> str:
+    """What to do about values that are not finite."""
+    return f"Try a smaller learning rate (it is {lr:g}) or look for inputs that are not finite."
+
+
+def describe_refusal(worker: str, clock: int, why: str) -> str:
+    """One sentence about an update that a server does not apply, for both ends."""
+    return f"an update of {worker} at its step {clock} was refused: {why}"

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from shoal.core.identity import NodeIdentity
+
 
 class NoMoreSteps(Exception):
     """The training loop ended while the algorithm waited for its next gradient."""
@@ -69,6 +71,11 @@ class Parameters:
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
+
+    @classmethod
+    def of_server(cls, me: NodeIdentity, x: Tensor) -> Parameters:
+        """A copy of the slice of the whole vector that a server owns."""
+        return cls(x[me.own_slice(x.numel())].clone())
 
     async def gradient(self) -> Gradient:
         """A server has no data."""

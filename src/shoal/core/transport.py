@@ -68,7 +68,18 @@ class Message:
     @property
     def nbytes(self) -> int:
         """Bytes on the wire, header included."""
-        return HEADER_BYTES + sum(p.numel() * p.element_size() for p in self.parts)
+        total = HEADER_BYTES
+        for part in self.parts:
+            total += part.numel() * part.element_size()
+        return total
+
+    def copied(self, src: int, parts: tuple[Tensor, ...]) -> Message:
+        """The same message with another sender and other parts; several times as fast as `replace`."""
+        new = object.__new__(type(self))
+        new.tag, new.parts, new.src, new.seq, new.count = self.tag, parts, src, self.seq, self.count
+        new.version, new.rate, new.clock = self.version, self.rate, self.clock
+        new.incarnation, new.release = self.incarnation, self.release
+        return new
 
 
 class Transport(Protocol):

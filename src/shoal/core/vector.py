@@ -175,3 +175,37 @@ class Flat:
                 "the module's parameters were moved after Shoal took hold of them; "
                 "call module.to(device) or module.half() before."
             )
+
+
+def describe_flaw(vector: Tensor, layout: Layout | None = None, begins: int = 0) -> str | None:
+    """Which element of a vector is not finite, and its value; None if all are finite.
+
+    `begins` is where the vector lies in the model's, whose parameters `layout` names.
+    """
+    place = first_bad(vector)
+    if place is None:
+        return None
+    element = f"element {begins + place}" if layout is None else layout.locate(begins + place)
+    return f"{element} is {float(vector[place])}"
+
+
+def first_bad(vector: Tensor) -> int | None:
+    """The index of the first element that is not finite; None if all are finite."""
+    if bool(torch.isfinite(vector.sum())):  # one pass at the speed of memory; NaN and infinity stick
+        return None
+    bad = (~torch.isfinite(vector)).nonzero()
+    return int(bad[0]) if len(bad) else None  # else only the sum was too large
+
+
+def fragments(whole: int, number: int, layout: Layout | None = None) -> list[list[slice]]:
+    """A vector of `whole` elements in parts: fragment k is every `number`-th layer from the k-th on.
+
+    Equal slices where the layout is unknown or has fewer layers. Raises ValueError if there are fewer
+    elements than fragments.
+    """
+    if number > whole:
+        raise ValueError(f"{whole} elements cannot be cut into {number} fragments")
+    layers = layout.layers if layout is not None and number > 1 else []
+    if len(layers) >= number:
+        return [layers[k::number] for k in range(number)]
+    return [[slice(k * whole // number, (k + 1) * whole // number)] for k in range(number)]

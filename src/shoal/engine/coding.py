@@ -1,36 +1,48 @@
-"""Coding: the codec at one node, with what each stream of vectors remembers."""
+"""Coding: the codec at one node, with the state of each stream of vectors it compresses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.core.codec import Codec, Payload, State
+from shoal.core.codec import REST, Codec, Payload, State
 from shoal.core.seeds import derive
-from shoal.core.sparse import SparseCodec, SparseVector
 from shoal.core.transport import Priced
-
-if TYPE_CHECKING:
-    from shoal.vocabulary.node import Node
-
-REST = "rest"
-"""Where the state of a stream holds what its payloads have lacked so far."""
+from shoal.core.vector import Layout, describe_flaw
+from shoal.engine.channel import Channel
 
 
 class Coding:
-    """What a node encodes and decodes. A stream is all vectors that are sent under one key.
+    """Encodes and decodes for one node. A stream is all vectors that are sent under one key.
 
-    `at` is where a vector begins in the model's, None where it is no slice of it. An average that is
-    compressed anew is `merged`, for whoever encodes it and whoever decodes it.
+    `like` is a tensor with the model's dtype and device; `begins` is where this node's slice lies in the
+    model's vector, which `layout` describes. `at` is where a vector begins there, None where it is no slice
+    of it. An average that is compressed again is `merged`, for its encoder and for its decoders.
     """
 
-    def __init__(self, node: Node, codec: Codec, seed: int) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        channel: Channel,
+        *,
+        like: Tensor,
+        rank: int,
+        workers: int,
+        layout: Layout | None = None,
+        begins: int = 0,
+        seed: int = 0,
+    ) -> None:
         self.codec = codec
+        self.layout = layout
+        self.begins = begins
         self.states: dict[str, State] = {}
-        self._node = node
-        self._seed = seed
+        self._channel = channel
+        self._meter = channel.meter
+        self._dtype, self._device = like.dtype, like.device
+        self._rank, self._workers, self._seed = rank, workers, seed
         self._fitted: dict[tuple[int, int, bool], Codec] = {}
 
     def encode(
@@ -44,15 +56,14 @@ class Coding:
         counts: bool = True,
         times: int = 1,
     ) -> Payload:
-        """Compress one vector of the stream called `key`, to be sent so many times.
+        """Compress the next vector of the stream `key`, to be sent `times` times.
 
-        What was lost is not fed back for a sender that sees to that itself, and does not say `feeds`. A
-        vector that is not finite, or does not count where it arrives, leaves no trace: later ones would
-        suffer from it.
+        Without `feeds` the caller does the error feedback itself. A vector that is not finite, or has no
+        weight where it arrives (`counts`), leaves the stream's state as it was: later ones would suffer.
         """
-        began = self._node.transport.now()
-        codec = self._codec(at, v.numel(), merged)
-        state = self.state(key, codec, v)
+        began = self._channel.now()
+        codec = self.fitted(at, v.numel(), merged)
+        state = self.state_of(key, codec, v)
         feeds = feeds and (codec.feedback == "double" or (codec.feedback == "residual" and not merged))
         own = {name: tensor for name, tensor in state.items() if name != REST}
         if (feeds or own) and not (counts and bool(v.sum().isfinite())):
@@ -64,48 +75,46 @@ class Coding:
             self.states[key] = {**own, REST: rest}
         else:
             payload, self.states[key] = codec.encode(v, own)
-        self._node.meter.encode_seconds += self._node.transport.now() - began
+        self._meter.encode_seconds += self._channel.now() - began
         if not codec.exact:
             self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
 
-    def state(self, key: str, codec: Codec, v: Tensor) -> State:
-        """What the stream called `key` remembers; at first, what the codec begins with."""
+    def state_of(self, key: str, codec: Codec, v: Tensor) -> State:
+        """The state of the stream `key`; at first, the codec's initial state."""
         state = self.states.get(key)
-        return codec.init(v, derive(self._seed, "codec", self._node.rank, key)) if state is None else state
+        return codec.init(v, derive(self._seed, "codec", self._rank, key)) if state is None else state
 
     def decode(self, payload: Payload, numel: int, at: int | None = None, *, merged: bool = False) -> Tensor:
         """The vector of `numel` elements that a payload stands for."""
-        node = self._node
-        began = node.transport.now()
-        here = tuple(part.to(node.x.device) for part in payload)
-        out = torch.empty(numel, dtype=node.x.dtype, device=node.x.device)
-        decoded = self._codec(at, numel, merged).decode(here, out)
-        node.meter.decode_seconds += node.transport.now() - began
+        began = self._channel.now()
+        here = tuple(part.to(self._device) for part in payload)
+        out = torch.empty(numel, dtype=self._dtype, device=self._device)
+        decoded = self.fitted(at, numel, merged).decode(here, out)
+        self._meter.decode_seconds += self._channel.now() - began
         return decoded
 
-    def read(self, payload: Payload, numel: int, at: int | None = None) -> SparseVector:
-        """The same as a sparse vector, where the codec makes vectors so."""
-        node = self._node
-        began = node.transport.now()
-        codec = self._codec(at, numel, merged=False)
-        if not isinstance(codec, SparseCodec):
-            raise TypeError(f"{codec} does not make vectors sparse")
-        vector = codec.read(tuple(part.to(node.x.device) for part in payload), numel, node.x.dtype)
-        node.meter.decode_seconds += node.transport.now() - began
-        return vector
+    def fitted(self, at: int | None, numel: int, merged: bool = False) -> Codec:
+        """The codec for a vector of `numel` elements that begins at `at` of the model's."""
+        place = (-1 if at is None else at, numel, merged)
+        if place not in self._fitted:
+            layout = self.layout
+            pieces = () if at is None or layout is None else layout.pieces(at, at + numel)
+            codec = self.codec.fit(pieces)
+            self._fitted[place] = codec.merged if merged else codec
+        return self._fitted[place]
 
     def averaging(self, nbytes: int) -> int:
-        """What most ways to form an average send of a vector of so many bytes, for `weigh`."""
-        return round(2 * (self._node.size - 1) / self._node.size * nbytes)
+        """The bytes that most collectives send for the average of a vector of `nbytes`; see `weigh`."""
+        return round(2 * (self._workers - 1) / self._workers * nbytes)
 
     def weigh(self, dense: int, coded: int) -> None:
-        """Account for bytes that were compressed, and estimate what that has saved so far.
+        """Count bytes that were compressed, and estimate the time that compression has saved so far.
 
-        That is what did not travel, at the price of what did: what the network is known to take, else what
-        sending has taken so far. Time that others waited is not counted, so it may have saved more.
+        The estimate prices the bytes that did not travel like those that did: at the network's known cost,
+        or at what sending has taken so far. Peers' waiting is not counted, so the gain may be larger.
         """
-        meter, transport = self._node.meter, self._node.transport
+        meter, transport = self._meter, self._channel.transport
         meter.dense_bytes += dense
         meter.coded_bytes += coded
         if isinstance(transport, Priced):
@@ -115,11 +124,17 @@ class Coding:
         spared = (meter.dense_bytes - meter.coded_bytes) * price
         meter.saved_seconds = spared - meter.encode_seconds - meter.decode_seconds
 
-    def _codec(self, at: int | None, numel: int, merged: bool) -> Codec:
-        place = (-1 if at is None else at, numel, merged)
-        if place not in self._fitted:
-            layout = self._node.layout
-            pieces = () if at is None or layout is None else layout.pieces(at, at + numel)
-            codec = self.codec.fit(pieces)
-            self._fitted[place] = codec.merged if merged else codec
-        return self._fitted[place]
+    def flaw(self, vector: Tensor) -> str | None:
+        """Which element of this node's slice is not finite, by its parameter's name; None if all are."""
+        return describe_flaw(vector, self.layout, self.begins)
+
+    def state(self) -> dict[str, Any]:
+        """The states of all streams."""
+        return self.states
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        here = partial(Tensor.to, device=self._device, copy=True)
+        self.states = {
+            key: {name: here(tensor) for name, tensor in memory.items()} for key, memory in state.items()
+        }

@@ -1,4 +1,4 @@
-"""Ledger: what a server has answered to whom, so that a request that comes twice is done once."""
+"""Ledger: the answers a server gave to each client, so that a repeated request is acted on once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from typing import Any
 import torch
 
 from shoal.core.transport import Message
-
-ACK = "ack"
-"""Answer to a push: it is in the server's state, and `version` is the model's version since."""
-
-REFUSED = "refused"
-"""Answer to a push that was not taken; the part is the reason as text."""
-
-FENCED = "fenced"
-"""Answer to a client that was given up on: its work has gone to others."""
+from shoal.engine.protocol import Ack, FencedOff, Pull, typed
 
 WINDOW = 64
 """Answers remembered for each client, which never has more requests under way than that."""
@@ -40,15 +32,15 @@ class Ledger:
     def answer_to(self, m: Message) -> Message | None:
         """None for a request that is new; else what to answer instead of doing it.
 
-        A repeated request gets its first answer; one of a former incarnation is refused.
+        A repeated request gets its first answer; one of an earlier incarnation is refused.
         """
         if self.has_fenced(m):
-            return Message(FENCED, seq=m.seq)
-        if self.is_successor(m) or m.tag == "pull":  # a pull changes nothing, so it is answered anew
+            return FencedOff(seq=m.seq)
+        if self.is_successor(m) or isinstance(m, Pull):  # a pull changes nothing, so it is answered anew
             return None
         account = self._accounts.get(m.src, Account())
         if m.seq <= account.forgotten:  # nobody waits for it any more
-            return Message(ACK, seq=m.seq)
+            return Ack(seq=m.seq)
         return account.answers.get(m.seq)
 
     def has_fenced(self, m: Message) -> bool:
@@ -72,10 +64,10 @@ class Ledger:
             account.forgotten = max(account.forgotten, oldest)
             del account.answers[oldest]
 
-    def forget_all_but(self, tag: str) -> None:
+    def forget_all_but(self, kind: type[Message]) -> None:
         """Forget the answers of other kinds."""
         for account in self._accounts.values():
-            account.answers = {seq: answer for seq, answer in account.answers.items() if answer.tag == tag}
+            account.answers = {seq: a for seq, a in account.answers.items() if isinstance(a, kind)}
 
     def fence(self, rank: int, since: int = 0) -> None:
         """Take nothing more from this client until it comes back as a later incarnation, `since` or after."""
@@ -107,7 +99,9 @@ class Ledger:
                 saved["incarnation"],
                 saved["forgotten"],
                 {
-                    seq: Message(tag, () if body is None else (torch.tensor(body),), seq=seq, version=version)
+                    seq: typed(
+                        Message(tag, () if body is None else (torch.tensor(body),), seq=seq, version=version)
+                    )
                     for seq, tag, version, body in saved["answers"]
                 },
             )

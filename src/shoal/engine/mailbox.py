@@ -1,4 +1,4 @@
-"""Mailbox: what has arrived at a node, who has gone, and the answers to what it asked for."""
+"""Mailbox: the messages that arrived at a node, which peers are gone, and requests with their answers."""
 
 from __future__ import annotations
 
@@ -6,54 +6,70 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from math import inf, isfinite
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from shoal.core.errors import Fenced, PeerLost
-from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message, Watches
-from shoal.engine.background import Handlers
-from shoal.engine.ledger import FENCED
-from shoal.engine.service import ANSWERS, WAIT
-
-if TYPE_CHECKING:
-    from shoal.vocabulary.node import Node
+from shoal.core.identity import NodeIdentity
+from shoal.core.transport import Message, Watches
+from shoal.engine.channel import Channel
+from shoal.engine.progress import Progress
+from shoal.engine.protocol import Answer, FencedOff, Handlers, Joined, Left, Lost, More, Notice, Wait, typed
 
 Question: TypeAlias = "tuple[int, int]"
-"""Who was asked, and the number of the question."""
+"""The rank that a request went to, and the request's number."""
 
 
 class Mailbox:
-    """Arrivals, in order, and open questions.
+    """Arrivals in order, and open requests.
 
-    A question is asked again when whoever has to answer it comes back, and every `retry` seconds where the
-    network may lose messages (`retry` is None where it does not). A server that is lost is waited for
-    during `recovery` seconds.
+    A request is repeated when its server comes back, and every `retry` seconds where the network may lose
+    messages (None where it does not). A lost server is waited for during `recovery` seconds.
     """
 
-    def __init__(self, node: Node, retry: float | None, recovery: float) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        identity: NodeIdentity,
+        progress: Progress,
+        *,
+        retry: float | None = None,
+        recovery: float = 0.0,
+    ) -> None:
         self.gone: dict[int, str] = {}  # rank -> how it went
-        self.waiting = ""  # for what, while it waits
-        self._node = node
-        self._watch = node.transport.watch if isinstance(node.transport, Watches) else None
+        self._channel = channel
+        self._identity = identity
+        self._progress = progress
+        transport = channel.transport
+        self._watch = transport.watch if isinstance(transport, Watches) else None
         self._retry = retry
         self._recovery = recovery
         self._stash: deque[Message] = deque()  # arrived, not asked for yet
         self._lost_at: dict[int, float] = {}
-        self._numbers: dict[int, int] = {}  # rank -> number of the last question
+        self._numbers: dict[int, int] = {}  # rank -> number of the last request
         self._open: dict[Question, Message] = {}
         self._answers: dict[Question, Message] = {}
-        self._returned: set[int] = set()  # who came back and has not been asked again
+        self._returned: set[int] = set()  # peers that came back and have not been asked again
+        self._awaited: tuple[str, int | None] | None = None  # what it waits for, and from whom
+
+    @property
+    def waiting(self) -> str:
+        """What this node waits for, for messages to people; empty while it does not wait."""
+        if self._awaited is None:
+            return ""
+        what, src = self._awaited
+        return f"{what} from {'any node' if src is None else self._identity.name_of(src)}"
 
     # -- messages ------------------------------------------------------------------------------
 
     def has_arrived(self) -> bool:
-        """Whether something is there; never waits."""
-        for m in self._node.transport.drain():
+        """Whether a message is there; never waits."""
+        for m in self._channel.drain():
             if self._take_in(m):
                 self._stash.append(m)
         return bool(self._stash)
 
     async def next(self) -> Message:
-        """The next arrival of any kind but answers; notices included."""
+        """The next message of any kind but answers; at a server, notices included."""
         while not self._stash:
             m = await self._receive("a message", None)
             if self._take_in(m):
@@ -61,15 +77,15 @@ class Mailbox:
         return self._stash.popleft()
 
     async def sees_a_return(self) -> bool:
-        """Wait for a message while a worker that was lost may come back; whether one came."""
-        node = self._node
+        """Wait for a message as long as a lost worker may come back; whether one came."""
         while not self.has_arrived():
-            lost_at = max((at for rank, at in self._lost_at.items() if rank < node.size), default=-inf)
-            left = lost_at + self._recovery - node.transport.now()
+            workers = self._identity.workers
+            lost_at = max((at for rank, at in self._lost_at.items() if rank < workers), default=-inf)
+            left = lost_at + self._recovery - self._channel.now()
             if left <= 0:
                 return False
             with suppress(TimeoutError):
-                m = await node.transport.recv(left)
+                m = await self._channel.recv(left)
                 if self._take_in(m):
                     self._stash.append(m)
         return True
@@ -81,26 +97,26 @@ class Mailbox:
             self._stash.remove(m)
             yield m
 
-    async def attend(self, meanwhile: Handlers, seconds: float) -> None:
-        """Deal with what comes under these tags, waiting so long for it; returns when anything has come."""
+    async def attend(self, handlers: Handlers, seconds: float) -> None:
+        """Wait at most `seconds` for a message, and hand those with these tags to their handlers."""
         self.has_arrived()
-        if seconds > 0 and not any(m.tag in meanwhile for m in self._stash):
+        if seconds > 0 and not any(m.tag in handlers for m in self._stash):
             with suppress(TimeoutError):
-                m = await self._node.transport.recv(seconds)
+                m = await self._channel.recv(seconds)
                 if self._take_in(m):
                     self._stash.append(m)
-        await self._deal_with(meanwhile)
+        await self._handle(handlers)
 
-    async def let_pass(self, seconds: float, meanwhile: Handlers | None) -> None:
-        """Let time pass, and deal with what comes under these tags."""
-        transport = self._node.transport
-        if meanwhile is None:
+    async def let_pass(self, seconds: float, handlers: Handlers | None) -> None:
+        """Let time pass, and hand what arrives to these handlers."""
+        if handlers is None:
             if seconds:
-                await transport.sleep(seconds)
+                await self._channel.transport.sleep(seconds)
             return
-        until = transport.now() + seconds
-        while (left := until - transport.now()) > 0:
-            await self.attend(meanwhile, left)
+        now = self._channel.now
+        until = now() + seconds
+        while (left := until - now()) > 0:
+            await self.attend(handlers, left)
 
     def holds(self, tag: str, sources: Iterable[int]) -> bool:
         """Whether a message with that tag has arrived from each of these; never waits."""
@@ -108,12 +124,12 @@ class Mailbox:
         return {m.src for m in self._stash if m.tag == tag}.issuperset(sources)
 
     async def find(
-        self, tag: str, src: int | None, needed: Container[int] = (), meanwhile: Handlers | None = None
+        self, tag: str, src: int | None, needed: Container[int] = (), handlers: Handlers | None = None
     ) -> Message:
-        """The next message with that tag (from `src`), waiting for it; PeerLost if `src` goes first.
+        """The next message with that tag (from `src`); waits for it. Raises PeerLost if `src` goes first.
 
-        So it is if one of those `needed` is lost, without whom `src` itself may wait for ever. What comes
-        under the tags of `meanwhile` is dealt with while it waits.
+        So it does if one of those `needed` is lost, without whom `src` itself may wait for ever. Messages
+        that have a handler are handled while it waits.
         """
 
         def wanted(m: Message) -> bool:
@@ -129,160 +145,162 @@ class Mailbox:
             for rank in self.gone:  # the first to go is the cause
                 if rank == src or (rank in needed and rank in self._lost_at):
                     raise self._lost(rank, repr(tag), src)
-            await self._deal_with(meanwhile or {})
+            await self._handle(handlers or {})
             m = await self._receive(repr(tag), src)
             if self._take_in(m):
                 if wanted(m):
                     return m
                 self._stash.append(m)
 
-    # -- questions -----------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     async def ask(self, dst: int, m: Message) -> Question:
-        """Send a question; `answer` waits for what comes of it. Its tensors must not change until then."""
-        before = self._numbers.get(dst, self._node.incarnation << 40)  # no two incarnations ask alike
+        """Send a request; `answer` waits for its answer. Its tensors must not change until then."""
+        before = self._numbers.get(dst, self._identity.incarnation << 40)  # no two incarnations ask alike
         m.seq = self._numbers[dst] = before + 1
         self._open[dst, m.seq] = m
-        await self._node.send(dst, m)
+        await self._channel.send(dst, m)
         return dst, m.seq
 
     def asked(self, question: Question) -> Message:
-        """An open question, as it was asked."""
+        """An open request, as it was sent."""
         return self._open[question]
 
     async def answer(self, question: Question) -> Message:
-        """The answer to an open question. Raises PeerLost if nobody is left to give it, and Fenced."""
+        """The answer to an open request. Raises PeerLost if nobody is left to give it, and Fenced."""
         dst, asked = question[0], self._open[question]
-        what = f"the answer to '{asked.tag}'"
-        self.has_arrived()  # the word that a lost server is back may lie there since long ago
+        self.has_arrived()  # a notice that a lost server is back may have been waiting here
         try:
             while question not in self._answers:
                 if dst in self._returned:
                     await self._ask_again(dst)
+                what = f"the answer to '{asked.tag}'"
                 if dst in self.gone and not self._may_come_back(dst):
                     raise self._lost(dst, what)
-                m = await self._receive(what, dst, reminds=asked.tag == "more")
+                m = await self._receive(what, dst, reminds=isinstance(asked, More))
                 if self._take_in(m):
                     self._stash.append(m)
         finally:
             del self._open[question]
         answer = self._answers.pop(question)
-        if answer.tag == FENCED:
+        if isinstance(answer, FencedOff):
             raise Fenced(
-                f"{self._node.name} was given up on by {self._node.name_of(dst)} before its step "
-                f"{self._node.t}: it was silent for too long, and others have taken its work."
+                f"{self._identity.name} was given up on by {self._identity.name_of(dst)} before its step "
+                f"{self._progress.t}: it was silent for too long, and others have taken its work."
             )
         return answer
 
-    def numbers(self) -> dict[str, int]:
-        """The number of the last question to each server, for a checkpoint."""
+    def state(self) -> dict[str, int]:
+        """The number of the last request to each server."""
         return {str(rank): number for rank, number in self._numbers.items()}
 
-    def go_on_from(self, numbers: dict[str, int]) -> None:
-        """Number questions from where a checkpoint left off."""
-        self._numbers = {int(rank): number for rank, number in numbers.items()}
+    def load(self, state: dict[str, int]) -> None:
+        """Number requests from where a checkpoint left off."""
+        self._numbers = {int(rank): number for rank, number in state.items()}
+
+    # -- who is gone ---------------------------------------------------------------------------
 
     def has_lost(self, rank: int) -> bool:
-        """Whether that node has vanished, and not come back."""
+        """Whether that node has vanished and not come back."""
         return rank in self._lost_at
 
     def forget_departures(self) -> None:
-        """Nobody has gone: a run starts over from a checkpoint."""
+        """Nobody has gone: the run starts over from a checkpoint."""
         self.gone.clear()
         self._lost_at.clear()
 
-    # -- inside --------------------------------------------------------------------------------
-
-    async def _deal_with(self, meanwhile: Handlers) -> None:
-        """Hand what lies there under these tags to who deals with it."""
-        for m in [m for m in self._stash if m.tag in meanwhile]:
-            self._stash.remove(m)
-            await meanwhile[m.tag](m)
-
-    def _take_in(self, m: Message) -> bool:
-        """Take note of an arrival; whether it is to be kept with the others."""
-        self.note(m)
-        if m.tag in NOTICES:
-            return self._node.is_server
-        if m.tag not in ANSWERS:
-            return m.tag != WAIT
-        question = (m.src, m.seq)
-        if question in self._open and question not in self._answers:
-            self._answers[question] = m
-        elif m.release is not None:  # an answer to a question that was asked twice
-            m.release()
-        return False
-
     def note(self, m: Message) -> None:
-        """Take note of who has gone or come back, and tell the observers."""
-        node = self._node
-        if m.tag == JOINED:
+        """Record a departure or a return, or meter any other message."""
+        if isinstance(m, Joined):
             self.gone.pop(m.src, None)
             self._lost_at.pop(m.src, None)
             self._returned.add(m.src)
-            if m.src < node.size:
-                node.working.add(m.src)
-        elif m.tag in (LEFT, LOST):
+            if m.src < self._identity.workers:
+                self._progress.note_return(m.src)
+        elif isinstance(m, (Left, Lost)):
             known = m.src in self.gone
-            self.gone[m.src] = "left" if m.tag == LEFT else "was lost"
-            node.working.discard(m.src)
-            if m.tag == LOST and not known:
-                self._lost_at[m.src] = node.transport.now()
-                node.note_fault(f"{node.name_of(m.src)} was lost")
+            self.gone[m.src] = "left" if isinstance(m, Left) else "was lost"
+            self._progress.note_departure(m.src)
+            if isinstance(m, Lost) and not known:
+                self._lost_at[m.src] = self._channel.now()
+                self._channel.note_fault(f"{self._identity.name_of(m.src)} was lost")
         else:
-            node.received(m)
+            self._channel.count_received(m)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    async def _handle(self, handlers: Handlers) -> None:
+        """Hand the messages with these tags to their handlers."""
+        for m in [m for m in self._stash if m.tag in handlers]:
+            self._stash.remove(m)
+            await handlers[m.tag](m)
+
+    def _take_in(self, m: Message) -> bool:
+        """Record an arrival; whether it belongs with those that wait to be asked for."""
+        self.note(typed(m))
+        if isinstance(m, Answer):
+            question = (m.src, m.seq)
+            if question in self._open and question not in self._answers:
+                self._answers[question] = m
+            elif m.release is not None:  # a second answer, to a request that was repeated
+                m.release()
+            return False
+        if isinstance(m, Notice):
+            return self._identity.is_server
+        return not isinstance(m, Wait)
 
     def _may_come_back(self, rank: int) -> bool:
         since = self._lost_at.get(rank)
-        return since is not None and self._node.transport.now() < since + self._recovery
+        return since is not None and self._channel.now() < since + self._recovery
 
     def _lost(self, rank: int, what: str, src: int | None = None) -> PeerLost:
-        node = self._node
-        sender = "it" if src is None or src == rank else node.name_of(src)
+        name_of = self._identity.name_of
+        sender = "it" if src is None or src == rank else name_of(src)
         return PeerLost(
-            f"{node.name_of(rank)} {self.gone[rank]} before {sender} sent {what} to {node.name} "
-            f"(which is at step {node.t})."
+            f"{name_of(rank)} {self.gone[rank]} before {sender} sent {what} to {self._identity.name} "
+            f"(which is at step {self._progress.t})."
         )
 
     async def _ask_again(self, rank: int) -> None:
         self._returned.discard(rank)
         for question, m in list(self._open.items()):
             if question[0] == rank and question not in self._answers:
-                await self._node.send(rank, m)
+                await self._channel.send(rank, m)
 
     async def _receive(self, what: str, src: int | None, reminds: bool = False) -> Message:
-        """The next message of any kind, with the wait for it accounted for.
+        """The next message of any kind, with the wait for it metered.
 
-        Who `reminds` asks again meanwhile, to hear at least that the other is there.
+        With `reminds`, the request is repeated meanwhile, to hear at least that the server is alive.
         """
-        node = self._node
-        began = node.transport.now()
-        self.waiting = f"{what} from {'any node' if src is None else node.name_of(src)}"
+        began = self._channel.now()
+        self._awaited = what, src
         m = await self._arrival(began, src, reminds)
-        self.waiting = ""
-        node.waited_for(m.src, node.transport.now() - began)
+        self._awaited = None
+        self._channel.count_wait(m.src, self._channel.now() - began)
         return m
 
     async def _arrival(self, began: float, src: int | None, reminds: bool) -> Message:
-        """The next message; meanwhile questions are asked again where the network may have lost them."""
-        node = self._node
+        """The next message; requests are repeated meanwhile where the network may have lost them."""
+        channel, timeout = self._channel, self._channel.timeout
+        if timeout is None and self._retry is None and src not in self._lost_at:
+            return await channel.recv(None)
+        deadline = inf if timeout is None else began + timeout
         while True:
-            deadline = inf if node.timeout is None else began + node.timeout
-            pauses = [deadline - node.transport.now(), inf if self._retry is None else self._retry]
-            if reminds and node.timeout is not None:
-                pauses.append(node.timeout / 3)
+            pauses = [deadline - channel.now(), inf if self._retry is None else self._retry]
+            if reminds and timeout is not None:
+                pauses.append(timeout / 3)
             if src in self._lost_at:
-                pauses.append(self._lost_at[src] + self._recovery - node.transport.now())
+                pauses.append(self._lost_at[src] + self._recovery - channel.now())
             try:
                 pause = max(0.0, min(pauses))
-                return await node.transport.recv(pause if isfinite(pause) else None)
+                return await channel.recv(pause if isfinite(pause) else None)
             except TimeoutError:
-                if node.transport.now() >= deadline:
+                if channel.now() >= deadline:
                     raise PeerLost(
-                        f"{node.name} waited {node.timeout:g} s for {self.waiting} at step {node.t}; "
-                        "nothing came."
+                        f"{self._identity.name} waited {timeout:g} s for {self.waiting} at step "
+                        f"{self._progress.t}; nothing came."
                     ) from None
                 if src in self._lost_at and not self._may_come_back(src):
-                    raise self._lost(src, self.waiting.split(" from ")[0]) from None
+                    raise self._lost(src, self._awaited[0] if self._awaited else "") from None
                 for rank in sorted({dst for dst, _ in self._open}):
                     await self._ask_again(rank)

@@ -1,4 +1,4 @@
-"""Pool: which batches are in the model, and whose batches are free because their worker has gone."""
+"""Pool: which batches are in the model, and which are free because their worker died."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ class Lot:
         """The clock at which all is done."""
         return self.start + self.own + len(self.lent)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is in the model."""
+        return self.clock >= self.end
+
 
 class Pool:
     """Every worker has a share of `steps` batches; what it leaves undone goes to whoever asks for more."""
@@ -36,11 +41,14 @@ class Pool:
         self._steps = steps
         self._lots = [Lot(rank, steps) for rank in range(workers)]
         self._free: deque[tuple[int, int, int]] = deque()  # share, first free place, the place after the last
+        self._unfinished = workers if steps else 0  # lots with batches left; counted, for there are many
 
     def commit(self, rank: int, clock: int) -> None:
         """The first `clock` batches of this worker are in the model."""
         lot = self._lots[rank]
+        was_done = lot.is_done
         lot.clock = max(lot.clock, min(clock, lot.end))
+        self._unfinished -= lot.is_done and not was_done
 
     def give_up(self, rank: int) -> None:
         """The worker has gone: what it has not done is free."""
@@ -49,6 +57,7 @@ class Pool:
         if done < lot.own:
             self._free.append((rank, done, lot.own))
         self._free.extend((owner, place, place + 1) for owner, place in lot.lent[max(0, done - lot.own) :])
+        self._unfinished -= not lot.is_done
         self._lots[rank] = Lot(rank, own=0, start=lot.clock, clock=lot.clock)
 
     def take(self, rank: int) -> tuple[Batch, int] | None:
@@ -56,21 +65,26 @@ class Pool:
         if not self._free:
             return None
         lot = self._lots[rank]
-        if (
-            lot.own == 0 and not lot.lent
-        ):  # it came back, and goes on beside the slowest: else that waits for it
-            at_work = [other.clock for other in self._lots if other.clock < other.end]
+        if lot.own == 0 and not lot.lent:
+            # it came back, and goes on beside the slowest: else that one would wait for it
+            at_work = [other.clock for other in self._lots if not other.is_done]
             lot.start = lot.clock = min(at_work, default=lot.clock)
         owner, place, end = self._free.popleft()
         if place + 1 < end:
             self._free.appendleft((owner, place + 1, end))
+        self._unfinished += lot.is_done
         lot.lent.append((owner, place))
         return (owner, place), lot.end - 1
 
     @property
     def finished(self) -> bool:
         """Whether every batch is in the model."""
-        return not self._free and all(lot.clock >= lot.end for lot in self._lots)
+        return not self._free and not self._unfinished
+
+    @property
+    def has_free(self) -> bool:
+        """Whether a batch waits for a worker."""
+        return bool(self._free)
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -89,3 +103,4 @@ class Pool:
             for saved in state["lots"]
         ]
         self._free = deque((owner, place, end) for owner, place, end in state["free"])
+        self._unfinished = sum(not lot.is_done for lot in self._lots)

@@ -1,116 +1,150 @@
-"""Service: the server's half of push and pull. Every update is taken once, whatever the network repeats.
+"""Service: the server's half of push and pull. Every update is applied once, whatever the network repeats.
 
-    push   ->  ack (version) | refused (reason)        taken once, by client, incarnation and seq
-    pull   ->  reply (state, version)                  answered by the algorithm, at once or later
-    more   ->  work (owner, place, clock) | over       a batch whose worker has gone; held until there is one
-    idle   ->  ack                                     tells the servers that keep no pool; so does busy
-    anyone ->  fenced                                  to whoever was given up on
-
-A server is a fold over its messages. What the algorithm sees is written to the log first, so a successor
-that reads the log comes to the same state; an answer leaves only when what it speaks of would survive.
+A server is a fold over its messages. Each message is written to the log before the algorithm sees it, so
+that a successor that reads the log reaches the same state; an answer leaves only when what it speaks of
+would survive a crash. See `protocol` for the requests and their answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.core.errors import WireError
-from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Lends, Message
-from shoal.engine.ledger import ACK, FENCED, REFUSED, Ledger
+from shoal.core.errors import WireError, describe_refusal
+from shoal.core.identity import NodeIdentity
+from shoal.core.replica import Replica
+from shoal.core.transport import Message
+from shoal.engine.channel import Channel
+from shoal.engine.coding import Coding
+from shoal.engine.ledger import Ledger
 from shoal.engine.log import Log
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.one_sided import OneSided
 from shoal.engine.pool import Pool
+from shoal.engine.progress import Progress
+from shoal.engine.protocol import (
+    Ack,
+    Busy,
+    Checkpointed,
+    Fewer,
+    Grant,
+    Idle,
+    Joined,
+    Left,
+    Lost,
+    More,
+    Notice,
+    Over,
+    Pull,
+    Push,
+    Refused,
+    Reply,
+    Report,
+    Request,
+    RolledBack,
+    Wait,
+    typed,
+)
 
-if TYPE_CHECKING:
-    from shoal.vocabulary.node import Node
+_SHOWN = (Push, Pull, Report)  # the algorithm sees these
+_OURS = (Request, Report, Checkpointed, Notice)  # all others are the algorithm's own, and pass through
 
-CHECKPOINT = "checkpoint"
-"""Tag of a worker's word to the server that it saved its state before the step numbered in `seq`."""
 
-FEWER = "fewer"
-"""Tag under which an algorithm hears that fewer workers contribute than before: see `Node.active`."""
+@dataclass(frozen=True)
+class Keeping:
+    """How a server keeps its whole node: what a snapshot holds, and what a checkpoint of all nodes does."""
 
-ROLLED_BACK = "rolled_back"
-"""Tag under which an algorithm hears that its server is back as it once was: what came since is forgotten."""
-
-NOTED = "noted"
-"""Tag of a worker's word that it has changed the server's memory by itself."""
-
-ANSWERS = (ACK, REFUSED, FENCED, "reply", "work", "over")
-"""Tags of what ends a request."""
-
-WAIT = "wait"
-"""Tag of the word to whoever asks for more again that there is none yet, but somebody listens."""
-
-_REQUESTS = ("push", "pull", "more", "idle", "busy")
-_SHOWN = ("push", "pull", NOTED)
-_OURS = (*_REQUESTS, NOTED, CHECKPOINT, *NOTICES)
-
-RECLAIM_SECONDS = 5.0
-"""How long a reader may take for what it was lent."""
+    state: Callable[[], dict[str, Any]]
+    load: Callable[[dict[str, Any]], None]
+    checkpoint: Callable[[], Awaitable[None]] | None = None
+    log: Log | None = None
 
 
 class Service:
     """What a server knows of its clients. `pool` is there at the one server that keeps it."""
 
-    def __init__(self, node: Node, pool: Pool | None, log: Log | None) -> None:
-        self.active = set(range(node.size))  # workers that still contribute
-        self._node = node
-        self._ledger = Ledger()
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        channel: Channel,
+        mailbox: Mailbox,
+        coding: Coding,
+        progress: Progress,
+        replica: Replica,
+        one_sided: OneSided,
+        keeping: Keeping,
+        pool: Pool | None = None,
+    ) -> None:
+        self.active = set(range(identity.workers))  # workers that still contribute
+        self._identity = identity
+        self._channel = channel
+        self._mailbox = mailbox
+        self._coding = coding
+        self._progress = progress
+        self._replica = replica
+        self._one_sided = one_sided
+        self._keeping = keeping
+        self._log = keeping.log
         self._pool = pool
-        self._log = log
+        self._ledger = Ledger()
         self._lost: set[int] = set()
         self._left: set[int] = set()  # in order: they were told that all is done
         self._held: dict[int, Message] = {}  # worker -> its request for more, not answered yet
         self._answers: list[tuple[int, Message]] = []  # to be sent once the log is safe
+        self._saved: dict[int, set[int]] = {}  # step -> workers that saved their state before it
         self._past: Iterable[Message] = ()
         self._replaying = False
-        transport, is_reachable = node.transport, node.x.device.type == "cpu"
-        self._lender = transport if isinstance(transport, Lends) and is_reachable else None
-
-    @property
-    def has_lost_a_worker(self) -> bool:
-        """Whether a worker was ever lost, so that what it had to do is others' now."""
-        return self._ledger.has_fenced_any(range(self._node.size))
 
     def begin(self) -> None:
-        """Take the place of a predecessor, if there was one, and put the parameters where peers can read."""
-        node = self._node
+        """Recover a predecessor's state, if there was one, and put the parameters where peers can read."""
         if self._log is not None:
             state, self._past = self._log.recover()
             if state is not None:
-                node.load_state_dict(state)
+                self._keeping.load(state)
             else:
-                self._log.snapshot(node.state_dict())  # where everything starts is to be known, too
-        if self._lender is not None:
-            node.replica.x = self._lender.share(node.x)
+                self._log.snapshot(self._keeping.state())  # a successor must know the start, too
+        self._one_sided.share()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Pushes, pulls, FEWER and ROLLED_BACK, in order of arrival; ends when every worker has left."""
+        """Pushes, pulls, Fewer and RolledBack in order of arrival; ends when every worker has left."""
         async for m in self._incoming():
-            if m.tag not in _OURS:
+            if not isinstance(m, _OURS):
                 yield m
             elif await self._accepts(m):
                 fewer = self._track(m)
-                if m.tag in _SHOWN or fewer:
-                    await self._reclaim(m)
-                    yield m if m.tag in _SHOWN else Message(FEWER, src=m.src)
+                if isinstance(m, _SHOWN) or fewer:
+                    if not isinstance(m, Pull):
+                        await self._one_sided.reclaim()  # the algorithm may change the parameters
+                    yield m if isinstance(m, _SHOWN) else Fewer(src=m.src)
                 await self._settle(m)
 
-    async def reply(self, m: Message, answer: Message) -> None:
-        """Send the answer to a pull. What it shows is safe by then."""
+    async def reply(self, m: Message, v: Tensor, version: int | None = None) -> None:
+        """Answer a pull with a state. Every update in it is safe by then."""
         await self._flush()
-        if self._replaying:
-            return
-        node = self._node
-        in_place = self._lender is not None and answer.body is node.x and m.count > 0
-        await node.send(m.src, answer, lend=in_place)
+        if not self._replaying:
+            answer = Reply(parts=(v,), seq=m.seq)
+            answer.version = self._progress.version if version is None else version
+            await self._channel.send(m.src, answer, lend=m.count > 0 and self._one_sided.lends(v))
+
+    def excuse(self, workers: Iterable[int]) -> None:
+        """These workers left in order before this server was there: do not wait for them."""
+        self._left.update(workers)
+
+    def resume(self) -> None:
+        """Serve workers that all start over from a checkpoint: nobody is gone, done or waiting."""
+        for gone in (self._held, self._left, self._lost):
+            gone.clear()
+        self._mailbox.forget_departures()
+        self._ledger.forget_all_but(Ack)
+        self.active = set(range(self._identity.workers))
+        self._progress.start_over(self._identity.workers)
 
     def state(self) -> dict[str, Any]:
-        """Everything that a message which is yet to come may act upon, as plain values."""
+        """Everything that a later message may act upon, as plain values."""
         return {
             "ledger": self._ledger.state(),
             "pool": None if self._pool is None else self._pool.state(),
@@ -126,78 +160,66 @@ class Service:
         if self._pool is not None and state["pool"] is not None:
             self._pool.load(state["pool"])
         self._held = {
-            src: Message("more", src=src, seq=seq, clock=clock, incarnation=incarnation)
+            src: More(src=src, seq=seq, clock=clock, incarnation=incarnation)
             for src, seq, clock, incarnation in state["held"]
         }
         self.active, self._lost = set(state["active"]), set(state["lost"])
-        self._left |= set(state["left"])  # who was excused since stays so
-        for tag, ranks in ((LOST, state["lost"]), (LEFT, state["left"])):
-            for rank in ranks:
-                self._node.mailbox.note(Message(tag, src=rank))
+        self._left |= set(state["left"])  # a worker that was excused since stays so
+        for rank in state["lost"]:
+            self._mailbox.note(Lost(src=rank))
+        for rank in state["left"]:
+            self._mailbox.note(Left(src=rank))
 
-    def excuse(self, workers: Iterable[int]) -> None:
-        """These have left in order while nobody was here to see it: do not wait for them."""
-        self._left.update(workers)
-
-    def resume(self) -> None:
-        """Serve workers that all start over from a checkpoint: nobody has gone, done its lot, or waits."""
-        for gone in (self._held, self._left, self._lost):
-            gone.clear()
-        self._node.mailbox.forget_departures()
-        self._ledger.forget_all_but(ACK)
-        self.active = set(range(self._node.size))
-        self._node.working = set(self.active)
-
-    # -- inside --------------------------------------------------------------------------------
+    # -- what arrives --------------------------------------------------------------------------
 
     async def _incoming(self) -> AsyncIterator[Message]:
-        """What a predecessor had written down, then what arrives."""
-        node, log = self._node, self._log
+        """The messages in a predecessor's log, then what arrives."""
+        mailbox, log = self._mailbox, self._log
         self._replaying = True
         for m in self._past:
-            node.mailbox.note(m)
+            mailbox.note(typed(m))
             yield m
         self._replaying = False
-        if node.incarnation and log is not None:
-            node.note_fault(self._describe_return(log))
+        if self._identity.incarnation and log is not None:
+            self._channel.note_fault(self._describe_return(log))
             if not log.keeps_every_update:
-                news = Message(ROLLED_BACK, src=node.rank)
+                news = RolledBack(src=self._identity.rank)
                 log.append(news)
                 yield news
         while await self._is_needed():
-            yield await node.mailbox.next()
+            yield await mailbox.next()
             if log is not None and log.snapshot_is_due():
-                log.snapshot(node.state_dict())
+                log.snapshot(self._keeping.state())
         if log is not None:
             log.close()
 
     async def _is_needed(self) -> bool:
-        """Whether there is more to come. When all are lost, one who comes back is waited for."""
-        node = self._node
-        if not node.mailbox.has_arrived():
+        """Whether there is more to come. When all workers are lost, one may come back."""
+        if not self._mailbox.has_arrived():
             await self._flush()
-        if node.working or node.mailbox.has_arrived():
+        if self._progress.working or self._mailbox.has_arrived():
             return True
-        return not self._left and await node.mailbox.sees_a_return()
+        return not self._left and await self._mailbox.sees_a_return()
 
     def _describe_return(self, log: Log) -> str:
         lost = "nothing" if log.keeps_every_update else "every update after that one"
-        return f"{self._node.name} died and came back at version {self._node.version}; {lost} was lost"
+        name, version = self._identity.name, self._progress.version
+        return f"{name} died and came back at version {version}; {lost} was lost"
 
     async def _accepts(self, m: Message) -> bool:
-        """Whether this message is to be acted on; if so it is written down, and a push is decoded."""
-        if m.tag == CHECKPOINT:
-            await self._node.save_when_all_have(m.seq, m.src)
+        """Whether to act on this message; if so it is written to the log, and a push is decoded."""
+        if isinstance(m, Checkpointed):
+            await self._save_when_all_have(m.seq, m.src)
             return False
-        if m.tag in _REQUESTS and (known := self._ledger.answer_to(m)) is not None:
+        if isinstance(m, Request) and (known := self._ledger.answer_to(m)) is not None:
             await self._answer(m.src, known)
             return False
-        if m.tag == NOTED and self._ledger.has_fenced(m):
+        if isinstance(m, Report) and self._ledger.has_fenced(m):
             return False
-        if m.tag == "more" and self._ledger.has_gone_on(m):  # a late copy of what was rolled back
+        if isinstance(m, More) and self._ledger.has_gone_on(m):  # a late copy of what was rolled back
             return False
         vector = None
-        if m.tag == "push" and (vector := await self._checked(m)) is None:
+        if isinstance(m, Push) and (vector := await self._checked(m)) is None:
             return False
         if self._log is not None and not self._replaying:
             self._log.append(m)
@@ -205,85 +227,100 @@ class Service:
             m.parts = (vector,)
         return True
 
-    async def _checked(self, m: Message) -> Tensor | None:
+    async def _checked(self, m: Push) -> Tensor | None:
         """The vector of a push; refused, and None, where it would spoil the model."""
-        node = self._node
+        version = self._progress.version
         try:
-            vector = node.coding.decode(m.parts, node.x.numel(), node.begins)
-            if (what := flaw(node, vector)) is not None:
+            vector = self._coding.decode(m.parts, self._replica.x.numel(), self._coding.begins)
+            if (what := self._coding.flaw(vector)) is not None:
                 raise WireError(what)
         except WireError as problem:
-            text = refusal(node, m.src, m.clock, str(problem))
-            node.note_fault(text)
+            text = describe_refusal(self._identity.name_of(m.src), m.clock, str(problem))
+            self._channel.note_fault(text)
             reason = torch.tensor(list(text.encode()[:400]), dtype=torch.uint8)
-            await self._answer(m.src, Message(REFUSED, (reason,), seq=m.seq, version=node.version))
+            await self._answer(m.src, Refused(parts=(reason,), seq=m.seq, version=version))
             return None
-        node.meter.staleness[max(0, node.version - m.version)] += 1
+        self._channel.meter.staleness[max(0, version - m.version)] += 1
         return vector
 
+    async def _save_when_all_have(self, step: int, rank: int) -> None:
+        """A worker saved its state before this step: save too once all have, and all are still there."""
+        saved = self._saved.setdefault(step, set())
+        saved.add(rank)
+        workers = self._identity.workers
+        if len(saved) < workers or self._ledger.has_fenced_any(range(workers)):
+            return
+        if self._keeping.checkpoint is not None:
+            self._progress.save_at(step)
+            await self._keeping.checkpoint()
+
+    # -- who contributes -----------------------------------------------------------------------
+
     def _track(self, m: Message) -> bool:
-        """Take note of who contributes; whether fewer do than before."""
-        if m.tag not in (LEFT, LOST):
+        """Record who contributes; whether fewer do than before."""
+        if not isinstance(m, (Left, Lost)):
             self._meet(m)
         elif m.src not in self._lost:
             self._bury(m)
-        if m.tag == "more":
+        if isinstance(m, More):
             if m.src in self._held:
-                self._answers.append((m.src, Message(WAIT, seq=m.seq)))
+                self._answers.append((m.src, Wait(seq=m.seq)))
             self._held[m.src] = m
-        elif m.tag in ("push", NOTED, "busy") and m.src < self._node.size:
+        elif isinstance(m, (Push, Report, Busy)) and m.src < self._identity.workers:
             self.active.add(m.src)
-        if m.tag in (*_SHOWN, "busy") or m.src not in self.active:
+        if isinstance(m, (*_SHOWN, Busy)) or m.src not in self.active:
             return False
         self.active.discard(m.src)
         return True
 
     def _meet(self, m: Message) -> None:
-        """A peer is there. It may have died and come back while nobody was here to be told."""
+        """A peer is there. It may have died and come back before this server was there to be told."""
         if self._ledger.is_successor(m):
-            loss = Message(LOST, src=m.src, incarnation=m.incarnation - 1)
-            self._node.mailbox.note(loss)
+            loss = Lost(src=m.src, incarnation=m.incarnation - 1)
+            self._mailbox.note(loss)
             self._bury(loss)
             self.active.discard(m.src)
         if m.src in self._lost:
             self._lost.discard(m.src)
-            self._node.mailbox.note(Message(JOINED, src=m.src, incarnation=m.incarnation))
+            self._mailbox.note(Joined(src=m.src, incarnation=m.incarnation))
 
     def _bury(self, m: Message) -> None:
-        """A peer has gone: nothing more is taken from it, and what a worker left undone is free."""
+        """A peer is gone: accept nothing more from it, and free the batches that a worker left undone."""
         self._held.pop(m.src, None)
-        if m.tag == LEFT:
+        if isinstance(m, Left):
             self._left.add(m.src)
         else:
             self._lost.add(m.src)
             self._ledger.fence(m.src, m.incarnation + 1)
-        if self._pool is not None and m.src < self._node.size:
+        if self._pool is not None and m.src < self._identity.workers:
             self._pool.give_up(m.src)
+
+    # -- answers -------------------------------------------------------------------------------
 
     async def _settle(self, m: Message) -> None:
         """The algorithm has dealt with a message: see to its answer."""
-        node = self._node
-        if self._pool is not None and m.src < node.size and m.tag in ("push", "more", NOTED):
+        version = self._progress.version
+        if self._pool is not None and m.src < self._identity.workers and isinstance(m, (Push, More, Report)):
             self._pool.commit(m.src, m.clock)
-        if m.tag == "push":
-            self._conclude(m, Message(ACK, seq=m.seq, version=node.version))
-        elif m.tag in ("idle", "busy"):  # to say it twice does no harm
-            self._answers.append((m.src, Message(ACK, seq=m.seq, version=node.version)))
+        if isinstance(m, Push):
+            self._conclude(m, Ack(seq=m.seq, version=version))
+        elif isinstance(m, (Idle, Busy)):  # to say it twice does no harm
+            self._answers.append((m.src, Ack(seq=m.seq, version=version)))
         self._hand_out()
         if self._log is None or not self._log.keeps_every_update:
             await self._flush()
 
     def _hand_out(self) -> None:
         """Answer those who asked for more, where there is more or nothing is left to come."""
-        if self._pool is None:
+        if self._pool is None or not (self._pool.has_free or self._pool.finished):
             return
         for rank, m in list(self._held.items()):
             if self._pool.finished and not self.active:
-                self._conclude(m, Message("over", seq=m.seq))
+                self._conclude(m, Over(seq=m.seq))
             elif (work := self._pool.take(rank)) is not None:
                 (owner, place), clock = work
                 self.active.add(rank)
-                self._conclude(m, Message("work", (torch.tensor([owner, place, clock]),), seq=m.seq))
+                self._conclude(m, Grant(parts=(torch.tensor([owner, place, clock]),), seq=m.seq))
             else:
                 continue
             del self._held[rank]
@@ -298,35 +335,11 @@ class Service:
         await self._flush()
 
     async def _flush(self) -> None:
-        """Make safe what was done, then tell those who asked for it."""
+        """Make safe what was done, then send the answers about it."""
         answers, self._answers = self._answers, []
         if self._replaying:
             return
         if self._log is not None:
             self._log.sync()
         for dst, answer in answers:
-            await self._node.send(dst, answer)
-
-    async def _reclaim(self, m: Message) -> None:
-        """Before the algorithm may change the parameters: see that nobody reads them."""
-        if m.tag != "pull" and self._lender is not None:
-            await self._lender.reclaim(RECLAIM_SECONDS)
-
-
-def flaw(node: Node, vector: Tensor) -> str | None:
-    """What is wrong with a vector, and where in the model; None where all of it is finite."""
-    place = first_bad(vector)
-    return None if place is None else f"{node.locate(place)} is {float(vector[place])}"
-
-
-def refusal(node: Node, rank: int, clock: int, why: str) -> str:
-    """What is said of an update that is not taken."""
-    return f"an update of {node.name_of(rank)} at its step {clock} was refused: {why}"
-
-
-def first_bad(vector: Tensor) -> int | None:
-    """The place of the first element that is not finite; None where all are."""
-    if bool(torch.isfinite(vector.sum())):  # the one pass that is as fast as memory; NaN and infinity stick
-        return None
-    bad = (~torch.isfinite(vector)).nonzero()
-    return int(bad[0]) if len(bad) else None  # else only the sum was too large
+            await self._channel.send(dst, answer)

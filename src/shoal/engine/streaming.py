@@ -1,33 +1,15 @@
-"""Streaming: a gradient is handed over part by part, while back-propagation still computes the rest."""
+"""Streaming: an average takes a gradient in part by part, while back-propagation computes the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
 from shoal.core.replica import Gradient
-from shoal.core.vector import Flat
-from shoal.engine.client import Pending
-
-if TYPE_CHECKING:
-    from shoal.vocabulary.node import Node
-
-PART_BYTES = 4 << 20
-"""A part is at least as large: smaller ones cost more to send than they save in waiting."""
-
-
-Mark: TypeAlias = "tuple[int, int, int] | None"
-"""Address, torch's count of changes, and how often it was added to; None where there is no gradient."""
-
-
-class Coming(Pending[Tensor]):
-    """A gradient that is computed when it is awaited. Handed to `Node.mean` it is merged on its way."""
+from shoal.engine.group import Group
 
 
 class Intake(Protocol):
@@ -38,17 +20,17 @@ class Intake(Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether a part was ready."""
+        """Whether a part is under way."""
         ...
 
     def ready(self, part: int) -> None:
-        """A part lies in `out`. They come in order; the last one is left to whoever completes it."""
+        """A part lies in `out`. Parts come in order; the last one is left to `Merging.finish`."""
         ...
 
 
 @dataclass(slots=True)
 class Streamed(Gradient):
-    """A gradient that was taken in; its vector is `Intake.out`."""
+    """A gradient that was handed over in parts; its vector is `Intake.out`."""
 
     changed: bool  # whether parts that were ready have changed since
     fill: Callable[[], object]  # writes all of it to `out` once more
@@ -56,15 +38,15 @@ class Streamed(Gradient):
 
 @runtime_checkable
 class Streams(Protocol):
-    """A replica that hands its gradient over part by part."""
+    """A replica that hands its gradient over in parts."""
 
     @property
     def parts(self) -> Sequence[slice]:
-        """The parts of the vector, in the order in which back-propagation comes to them."""
+        """The parts of the vector, in the order in which back-propagation reaches them."""
         ...
 
     async def stream(self, intake: Intake) -> Streamed:
-        """The gradient at `x` on the next batch, as `gradient` gives it, but taken in on its way."""
+        """The gradient at `x` on the next batch, as `gradient` gives it, handed to `intake` in parts."""
         ...
 
 
@@ -78,128 +60,8 @@ class Merging(Intake, Protocol):
 
 @runtime_checkable
 class Merges(Protocol):
-    """A way to form averages that can begin before the gradient is whole."""
+    """A collective that can begin before the gradient is whole."""
 
-    def begin(self, node: Node, parts: Sequence[slice]) -> Merging:
-        """Begin one."""
+    def begin(self, group: Group, parts: Sequence[slice]) -> Merging:
+        """Begin an average."""
         ...
-
-
-class Watch:
-    """Watches back-propagation through a module, and hands over what is final.
-
-    A parameter is final when its gradient was added to as often as in the step before: so many times for
-    gradient accumulation, never for one that is not used. The first step shows how often that is, and
-    hands over nothing early. Where the guess was wrong, or the gradient was changed afterwards, as clipping
-    does, `Streamed.changed` says so; gradients that are changed by others are never handed over early again.
-    """
-
-    def __init__(self, flat: Flat) -> None:
-        self.parts = flat.parts(PART_BYTES)
-        self._flat = flat
-        self._numbers = [  # the parameters of each part
-            [n for n, place in enumerate(flat.places) if part.start <= place.start < part.stop]
-            for part in self.parts
-        ]
-        self._part_of = {n: part for part, numbers in enumerate(self._numbers) for n in numbers}
-        self._usual: list[int] | None = None  # how often each is added to in a step
-        self._added = [0] * len(flat.parameters)
-        self._open: list[int] = []  # parameters of each part that are not final
-        self._intake: Intake | None = None
-        self._weight: Callable[[], float] = float
-        self._taken: dict[int, tuple[Mark, Tensor | None]] = {}  # parameter -> what it was when it was taken
-        self._weights: set[float] = set()  # by which it was multiplied
-        self._next = 0  # part
-        self._trusts = True
-        watched = flat.parameters if len(self.parts) > 1 else []  # a single part comes at the end anyway
-        self._hooks: list[RemovableHandle] = [
-            p.register_post_accumulate_grad_hook(partial(self._accumulated, n))  # type: ignore[no-untyped-call]
-            for n, p in enumerate(watched)
-        ]
-
-    def begin(self, intake: Intake, weight: Callable[[], float]) -> None:
-        """Hand over to this intake what back-propagation computes from now on, times what `weight` tells."""
-        self._intake, self._weight = intake, weight
-        self._added = [0] * len(self._added)
-        self._taken, self._weights, self._next = {}, set(), 0
-        usual = self._usual or [1] * len(self._added)
-        self._open = [sum(usual[n] > 0 for n in numbers) for numbers in self._numbers]
-
-    def end(self, weight: float, trusted: bool = True) -> bool:
-        """Back-propagation is over: hand over the rest; whether what was handed over before has changed.
-
-        It is not `trusted` where somebody is known to change gradients in ways that leave no trace.
-        """
-        assert self._intake is not None
-        self._trusts = self._trusts and trusted
-        same = trusted and all(self._is_as_it_was(n) for n in self._taken)
-        changed = bool(self._taken) and (not same or bool(self._weights - {weight}))
-        if changed and self._added == self._usual:
-            self._trusts = False  # not more passes than usual: somebody changes gradients after they are made
-        self._usual = self._added
-        while self._next < len(self.parts):
-            self._hand_over(weight)
-        self._intake = None
-        return changed
-
-    def fill(self, out: Tensor, weight: float) -> None:
-        """Write the gradient, times the weight, to `out`."""
-        for part in range(len(self.parts)):
-            self._fill(part, out, weight)
-
-    def close(self) -> None:
-        """Leave the module as it was."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def _accumulated(self, number: int, _: nn.Parameter) -> None:
-        self._added[number] += 1
-        if self._intake is None or self._usual is None or not self._trusts:
-            return
-        if self._added[number] == self._usual[number]:
-            self._open[self._part_of[number]] -= 1
-            while self._next < len(self.parts) - 1 and self._open[self._next] <= 0:
-                weight = self._weight()
-                self._weights.add(weight)
-                self._taken.update((n, self._state(n)) for n in self._numbers[self._next])
-                self._hand_over(weight)
-
-    def _hand_over(self, weight: float) -> None:
-        """Fill the next part and, unless it is the last, say that it is ready."""
-        assert self._intake is not None
-        part, self._next = self._next, self._next + 1
-        self._fill(part, self._intake.out, weight)
-        if self._next < len(self.parts):
-            self._intake.ready(part)
-
-    @torch.no_grad()
-    def _fill(self, part: int, out: Tensor, weight: float) -> None:
-        views = self._flat.views(out)
-        for number in self._numbers[part]:
-            parameter, view = self._flat.parameters[number], views[number]
-            if parameter.grad is None or weight == 0:  # which infinity would survive
-                view.zero_()
-            elif parameter.grad.dtype == view.dtype:
-                torch.mul(parameter.grad, weight, out=view)
-            else:  # half precision could hold neither the product nor the sum
-                view.copy_(parameter.grad).mul_(weight)
-
-    def _state(self, number: int) -> tuple[Mark, Tensor | None]:
-        """What changes when somebody changes this gradient: torch's marks, and a few of its elements."""
-        grad = self._flat.parameters[number].grad
-        return self._mark(number), None if grad is None else _few(grad).clone()
-
-    def _is_as_it_was(self, number: int) -> bool:
-        mark, few = self._taken[number]
-        now = self._flat.parameters[number].grad
-        return mark == self._mark(number) and (now is None or few is None or torch.equal(_few(now), few))
-
-    def _mark(self, number: int) -> Mark:
-        grad = self._flat.parameters[number].grad
-        return None if grad is None else (grad.data_ptr(), grad._version, self._added[number])
-
-
-def _few(grad: Tensor) -> Tensor:
-    """Some elements, from all over a gradient: what is done to its `data` leaves no mark."""
-    flat = grad.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // 16)]

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.core.errors import PeerLost, ShoalError
-from shoal.core.instrument import Instrument
-from shoal.vocabulary.node import Node
+from shoal.engine.engine import Engine, Instrument
 
 WARNING_SECONDS = 5.0
 """How long compression is looked on before it is judged."""
@@ -105,56 +104,57 @@ class Reporter(Instrument):
         self._waited_before = 0.0
         self._has_warned = False
 
-    def step(self, node: Node) -> None:
-        self._report(node)
+    def step(self, engine: Engine) -> None:
+        self._report(engine)
 
-    def update(self, node: Node) -> None:
-        self._report(node)
+    def update(self, engine: Engine) -> None:
+        self._report(engine)
 
-    def _report(self, node: Node) -> None:
-        now = node.transport.now()
+    def _report(self, engine: Engine) -> None:
+        now = engine.channel.now()
         if self._began is None:
-            self._began, self._samples_before = now, node.meter.samples
-            self._waited_before = node.meter.wait_seconds
+            self._began, self._samples_before = now, engine.progress.samples
+            self._waited_before = engine.meter.wait_seconds
         if now < self._next:
             return
         self._next = now + PROGRESS_SECONDS
         elapsed = now - self._began
-        self._control.tell("progress", **progress(node, elapsed, self._samples_before, self._waited_before))
+        self._control.tell("progress", **progress(engine, elapsed, self._samples_before, self._waited_before))
         if (
             not self._has_warned
             and elapsed > WARNING_SECONDS
-            and node.meter.saved_seconds < -COSTLY * elapsed
+            and engine.meter.saved_seconds < -COSTLY * elapsed
         ):
             self._has_warned = True
-            self._control.tell("warning", text=_does_not_pay(node))
+            self._control.tell("warning", text=_does_not_pay(engine))
 
 
 def progress(
-    node: Node, elapsed: float, samples_before: int = 0, waited_before: float = 0.0
+    engine: Engine, elapsed: float, samples_before: int = 0, waited_before: float = 0.0
 ) -> dict[str, Any]:
     """How a node gets on, in plain numbers; rates are over the `elapsed` seconds since what was before."""
-    meter = node.meter
+    meter, done = engine.meter, engine.progress
     return {
-        "rank": node.rank,
-        "role": "server" if node.is_server else "worker",
-        "step": node.version if node.is_server else node.t,
-        "steps": node.last_step,
+        "rank": engine.rank,
+        "role": "server" if engine.is_server else "worker",
+        "step": done.version if engine.is_server else done.t,
+        "steps": engine.work.last_step,
         "loss": meter.loss,
-        "samples": meter.samples,
-        "samples_per_second": (meter.samples - samples_before) / elapsed if elapsed else 0.0,
+        "samples": done.samples,
+        "samples_per_second": (done.samples - samples_before) / elapsed if elapsed else 0.0,
         "wait_fraction": (meter.wait_seconds - waited_before) / elapsed if elapsed else 0.0,
         "bytes_sent": meter.bytes_sent,
         "saved_seconds": meter.saved_seconds if meter.coded_bytes else None,
     }
 
 
-def _does_not_pay(node: Node) -> str:
-    meter = node.meter
+def _does_not_pay(engine: Engine) -> str:
+    meter = engine.meter
     spent = meter.encode_seconds + meter.decode_seconds
     return (
-        f"compression costs {node.name} more than it saves: {spent:.1f} s of encoding and decoding for "
-        f"{(meter.dense_bytes - meter.coded_bytes) / 1e6:,.0f} MB that were not sent. Try without a codec."
+        f"compression costs {engine.name} more than it saves: {spent:.1f} s of encoding and "
+        f"decoding for {(meter.dense_bytes - meter.coded_bytes) / 1e6:,.0f} MB that were not sent. "
+        "Try without a codec."
     )
 
 

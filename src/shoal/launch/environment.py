@@ -12,9 +12,10 @@ from typing import Any
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from shoal.core.identity import NodeIdentity
 from shoal.launch.control import Control
-from shoal.launch.identity import Seat
 from shoal.launch.join import file_store
+from shoal.launch.recovery import Recovery
 from shoal.transports.rendezvous import Store
 from shoal.vocabulary.strategy import Strategy
 
@@ -49,18 +50,15 @@ class Place:
     every: int | None = None
     timeout: float = 300.0
 
-    def seat(self, strategy: Strategy) -> Seat:
-        """This node's place under that strategy, whose servers are the last nodes."""
+    def identity(self, strategy: Strategy) -> NodeIdentity:
+        """Which node this is under that strategy, whose servers are the last nodes."""
         workers = self.nodes - strategy.servers * self.servers
-        return Seat(
-            self.rank,
-            workers,
-            strategy.servers,
-            self.servers,
-            self.incarnation,
-            self.durability,
-            self.store,
-        )
+        return NodeIdentity(self.rank, workers, strategy.servers, self.servers, self.incarnation)
+
+    @property
+    def recovery(self) -> Recovery:
+        """How nodes of this run come back."""
+        return Recovery(self.transport, self.durability, self.store)
 
     def to_environment(self) -> dict[str, str]:
         """The variable that hands this place to a process."""

@@ -34,14 +34,15 @@ from shoal.collectives import (
 from shoal.core.catalogue import nearest
 from shoal.core.codec import Codec, Identity
 from shoal.core.errors import Unavailable
+from shoal.core.identity import NodeIdentity
 from shoal.core.sparse import SparseCodec
 from shoal.core.transport import AllReduces, Transport
-from shoal.launch.identity import Seat, message_limit
+from shoal.engine.group import Mean
+from shoal.launch.recovery import message_limit
 from shoal.transports.alone import Alone
 from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.sockets import SocketTransport
 from shoal.transports.torch_dist import TorchTransport
-from shoal.vocabulary.node import Mean
 
 TRANSPORTS = {
     "processes": "shared memory and sockets between the processes of this host",
@@ -102,7 +103,7 @@ class Access:
 
 def connect(
     kind: str,
-    seat: Seat,
+    me: NodeIdentity,
     store: Store | None,
     *,
     vector_bytes: int,
@@ -114,7 +115,7 @@ def connect(
 
     `manifest` says which model it is, so that nodes with another one are refused.
     """
-    rank, nodes, workers, incarnation = seat.rank, seat.nodes, seat.workers, seat.incarnation
+    rank, nodes, workers, incarnation = me.rank, me.nodes, me.workers, me.incarnation
     limit = message_limit(vector_bytes)
     meeting = min(timeout, REJOIN_SECONDS) if incarnation else timeout
     if kind == "mpi" and nodes > 1:
@@ -137,27 +138,27 @@ def connect(
             incarnation=incarnation,
         )
     if kind == "grpc":
-        return connect_grpc(seat, store, access or Access(), limit, meeting, manifest)
+        return connect_grpc(me, store, access or Access(), limit, meeting, manifest)
     return TorchTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
 
 
 def connect_grpc(
-    seat: Seat, store: Store, access: Access, limit_bytes: int, timeout: float, manifest: str
+    me: NodeIdentity, store: Store, access: Access, limit_bytes: int, timeout: float, manifest: str
 ) -> Transport:
     """Servers are the hubs that everybody calls; where there is none, worker 0 is."""
     from shoal.transports.grpc import GrpcTransport, Security
     from shoal.transports.grpc.security import with_port
 
-    if seat.rank == 0 and not store.check([RUN_KEY]):
+    if me.rank == 0 and not store.check([RUN_KEY]):
         store.set(RUN_KEY, secrets.token_hex(16))
     if await_keys(store, {0: RUN_KEY}, timeout):
-        raise missing(seat.rank, (0,), timeout, "come to the meeting point")
+        raise missing(me.rank, (0,), timeout, "come to the meeting point")
     settings = asdict(access)
     listen, advertise = settings.pop("listen"), settings.pop("advertise")
     return GrpcTransport.connect(
-        seat.rank,
-        seat.nodes,
-        hubs=tuple(range(seat.workers, seat.nodes)) or (0,),
+        me.rank,
+        me.nodes,
+        hubs=tuple(range(me.workers, me.nodes)) or (0,),
         run_id=store.get(RUN_KEY).decode(),
         manifest=manifest,
         limit_bytes=limit_bytes,
@@ -166,7 +167,7 @@ def connect_grpc(
         listen=with_port(listen),
         advertise=advertise,
         timeout=timeout,
-        incarnation=seat.incarnation,
+        incarnation=me.incarnation,
     )
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from shoal.core.errors import Diverged
 from shoal.core.replica import Gradient
 from shoal.core.vector import Flat, Layout
-from shoal.engine.streaming import Intake, Streamed, Watch
+from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.module import reset_momentum
+from shoal.replicas.watch import Watch
 
 LOOK_SECONDS = 1.0
 """How often a gradient is checked to be finite: once a step would cost a pass over memory."""

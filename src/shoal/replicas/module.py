@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from shoal.core.factors import Product, Recorder
 from shoal.core.growth import Growth
 from shoal.core.matrices import Matrix
-from shoal.core.replica import Gradient
+from shoal.core.replica import Gradient, Replica
 from shoal.core.seeds import derive, stream
 from shoal.core.task import Data, Task
 from shoal.core.vector import Flat, Layout
-from shoal.engine.streaming import Intake, Streamed, Watch
+from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.splits import Splits, split_steps
-from shoal.vocabulary.node import Node
+from shoal.replicas.watch import Watch
 from shoal.vocabulary.strategy import Strategy
 
 
@@ -239,6 +239,12 @@ class ModuleReplica:
             torch.autograd.backward(loss, torch.ones_like(loss))
         return loss.item() if loss.numel() else None
 
+    def weigh(self, speeds: Sequence[float]) -> None:
+        """Cut each step's samples in proportion to these, one for each worker, from now on."""
+        if isinstance(self.batches, Splits):
+            raise TypeError("splits of data blocks are cut before training, and cannot follow speeds")
+        self.batches.weigh(speeds)
+
     def seek(self, owner: int, place: int) -> None:
         """Take the next batch from another worker's share."""
         self.batches.seek(owner, place)
@@ -339,18 +345,18 @@ def build_batches(
 ) -> Batches | Splits:
     """One worker's part of the data, cut up as the strategy wants it."""
     place: dict[str, int] = {"batch": task.batch, "rank": rank, "workers": workers, "seed": seed}
-    if not strategy.shares_out:
+    if strategy.deal.whole:
         place |= {"rank": 0, "workers": 1, "seed": derive(seed, "member", rank) if rank else seed}
-    if strategy.data_blocks is not None:
-        return Splits(data.x, data.y, blocks=strategy.data_blocks, ahead=ahead, **place)
-    return Batches(data.x, data.y, fixed=strategy.fixed_shares, growth=task.growth, **place)
+    if strategy.deal.blocks is not None:
+        return Splits(data.x, data.y, blocks=strategy.deal.blocks, ahead=ahead, **place)
+    return Batches(data.x, data.y, fixed=strategy.deal.fixed, growth=task.growth, **place)
 
 
 def steps_of(task: Task, strategy: Strategy, samples: int, workers: int, epochs: int) -> int:
     """Steps that every worker takes for so many passes over the data."""
-    workers = workers if strategy.shares_out else 1
-    if strategy.data_blocks is not None:
-        blocks = strategy.data_blocks
+    workers = 1 if strategy.deal.whole else workers
+    blocks = strategy.deal.blocks
+    if blocks is not None:
         return epochs * blocks * split_steps(samples, task.batch, workers, blocks)
     batches = [task.growth.batch(task.batch, epoch) for epoch in range(epochs)]
     return sum(steps_per_epoch(samples, batch, workers) for batch in batches)
@@ -376,6 +382,6 @@ class EnsembleModel(nn.Module):
         return outputs.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(self.members))
 
 
-def module_of(node: Node, other: nn.Module) -> nn.Module:
+def module_of(replica: Replica, other: nn.Module) -> nn.Module:
     """The module that a node trains, with its buffers; `other` for a server, which trains none."""
-    return node.replica.model if isinstance(node.replica, ModuleReplica) else other
+    return replica.model if isinstance(replica, ModuleReplica) else other

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.core.instrument import Instrument
 from shoal.core.task import Data, Task
 from shoal.core.vector import trainable
+from shoal.engine.engine import Engine, Instrument
 from shoal.replicas.module import EnsembleModel
 from shoal.runs.evaluation import evaluate
 from shoal.vocabulary.node import Node
@@ -46,36 +46,36 @@ class Curve(Instrument):
         self._spacing = samples / POINTS
         self._next: defaultdict[int, float] = defaultdict(float)
 
-    def begin(self, node: Node, elapsed: float = 0.0) -> None:
+    def begin(self, engine: Engine, elapsed: float = 0.0) -> None:
         """Take the first copy, so many seconds after the run began, if this node holds the solution."""
-        self._began[node.rank] = node.transport.now() - elapsed
-        room = max(1, MOST_BYTES // (node.x.numel() * node.x.element_size()))
+        self._began[engine.rank] = engine.channel.now() - elapsed
+        room = max(1, MOST_BYTES // (engine.x.numel() * engine.x.element_size()))
         self._spacing = self._samples / min(POINTS, room)
-        if holds_solution(self._strategy, node):
-            self._take(node)
+        if holds_solution(self._strategy, engine):
+            self._take(engine)
 
-    def step(self, node: Node) -> None:
-        self._look(node)
+    def step(self, engine: Engine) -> None:
+        self._look(engine)
 
-    def update(self, node: Node) -> None:
-        self._look(node)
+    def update(self, engine: Engine) -> None:
+        self._look(engine)
 
-    def end(self, node: Node) -> None:
+    def end(self, engine: Engine) -> None:
         """Take the last copy, at a node that holds the solution."""
-        taken = self.snapshots.setdefault(node.rank, [])
-        if taken and taken[-1].samples >= node.merged:
+        taken = self.snapshots.setdefault(engine.rank, [])
+        if taken and taken[-1].samples >= engine.merged:
             taken.pop()  # the end is what counts
-        self._take(node)
+        self._take(engine)
 
-    def _look(self, node: Node) -> None:
-        if node.merged >= self._next[node.rank] and holds_solution(self._strategy, node):
-            self._take(node)
+    def _look(self, engine: Engine) -> None:
+        if engine.merged >= self._next[engine.rank] and holds_solution(self._strategy, engine):
+            self._take(engine)
 
-    def _take(self, node: Node) -> None:
-        seconds = node.transport.now() - self._began[node.rank]
-        copy = self._strategy.solution(node).detach().clone()
-        self.snapshots.setdefault(node.rank, []).append(Snapshot(seconds, node.merged, copy))
-        self._next[node.rank] = node.merged + self._spacing
+    def _take(self, engine: Engine) -> None:
+        seconds = engine.channel.now() - self._began[engine.rank]
+        copy = self._strategy.solution(Node(engine)).detach().clone()
+        self.snapshots.setdefault(engine.rank, []).append(Snapshot(seconds, engine.merged, copy))
+        self._next[engine.rank] = engine.merged + self._spacing
 
 
 def join_slices(slices: Sequence[Sequence[Snapshot]], independent: bool = False) -> list[Snapshot]:
@@ -142,10 +142,10 @@ def holders(strategy: Strategy, workers: int, shards: int, there: Sequence[int] 
     return list(range(workers, workers + shards)) if strategy.servers else [0]
 
 
-def holds_solution(strategy: Strategy, node: Node) -> bool:
+def holds_solution(strategy: Strategy, engine: Engine) -> bool:
     """Whether this node's solution is the result of the run, or a slice of it, as far as it knows."""
     if strategy.independent:
         return True
     if strategy.survives:
-        return all(node.mailbox.has_lost(rank) for rank in range(node.rank))
-    return node.rank in holders(strategy, node.size, node.shards)
+        return all(engine.mailbox.has_lost(rank) for rank in range(engine.rank))
+    return engine.rank in holders(strategy, engine.identity.workers, engine.identity.shards)

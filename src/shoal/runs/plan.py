@@ -10,20 +10,21 @@ from torch import Tensor, nn
 
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
+from shoal.core.identity import NodeIdentity
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_weights
-from shoal.launch.between_steps import Boundary
+from shoal.engine.engine import Engine
+from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
-from shoal.launch.identity import REJOINING, check_durability
 from shoal.launch.join import TRANSPORTS, adds_up, check_collective, check_word, local_threads, refuse_mpi
-from shoal.replicas.balance import Balance, check_balance
+from shoal.launch.recovery import REJOINING, check_durability
 from shoal.replicas.module import module_of, steps_of
 from shoal.runs.curve import holds_solution
 from shoal.storage.checkpoint import Checkpoints
 from shoal.storage.journal import DURABILITY
 from shoal.strategies import STRATEGIES
-from shoal.vocabulary.node import Hook, Node, name_of
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Setting, Strategy
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,9 @@ class Plan:
         if self.servers > 1 and not self.strategy.servers:
             word = STRATEGIES.name_of(self.strategy)
             raise ValueError(f"servers={self.servers}: strategy {word!r} has no server to share out")
-        self.strategy.check(self.workers)
-        self.strategy.check_codec(self.codec)
-        self.strategy.check_durability(self.durability)
+        self.strategy.check(Setting(self.workers, self.codec, self.durability))
         check_durability(self.durability, self.transport)
-        if self.task.growth and self.strategy.data_blocks is not None:
+        if self.task.growth and self.strategy.deal.blocks is not None:
             raise ValueError(
                 "grow_batch would change how long blocks are; with blocks, lower the rate instead"
             )
@@ -88,7 +87,11 @@ class Plan:
 
     def name_of(self, rank: int) -> str:
         """How messages to people call the node of that rank."""
-        return name_of(rank, self.workers, self.nodes - self.workers)
+        return self.identity(rank).name
+
+    def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
+        """The node of that rank."""
+        return NodeIdentity(rank, self.workers, self.strategy.servers, self.servers, incarnation)
 
     @property
     def restarts(self) -> bool:
@@ -113,7 +116,7 @@ class Plan:
 
     def samples(self, data: Data) -> int:
         """Samples that all workers take together."""
-        return self.epochs * len(data.x) * (1 if self.strategy.shares_out else self.workers)
+        return self.epochs * len(data.x) * (self.workers if self.strategy.deal.whole else 1)
 
     def same_run(self) -> dict[str, Any]:
         """What must not change between a checkpoint and its resumption."""
@@ -142,19 +145,26 @@ class Plan:
             "threads": self.threads_each,
         }
 
-    def boundary(self, control: Control, model: nn.Module) -> Boundary:
+    def between_steps(self, control: Control, model: nn.Module) -> BetweenSteps:
         """What happens between two steps of a node whose weights fit `model`."""
         saved = None
         if self.checkpoint is not None:
             saved = Checkpoints(self.checkpoint, self.same_run(), self.nodes)
-        return Boundary(control, saved, self.every, lambda node: self._weights(node, model))
+        return BetweenSteps(control, saved, self.every, lambda engine: self._weights(engine, model))
 
-    def hook(self, boundary: Boundary) -> Hook:
-        """What is awaited before every step of a worker."""
-        return Balance(boundary) if self.balance and self.workers > 1 else boundary
-
-    def _weights(self, node: Node, model: nn.Module) -> Mapping[str, Tensor] | None:
+    def _weights(self, engine: Engine, model: nn.Module) -> Mapping[str, Tensor] | None:
         """The solution under the model's own names, at the node that holds all of it."""
-        if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, node):
+        if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, engine):
             return None
-        return named_weights(module_of(node, model), self.strategy.solution(node))
+        return named_weights(module_of(engine.replica, model), self.strategy.solution(Node(engine)))
+
+
+def check_balance(strategy: Strategy, word: str) -> None:
+    """Raise ValueError for a strategy whose workers do not keep step with each other."""
+    if strategy.servers or strategy.survives:
+        raise ValueError(
+            f"balance shares out the samples of a step that all workers take together; "
+            f"those of {word!r} each go at a speed of their own"
+        )
+    if strategy.deal.fixed or strategy.deal.blocks is not None:
+        raise ValueError(f"balance cannot share out samples where {word!r} gives every worker its own")

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import Interrupted, WorkerFailed
-from shoal.core.instrument import Instrument
-from shoal.core.replica import Replica
+from shoal.core.replica import Parameters, Replica
 from shoal.core.task import Data
 from shoal.core.vector import Flat, trainable
+from shoal.engine.engine import Engine, Instrument
 from shoal.launch.background import Background
-from shoal.launch.between_steps import Boundary
+from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control, Reporter, leave_with_parent
 from shoal.launch.crew import Audience, Crew, Member, ctrl_c_ignored
 from shoal.launch.drive import drive
-from shoal.launch.identity import Seat
 from shoal.launch.join import choose_mean, connect, file_store
+from shoal.launch.recovery import Recovery
 from shoal.replicas.module import build_member, build_model, build_replica, module_of
 from shoal.runs.curve import Curve, Snapshot, holders, holds_solution, put_together
 from shoal.runs.plan import Plan
@@ -121,27 +121,28 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
     """Build the node, train when the launcher says so, and report."""
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
     curve = Curve(plan.strategy, plan.samples(data))
-    boundary = plan.boundary(control, model)
-    node = _join(plan, rank, incarnation, folder, model, data, boundary, (curve, Reporter(control)))
+    between_steps = plan.between_steps(control, model)
+    observers = (curve, Reporter(control))
+    engine = _join(plan, rank, incarnation, folder, model, data, between_steps, observers)
     if not incarnation:
-        boundary.resume(node)
+        between_steps.resume(engine)
     control.tell("ready")
     elapsed, finished = control.await_go()
-    began = node.transport.now() - elapsed
-    node.service.excuse(finished)
-    curve.begin(node, elapsed)
+    began = engine.channel.now() - elapsed
+    engine.service.excuse(finished)
+    curve.begin(engine, elapsed)
     try:
-        drive(plan.strategy.live(node))
+        drive(plan.strategy.live(Node(engine)))
     except Interrupted:
-        drive(node.transport.close())
+        drive(engine.transport.close())
         raise
-    outcome = report(node, node.transport.now() - began)
-    holds = holds_solution(plan.strategy, node)
+    outcome = report(engine, engine.channel.now() - began)
+    holds = holds_solution(plan.strategy, engine)
     if holds:
-        curve.end(node)
-    drive(node.transport.close())  # not after a failure: to vanish is what tells the others
+        curve.end(engine)
+    drive(engine.transport.close())  # not after a failure: to vanish is what tells the others
     if holds:
-        outcome["snapshots"] = _leave(curve.snapshots[rank], module_of(node, model), folder, rank)
+        outcome["snapshots"] = _leave(curve.snapshots[rank], module_of(engine.replica, model), folder, rank)
     return outcome
 
 
@@ -162,14 +163,15 @@ def _join(
     folder: str,
     model: nn.Module,
     data: Data,
-    boundary: Boundary,
+    between_steps: BetweenSteps,
     observers: Sequence[Instrument],
-) -> Node:
+) -> Engine:
     """This process's node, connected to all others."""
-    seat = Seat(rank, plan.workers, plan.strategy.servers, plan.servers, incarnation, plan.durability, folder)
+    me = plan.identity(rank, incarnation)
+    recovery = Recovery(plan.transport, plan.durability, folder)
     replica: Replica
-    if seat.serves:
-        replica = seat.parameters(Flat(copy.deepcopy(model)).x)
+    if me.is_server:
+        replica = Parameters.of_server(me, Flat(copy.deepcopy(model)).x)
     else:
         replica = build_replica(
             plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed, ahead=True
@@ -179,22 +181,24 @@ def _join(
     store = file_store(folder, plan.nodes) if plan.nodes > 1 else None
     transport = connect(
         plan.transport,
-        seat,
+        me,
         store,
         vector_bytes=vector_bytes,
         timeout=plan.timeout,
         manifest=layout.manifest(replica.x.dtype),
     )
-    return Node(
+    return Engine(
         transport,
         replica,
+        me,
         mean=choose_mean(plan.collective, transport, plan.codec, plan.workers),
         codec=plan.codec,
         seed=plan.seed,
         steps=plan.steps(data),
         timeout=plan.timeout,
         background=Background(),
-        boundary=plan.hook(boundary),
+        between_steps=between_steps,
+        balanced=plan.balance,
         observers=observers,
-        **seat.settings(plan.transport, layout, vector_bytes),
+        **recovery.settings(me, layout, vector_bytes),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from shoal.vocabulary.node import Node
+from shoal.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,16 @@ class Result:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
 
 
-def report(node: Node, seconds: float) -> dict[str, Any]:
+def report(engine: Engine, seconds: float) -> dict[str, Any]:
     """What one node has to say of itself when it is done."""
     return {
-        "role": "server" if node.is_server else "worker",
-        "rank": node.rank,
+        "role": "server" if engine.is_server else "worker",
+        "rank": engine.rank,
         "seconds": seconds,
-        "parameters": node.x.numel(),
-        "samples_before": node.samples_before,
-        **node.meter.summary(),
+        "parameters": engine.x.numel(),
+        "samples_before": engine.progress.samples_before,
+        "samples": engine.progress.samples,
+        **engine.meter.summary(),
     }
 
 

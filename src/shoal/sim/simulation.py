@@ -13,17 +13,18 @@ from torch import Tensor
 from shoal.collectives import stripes
 from shoal.core.codec import Codec, Identity
 from shoal.core.errors import PeerLost
-from shoal.core.instrument import Instrument
+from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Parameters, Replica
 from shoal.core.vector import Layout
-from shoal.engine.client import slice_of
+from shoal.engine.engine import Engine, Hook, Instrument
+from shoal.engine.group import Mean
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Faults, Weather
 from shoal.sim.kernel import Kernel
 from shoal.sim.models import Compute, Network, Pace
 from shoal.sim.transport import SimTransport, Switch
-from shoal.vocabulary.node import Hook, Mean, Node
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Setting, Strategy
 
 
 class Simulation:
@@ -55,13 +56,13 @@ class Simulation:
         codec: Codec | None = None,
         mean: Mean = stripes,
         seed: int = 0,
-        boundary: Hook | None = None,
+        between_steps: Hook | None = None,
+        balanced: bool = False,
         observers: Sequence[Instrument] = (),
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers={workers}: a run needs at least 1 worker")
-        strategy.check(workers)
-        strategy.check_codec(codec or Identity())
+        strategy.check(Setting(workers, codec or Identity()))
         nodes = workers + strategy.servers * shards
         self.strategy = strategy
         self.workers = workers
@@ -78,9 +79,6 @@ class Simulation:
         self._ends = [self._switch.add() for _ in range(nodes)]
         self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
         self._common: dict[str, Any] = {
-            "workers": workers,
-            "servers": strategy.servers,
-            "shards": shards,
             "mean": mean,
             "codec": codec or Identity(),
             "layout": layout,
@@ -88,7 +86,8 @@ class Simulation:
             "steps": steps,
             "retry": retry,
             "recovery": self._faults.recovery,
-            "boundary": boundary,
+            "between_steps": between_steps,
+            "balanced": balanced,
             "observers": observers,
         }
         first = replica(0)
@@ -98,23 +97,20 @@ class Simulation:
             for end in self._ends[:workers]:
                 end.acquaint(server)
 
-    def _make(self, rank: int, incarnation: int, own: Replica | None = None) -> Node:
+    def _make(self, rank: int, incarnation: int, own: Replica | None = None) -> Engine:
         """A node as it is when its process starts."""
-        end = self._ends[rank]
-        if rank >= self.workers:
-            mine = slice_of((rank - self.workers) % self._shards, self._shards, self._centre.numel())
-            server = Parameters(self._centre[mine].clone())
-            return Node(
-                end,
-                server,
-                incarnation=incarnation,
-                log=self._disks.get(rank),
-                begins=mine.start,
-                **self._common,
-            )
-        pace = self._pace(Pace(self._compute, rank, self._common["seed"]))
+        end, me = self._ends[rank], self.identity(rank, incarnation)
+        if me.is_server:
+            begins = me.own_slice(self._centre.numel()).start
+            server = Parameters.of_server(me, self._centre)
+            return Engine(end, server, me, log=self._disks.get(rank), begins=begins, **self._common)
+        duration = self._duration(Pace(self._compute, rank, self._common["seed"]))
         worker = self._replica(rank) if own is None else own
-        return Node(end, worker, incarnation=incarnation, pace=pace, **self._common)
+        return Engine(end, worker, me, duration=duration, **self._common)
+
+    def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
+        """The node of that rank."""
+        return NodeIdentity(rank, self.workers, self.strategy.servers, self._shards, incarnation)
 
     def run(self) -> Simulation:
         """Let virtual time pass until every node is done, and return the simulation itself."""
@@ -128,12 +124,12 @@ class Simulation:
             self.kernel.close()
         return self
 
-    def worker(self, rank: int) -> Node:
+    def worker(self, rank: int) -> Engine:
         """The worker of that rank."""
         return self.nodes[rank]
 
     @property
-    def server(self) -> Node:
+    def server(self) -> Engine:
         """The (first) server."""
         return self.nodes[self.workers]
 
@@ -159,27 +155,30 @@ class Simulation:
             total.update(node.x.detach().cpu().numpy().tobytes())
         return total.hexdigest()
 
-    def _pace(self, pace: Pace) -> Callable[[Node, int], float]:
-        def duration(node: Node, samples: int) -> float:
-            planned = 0.0 if node.incarnation else self._faults.delay(node.rank, node.t)  # happens once
-            pace.begin_at(0 if node.incarnation else node.clock)
+    def _duration(self, pace: Pace) -> Callable[[Engine, int], float]:
+        def duration(engine: Engine, samples: int) -> float:
+            me, done = engine.identity, engine.progress
+            planned = 0.0 if me.incarnation else self._faults.delay(me.rank, done.t)  # happens once
+            pace.begin_at(0 if me.incarnation else done.clock)
             batches = 1.0 if self._batch is None else samples / self._batch
             return pace.next() * batches + planned
 
         return duration
 
-    def _spawn(self, node: Node) -> None:
+    def _spawn(self, node: Engine) -> None:
         end = self._ends[node.rank]
         end.process = self.kernel.spawn(self._life(node, end), self._describe(node))
 
-    async def _life(self, node: Node, end: SimTransport) -> None:
+    async def _life(self, node: Engine, end: SimTransport) -> None:
         try:
-            await self.strategy.live(node)
+            await self.strategy.live(Node(node))
             await end.close()
         except PeerLost:
-            if not (node.incarnation and any(server.has_left for server in self._ends[self.workers :])):
+            if not (
+                node.identity.incarnation and any(server.has_left for server in self._ends[self.workers :])
+            ):
                 raise
-            await end.close()  # all was done when it came back
+            await end.close()  # it came back too late
         except Crash:
             self._bury(node.rank)
 
@@ -199,14 +198,15 @@ class Simulation:
             self.kernel.expect(self._faults.restart_after, lambda: self._restart(rank))
 
     def _restart(self, rank: int) -> None:
-        node = self._make(rank, self.nodes[rank].incarnation + 1)
+        node = self._make(rank, self.nodes[rank].identity.incarnation + 1)
         self.nodes[rank] = node
-        self._ends[rank].revive(node.incarnation)
+        self._ends[rank].revive(node.identity.incarnation)
         self._spawn(node)
 
-    def _describe(self, node: Node) -> Callable[[], str]:
+    def _describe(self, node: Engine) -> Callable[[], str]:
         def text() -> str:
-            absent = "".join(f" ({node.name_of(r)} {how})" for r, how in node.mailbox.gone.items())
-            return f"{node.name} waits for {node.mailbox.waiting or 'its turn'} at step {node.t}{absent}"
+            me, mailbox = node.identity, node.mailbox
+            absent = "".join(f" ({me.name_of(r)} {how})" for r, how in mailbox.gone.items())
+            return f"{me.name} waits for {mailbox.waiting or 'its turn'} at step {node.t}{absent}"
 
         return text

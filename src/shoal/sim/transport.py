@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from struct import pack
 
 from torch import Tensor
@@ -46,7 +46,7 @@ class Switch:
         for _ in range(2 if dice.random() < weather.double else 1):
             if dice.random() >= weather.loss:
                 late = dice.random() * weather.delay
-                copy = replace(m, parts=tuple(p.clone() for p in m.parts))
+                copy = m.copied(m.src, tuple(p.clone() for p in m.parts))
                 self.kernel.after(late, lambda copy=copy: self._move(src, dst, copy))  # type: ignore[misc]
 
     def _move(self, src: int, dst: int, m: Message) -> None:
@@ -115,7 +115,7 @@ class SimTransport:
             peer._tell(self.rank)
             return
         self.acquaint(peer)
-        copy = replace(m, src=self.rank, parts=tuple(p.detach().clone() for p in m.parts))
+        copy = m.copied(self.rank, tuple(p.detach().clone() for p in m.parts))
         self._switch.carry(self.rank, dst, copy)
 
     async def recv(self, timeout: float | None = None) -> Message:

@@ -25,9 +25,10 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from shoal.core.errors import CheckpointError
-from shoal.vocabulary.node import Node
+from shoal.core.identity import NodeIdentity
+from shoal.engine.engine import Engine
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Checkpoints:
@@ -39,22 +40,29 @@ class Checkpoints:
         self._nodes = nodes
         self._keep = keep
 
-    def save(self, node: Node, model: Mapping[str, Tensor] | None = None) -> None:
-        """Write the state of `node` before its next step, and the model where this node holds it."""
-        step = self._step_folder(node.t)
+    def save(self, engine: Engine, model: Mapping[str, Tensor] | None = None) -> None:
+        """Write a node's state before its next step, and the model where this node holds it."""
+        t, role = engine.progress.t, _role(engine.identity)
+        step = self._step_folder(t)
         step.mkdir(parents=True, exist_ok=True, mode=0o700)
         sync_folder(self.folder)
         tensors: dict[str, Tensor] = {}
-        tree = plant(node.state_dict(), tensors, "state")
-        files = {f"{_role(node)}.safetensors": save_tensors(tensors)}
+        tree = plant(engine.state(), tensors, "state")
+        files = {f"{role}.safetensors": save_tensors(tensors)}
         if model is not None:
             files["model.safetensors"] = _model_bytes(model)
         for name, content in files.items():
             write_whole(step / name, content)
         sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        record = {"format": FORMAT, "step": node.t, "config": self._config, "files": sums, "state": tree}
-        write_whole(step / f"{_role(node)}.json", json.dumps(record).encode())
-        if node.rank == 0:
+        record = {
+            "format": FORMAT,
+            "step": engine.progress.t,
+            "config": self._config,
+            "files": sums,
+            "state": tree,
+        }
+        write_whole(step / f"{role}.json", json.dumps(record).encode())
+        if engine.rank == 0:
             self._prune()
 
     def latest(self) -> int | None:
@@ -70,15 +78,18 @@ class Checkpoints:
                 return step
         return None
 
-    def load(self, step: int, node: Node) -> None:
-        """Put `node` into the state it was saved in."""
-        record = self._record(self._step_folder(step) / f"{_role(node)}.json")
+    def load(self, step: int, engine: Engine) -> None:
+        """Put the node into the state it was saved in."""
+        file = self._step_folder(step) / f"{_role(engine.identity)}.json"
+        record = self._record(file)
         if record is None:
             raise CheckpointError(
-                f"the state of {node.name} at step {step} in {self.folder} is missing or damaged"
+                f"the state of {engine.name} at step {step} in {self.folder} is missing or damaged"
             )
-        tensors = load_tensors((self._step_folder(step) / f"{_role(node)}.safetensors").read_bytes())
-        node.load_state_dict(harvest(record["state"], tensors))
+        tensors = load_tensors(
+            (self._step_folder(step) / f"{_role(engine.identity)}.safetensors").read_bytes()
+        )
+        engine.load(harvest(record["state"], tensors))
 
     def _check_config(self, record: dict[str, Any]) -> None:
         saved = record["config"]
@@ -106,7 +117,12 @@ class Checkpoints:
         """What a node saved, or None unless all of it is there and undamaged."""
         try:
             record: dict[str, Any] = json.loads(path.read_bytes())
-            whole = record["format"] == FORMAT and all(
+            if record["format"] != FORMAT:
+                raise CheckpointError(
+                    f"{path} has format {record['format']}, and this version of Shoal reads format {FORMAT}; "
+                    "use another folder, or the version that wrote it"
+                )
+            whole = all(
                 hashlib.sha256((path.parent / name).read_bytes()).hexdigest() == expected
                 for name, expected in record["files"].items()
             )
@@ -128,8 +144,8 @@ class Checkpoints:
                     shutil.rmtree(self._step_folder(step), ignore_errors=True)
 
 
-def _role(node: Node) -> str:
-    return f"server-{node.rank - node.size}" if node.is_server else f"worker-{node.rank}"
+def _role(me: NodeIdentity) -> str:
+    return f"server-{me.rank - me.workers}" if me.is_server else f"worker-{me.rank}"
 
 
 def write_whole(path: Path, content: bytes) -> None:

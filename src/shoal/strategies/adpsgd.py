@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from shoal.core.replica import NoMoreSteps
 from shoal.core.transport import Message
 from shoal.topologies import Topology, both_ways, cut_off
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral
+from shoal.vocabulary.strategy import Decentral, Setting
+
+NOBODY = -1
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class ADPSGD(Decentral):
     def __post_init__(self) -> None:
         both_ways(self.topology)
 
-    def check(self, workers: int) -> None:
-        graph = both_ways(self.topology)
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        graph, workers = both_ways(self.topology), setting.workers
         graph.check(workers)
         if graph.static and cut_off(lambda rank: _across(graph, rank, workers, 0), workers):
             raise ValueError(
@@ -36,22 +39,19 @@ class ADPSGD(Decentral):
             )
 
     async def worker(self, w: Node) -> None:
-        graph, public = both_ways(self.topology), self.solution(w)
+        graph, public, asked = both_ways(self.topology), self.solution(w), _asked(w)
 
         async def swap(m: Message) -> None:
             await w.send(m.src, Message("swapped", (public,), seq=m.seq))
             public.add_(m.body.to(public.device)).mul_(0.5)
 
-        async for t in w.peers.rounds({"swap": swap}, self.help):
-            peer = w.peers.draw(_across(graph, w.rank, w.size, t)) if w.rank % 2 else None
+        async for t in w.rounds({"swap": swap}, self.help):
+            peer = w.draw(_across(graph, w.rank, w.size, t)) if w.rank % 2 else None
             if peer is not None:
                 await w.send(peer, Message("swap", (public,), seq=t))
-            try:
-                g = await w.grad(w.peers.answers)
-            except NoMoreSteps:
-                await self._hear(w, peer, public)
-                raise
-            await self._hear(w, peer, public)
+                asked.fill_(peer)
+            g = await w.grad()
+            await self._hear(w)
             w.x.copy_(public)
             w.descend(g)
             public.copy_(w.x)
@@ -59,11 +59,22 @@ class ADPSGD(Decentral):
     def solution(self, node: Node) -> Tensor:
         return node.keep("public", node.x)
 
-    async def _hear(self, w: Node, peer: int | None, public: Tensor) -> None:
-        """Complete the exchange with the one that was asked, unless it has gone."""
-        theirs = None if peer is None else await w.peers.hear("swapped", peer)
+    async def finish(self, w: Node) -> None:
+        await self._hear(w)  # the data may have ended in the middle of an exchange
+        await super().finish(w)
+
+    async def _hear(self, w: Node) -> None:
+        """Complete the exchange with the peer that was asked, unless it has gone."""
+        peer = int(_asked(w))
+        _asked(w).fill_(NOBODY)
+        theirs = None if peer == NOBODY else await w.hear("swapped", peer)
         if theirs is not None:
-            public.add_(theirs.body).mul_(0.5)
+            self.solution(w).add_(theirs.body).mul_(0.5)
+
+
+def _asked(w: Node) -> Tensor:
+    """The peer whose answer is under way."""
+    return w.keep("asked", torch.tensor(NOBODY))
 
 
 def _across(graph: Topology, rank: int, workers: int, t: int) -> list[int]:

@@ -13,9 +13,4 @@ class ASGD(Central):
     """Nobody waits for anybody; a gradient is as many versions old as others pushed meanwhile."""
 
     async def server(self, s: Node) -> None:
-        async for m in s.inbox():
-            if m.tag == "pull":
-                await s.reply(m, s.x)
-            elif m.tag == "push":
-                s.x.sub_(m.body, alpha=m.rate)
-                s.advance(m.count)
+        await s.serve(lambda push: s.x.sub_(push.body, alpha=push.rate))

@@ -20,8 +20,6 @@ class BMUF(Blockwise):
     Averaging N models shortens every update N-fold; momentum 1 - 1/N makes up for it.
     """
 
-    sends_gradients = False
-
     period: int = 50  # tau: local steps in a block
     momentum: float | None = None  # eta; None: 1 - 1/N
     rate: float = 1.0  # zeta

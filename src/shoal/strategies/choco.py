@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from shoal.topologies import both_ways
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral, above
+from shoal.vocabulary.strategy import Decentral, Sends, Setting, above
 
 
 @dataclass(frozen=True)
@@ -19,8 +18,7 @@ class CHOCO(Decentral):
     What the codec loses stays in that difference, so no error is ever lost.
     """
 
-    sends_gradients = False
-    compresses: ClassVar[bool] = True
+    sends = Sends.DIFFERENCES
 
     topology: str = "ring"  # W: Metropolis-Hastings weights on a graph that stays and leads both ways
     rate: float | None = (
@@ -35,20 +33,22 @@ class CHOCO(Decentral):
                 "neighbours' models; take one that stays, as ring, torus, hypercube or complete"
             )
 
-    def check(self, workers: int) -> None:
-        both_ways(self.topology).check(workers)
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        both_ways(self.topology).check(setting.workers)
 
     async def worker(self, w: Node) -> None:
         weights = both_ways(self.topology).weights(w.rank, w.size, 0)
-        gamma = (1.0 if w.codec.exact else 0.5) if self.rate is None else self.rate
+        gamma = (0.5 if w.lossy else 1.0) if self.rate is None else self.rate
         nothing = torch.zeros_like(w.x)
         own = w.keep("own copy", nothing)  # x hat, as the neighbours have it
         copies = {k: w.keep(f"copy of {k}", nothing) for k in weights}
-        async for t in w.peers.rounds():
+        async for t in w.rounds():
             w.descend(await w.grad())
-            news = w.coding.encode("difference", w.x - own, 0, feeds=False, times=len(weights))
-            own += w.coding.decode(news, own.numel(), 0)
-            theirs = await w.peers.exchange(t, weights, *news)
-            for k, m in theirs.items():
-                copies[k] += w.coding.decode(m.parts, own.numel(), 0)
+            news = w.encode("difference", w.x - own, times=len(weights), feedback=False)
+            own += w.decode(news)
+            present = w.here(weights)
+            await w.give(t, present, *news)
+            for k, m in (await w.take(t, present)).items():
+                copies[k] += w.decode(m.parts)
                 w.x.add_(copies[k] - own, alpha=gamma * weights[k])

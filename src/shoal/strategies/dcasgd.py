@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.engine.protocol import Pull, Push
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Central, at_least, between
 
@@ -26,13 +27,13 @@ class DCASGD(Central):
         square = s.keep("mean square", torch.zeros_like(s.x))
         pulls = s.keep("pulls", torch.zeros(s.size, 2, dtype=torch.int64))  # by worker: number, version
         async for m in s.inbox():
-            if m.tag == "pull":
+            if isinstance(m, Pull):
                 pulled = s.keep(f"pulled by {m.src}", s.x)
                 if m.seq > pulls[m.src, 0]:  # else it asks again: it gets what it may have got already
                     pulled.copy_(s.x)
                     pulls[m.src] = torch.tensor([m.seq, s.version])
                 await s.reply(m, pulled, int(pulls[m.src, 1]))
-            elif m.tag == "push":
+            elif isinstance(m, Push):
                 g = m.body
                 delay = s.x - s.keep(f"pulled by {m.src}", s.x)
                 correction = delay.mul_(g).mul_(g).mul_(self._strength())

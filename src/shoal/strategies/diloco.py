@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy, above, at_least, between
+from shoal.vocabulary.strategy import Sends, Strategy, above, at_least, between
 
 
 @dataclass(frozen=True)
 class DiLoCo(Strategy):
     """Local steps of the user's optimizer inside; Nesterov momentum on the average displacement outside."""
 
-    sends_gradients = False
+    sends = Sends.DIFFERENCES
 
     period: int = 500  # H: inner steps in a round
     rate: float = 0.7  # outer learning rate

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.core.identity import SERVER
 from shoal.core.transport import Message
-from shoal.vocabulary.node import SERVER, Node
-from shoal.vocabulary.strategy import Central, above, at_least, between
+from shoal.engine.protocol import Pull, Push
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Central, Deal, above, at_least, between
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad")
 
@@ -39,25 +41,27 @@ class Downpour(Central):
 
     async def worker(self, w: Node) -> None:
         accrued = w.keep("accrued", torch.zeros_like(w.x))
-        coming = None
+        coming, sent, came_back = None, None, w.incarnation > 0
         async for t in w.steps():
             did_its_own = w.is_last(t - 1)  # and waited for a batch that another worker left
-            if t % self.n_fetch == 0 or did_its_own or not w.client.seen:  # or came back within a period
-                w.x.copy_(await (coming or await w.ask(SERVER)))
+            if t % self.n_fetch == 0 or did_its_own or came_back:
+                w.x.copy_(await (coming or await w.begin(w.pull(SERVER))))
+                came_back = False
             fetch_next = self.overlap and (t + 1) % self.n_fetch == 0 and not w.is_last(t)
-            coming = await w.ask(SERVER) if fetch_next else None
+            coming = await w.begin(w.pull(SERVER)) if fetch_next else None
             g = await w.grad()
             accrued += g
             w.descend(g)
             if (t + 1) % self.n_push == 0 or w.is_last(t):
-                await w.settle()  # the push before this one, which was under way meanwhile
-                await w.post(SERVER, accrued.clone() if self.overlap else accrued)
+                if sent is not None:  # the push before this one, which was under way meanwhile
+                    await sent
+                sent = await w.begin(w.push(SERVER, accrued.clone() if self.overlap else accrued))
                 if not self.overlap:
-                    await w.settle()
+                    await sent
+                    sent = None
                 accrued.zero_()
 
     async def finish(self, w: Node) -> None:
-        await w.settle()
         if w.unmerged:  # the loop ended where nobody could have known
             await w.push(SERVER, w.keep("accrued", torch.zeros_like(w.x)))
         await w.pull(SERVER, out=w.x)
@@ -66,24 +70,27 @@ class Downpour(Central):
         memory = s.keep("memory", torch.zeros_like(s.x))  # squares, or velocity
         early: dict[int, Message] = {}
         async for m in s.inbox():
-            if m.tag == "pull":
+            if isinstance(m, Pull):
                 early[m.src] = m
-            elif m.tag == "push":
-                apply(self, s, m, memory)
+            elif isinstance(m, Push):
+                self._apply(s, m, memory)
                 s.advance(m.count)
             warm = s.version >= self.warm_start or 0 not in s.active
             for rank in [rank for rank in early if warm or rank == 0]:
                 await s.reply(early.pop(rank), s.x)
 
+    @property
+    def deal(self) -> Deal:
+        return Deal(fixed=self.fixed_shares)
 
-def apply(options: Downpour, s: Node, m: Message, memory: Tensor) -> None:
-    """One step of the server's optimizer."""
-    ramp = min(1.0, (s.version + 1) / options.warmup) if options.warmup else 1.0
-    rate = ramp * (m.rate if options.rate is None else options.rate)
-    if options.optimizer == "sgd":
-        s.x.sub_(m.body, alpha=rate)
-    elif options.optimizer == "momentum":
-        s.x.sub_(memory.mul_(options.momentum).add_(m.body), alpha=rate)
-    else:
-        memory.addcmul_(m.body, m.body)
-        s.x.addcdiv_(m.body, memory.sqrt().add_(options.eps), value=-rate)
+    def _apply(self, s: Node, push: Push, memory: Tensor) -> None:
+        """One step of the server's optimizer."""
+        ramp = min(1.0, (s.version + 1) / self.warmup) if self.warmup else 1.0
+        rate = ramp * (push.rate if self.rate is None else self.rate)
+        if self.optimizer == "sgd":
+            s.x.sub_(push.body, alpha=rate)
+        elif self.optimizer == "momentum":
+            s.x.sub_(memory.mul_(self.momentum).add_(push.body), alpha=rate)
+        else:
+            memory.addcmul_(push.body, push.body)
+            s.x.addcdiv_(push.body, memory.sqrt().add_(self.eps), value=-rate)

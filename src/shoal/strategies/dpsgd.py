@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.topologies import both_ways
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral
+from shoal.vocabulary.strategy import Decentral, Setting
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,20 @@ class DPSGD(Decentral):
     def __post_init__(self) -> None:
         both_ways(self.topology)
 
-    def check(self, workers: int) -> None:
-        both_ways(self.topology).check(workers)
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        both_ways(self.topology).check(setting.workers)
 
     async def worker(self, w: Node) -> None:
         graph = both_ways(self.topology)
-        async for t in w.peers.rounds():
+        async for t in w.rounds():
             weights = graph.weights(w.rank, w.size, t)
             if not self.overlap:
                 w.descend(await w.grad())
-            present = w.peers.here(weights)
-            await w.peers.give(t, present, w.x)
+            present = w.here(weights)
+            await w.give(t, present, w.x)
             g = await w.grad() if self.overlap else None
-            theirs = await w.peers.gather(t, present)
+            theirs = await w.take(t, present)
             kept = 1 - sum(weights[k] for k in theirs)  # of who took no part, the weight stays here
             mixed = w.x.mul(kept)
             for k, m in theirs.items():

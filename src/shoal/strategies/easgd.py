@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.replica import NoMoreSteps
-from shoal.vocabulary.node import SERVER, Node
-from shoal.vocabulary.strategy import Strategy, at_least, between
+from shoal.core.identity import SERVER
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Sends, Setting, Strategy, at_least, between
 
 
 @dataclass(frozen=True)
 class EASGD(Strategy):
     """Each worker explores on its own; a spring pulls it and a centre towards each other."""
 
-    sends_gradients = False
+    sends = Sends.DIFFERENCES
     rate: float | None = None  # alpha: strength of the spring; None: 0.9 / N
     period: int = 10  # tau: local steps between exchanges
     synchronous: bool = False  # all exchange at once, and every worker holds the centre
@@ -28,7 +28,9 @@ class EASGD(Strategy):
     def servers(self) -> int:
         return 0 if self.synchronous else 1
 
-    def check(self, workers: int) -> None:
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        workers = setting.workers
         if self.synchronous and self.rate is not None and (beta := workers * self.rate) > 1:
             raise ValueError(
                 f"EASGD(rate={self.rate}) would overshoot: with {workers} workers the centre moves by "
@@ -39,26 +41,34 @@ class EASGD(Strategy):
         if w.incarnation and not self.synchronous:  # it came back: not to where everything began
             await w.pull(SERVER, out=w.x)
         async for t in w.steps():
-            force = await exchange(self, w) if t % self.period == 0 else None
+            force = await self._exchange(w) if t % self.period == 0 else None
             await self._local_step(w)
             if force is not None:
                 w.x -= force
 
     async def finish(self, w: Node) -> None:
         if w.unmerged or (self.synchronous and w.t):  # what was done since the last exchange
-            await exchange(self, w)
+            await self._exchange(w)
         w.x.copy_(self.solution(w) if self.synchronous else await w.pull(SERVER))
 
     async def server(self, s: Node) -> None:
-        async for m in s.inbox():
-            if m.tag == "pull":
-                await s.reply(m, s.x)
-            elif m.tag == "push":
-                s.x += m.body
-                s.advance(m.count)
+        await s.serve(lambda push: s.x.add_(push.body))
 
     def solution(self, node: Node) -> torch.Tensor:
         return node.keep("centre", node.x) if self.synchronous else node.x
+
+    async def _exchange(self, w: Node) -> torch.Tensor | None:
+        """The spring pulls the centre, and the worker: now, or by a force to follow its next step."""
+        alpha = 0.9 / w.size if self.rate is None else self.rate
+        if self.synchronous:
+            centre = self.solution(w)
+            force = alpha * (w.x - centre)
+            centre.add_(await w.mean(force, weight=1), alpha=w.size)
+            return force
+        force = alpha * (w.x - await w.pull(SERVER))
+        await w.push(SERVER, force)
+        w.x -= force
+        return None
 
     async def _local_step(self, w: Node) -> None:
         w.descend(await w.grad())
@@ -76,25 +86,8 @@ class EAMSGD(EASGD):
 
     async def _local_step(self, w: Node) -> None:
         velocity = w.keep("velocity", torch.zeros_like(w.x))
-        ahead = w.x.add_(velocity, alpha=self.momentum).clone()  # the gradient is taken there
-        try:
-            g = await w.grad()
-        except NoMoreSteps:
-            w.x.sub_(velocity, alpha=self.momentum)
-            raise
+        ahead = w.x.add(velocity, alpha=self.momentum)
+        g = await w.grad(at=ahead)
+        w.x.copy_(ahead)
         w.descend(g)
         velocity.mul_(self.momentum).add_(w.x - ahead)
-
-
-async def exchange(options: EASGD, w: Node) -> torch.Tensor | None:
-    """The spring pulls the centre, and the worker: now, or by a force to follow its next step."""
-    alpha = 0.9 / w.size if options.rate is None else options.rate
-    if options.synchronous:
-        centre = options.solution(w)
-        force = alpha * (w.x - centre)
-        centre.add_(await w.mean(force, weight=1), alpha=w.size)
-        return force
-    force = alpha * (w.x - await w.pull(SERVER))
-    await w.push(SERVER, force)
-    w.x -= force
-    return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shoal.core.transport import Message
 from shoal.topologies import named
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral, at_least
+from shoal.vocabulary.strategy import Decentral, Setting, at_least
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,9 @@ class Gossip(Decentral):
         at_least(1, period=self.period)
         named(self.topology)
 
-    def check(self, workers: int) -> None:
-        named(self.topology).check(workers)
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        named(self.topology).check(setting.workers)
 
     async def worker(self, w: Node) -> None:
         graph = named(self.topology)
@@ -31,12 +32,12 @@ class Gossip(Decentral):
         async def tell(m: Message) -> None:
             await w.send(m.src, Message("model", (w.x,), seq=m.seq))
 
-        async for t in w.peers.rounds({"ask": tell}, self.help):
-            w.descend(await w.grad(w.peers.answers))
+        async for t in w.rounds({"ask": tell}, self.help):
+            w.descend(await w.grad())
             if (t + 1) % self.period == 0:
-                peer = w.peers.draw(graph.out_of(w.rank, w.size, t))
+                peer = w.draw(graph.out_of(w.rank, w.size, t))
                 if peer is not None:
                     await w.send(peer, Message("ask", seq=t))
-                    theirs = await w.peers.hear("model", peer)
+                    theirs = await w.hear("model", peer)
                     if theirs is not None:
                         w.x.add_(theirs.body).mul_(0.5)

@@ -30,7 +30,7 @@ class GossipGraD(Decentral):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
 
     async def worker(self, w: Node) -> None:
-        async for t in w.peers.rounds():
+        async for t in w.rounds():
             g = await w.grad()
             if self.mode == "grad":
                 await self._mix(w, t, g)
@@ -41,8 +41,8 @@ class GossipGraD(Decentral):
 
     async def _mix(self, w: Node, t: int, v: Tensor) -> None:
         to, source = self.partners_of(w.rank, w.size, t)
-        await w.peers.give(t, w.peers.here(to), v)
-        for m in (await w.peers.gather(t, source)).values():
+        await w.give(t, w.here(to), v)
+        for m in (await w.take(t, source)).values():
             v.add_(m.body).mul_(0.5)
 
     def partners_of(self, rank: int, workers: int, t: int) -> tuple[list[int], list[int]]:

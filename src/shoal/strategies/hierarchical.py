@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.engine.gathering import Gathering
-from shoal.vocabulary.node import SERVER, Node
-from shoal.vocabulary.strategy import Central, at_least
+from shoal.core.identity import SERVER
+from shoal.engine.protocol import Push
+from shoal.vocabulary.gathering import Gathering
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Central, Setting, at_least
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,12 @@ class Hierarchical(Central):
     def servers(self) -> int:
         return 1 + self.groups
 
-    def check(self, workers: int) -> None:
-        super().check(workers)
-        if self.groups > workers:
-            raise ValueError(f"Hierarchical(groups={self.groups}) has more groups than the {workers} workers")
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.groups > setting.workers:
+            raise ValueError(
+                f"Hierarchical(groups={self.groups}) has more groups than the {setting.workers} workers"
+            )
 
     async def worker(self, w: Node) -> None:
         above = SERVER - 1 - w.rank * self.groups // w.size
@@ -43,16 +47,16 @@ class Hierarchical(Central):
                 await w.pull(above, out=w.x)
             await w.push(above, await w.grad())
             await w.pull(above, out=w.x)  # the answer comes when the step is made
-            await w.note()
-            is_fresh = w.last_step is None or t + 1 < w.last_step  # later ones wait until there is work
+            await w.report()
+            is_fresh = not w.is_last(t)  # later ones wait until there is work
 
     async def server(self, s: Node) -> None:
         gathering = Gathering(s)
         async for m in gathering.inbox():
-            if m.tag == "push":
+            if isinstance(m, Push):
                 gathering.add(m, m.rate, waits=self.collect is None)
             if len(gathering) > 0 and self._is_complete(s, gathering):
-                await make_step(s, gathering)
+                await self._make_step(s, gathering)
 
     def _is_complete(self, s: Node, gathering: Gathering) -> bool:
         """Whether the round is over, or nobody is left who could give to it."""
@@ -62,17 +66,15 @@ class Hierarchical(Central):
     def _has_given(self, s: Node, gathering: Gathering, rank: int) -> bool:
         """Whether this worker's gradient is in, by itself or through its aggregator; others' need not be."""
         role = 1 + rank * self.groups // s.size
-        aggregator = s.rank + (role - s.role) * s.shards
-        return s.role not in (0, role) or gathering.has(rank) or gathering.has(aggregator)
+        return s.role not in (0, role) or gathering.has(rank) or gathering.has(s.counterpart(role))
 
-
-async def make_step(s: Node, gathering: Gathering) -> None:
-    """Make the step of a round: at the server itself, or through the one above."""
-    if s.role == 0:
-        gathering.descend()
-        return
-    step, rate, samples = gathering.close()
-    gradient = step.div_(rate or 1.0).to(s.x.dtype)  # a codec may have no number as small as rate x gradient
-    await s.push(SERVER, gradient, count=samples, rate=rate)
-    await s.pull(SERVER, out=s.x)
-    s.advance(samples)
+    async def _make_step(self, s: Node, gathering: Gathering) -> None:
+        """Make the step of a round: at the server itself, or through the one above."""
+        if s.role == 0:
+            gathering.descend()
+            return
+        step, rate, samples = gathering.close()
+        gradient = step.div_(rate or 1.0).to(s.x.dtype)  # a codec may not hold numbers as small as rate x it
+        await s.push(SERVER, gradient, count=samples, rate=rate)
+        await s.pull(SERVER, out=s.x)
+        s.advance(samples)

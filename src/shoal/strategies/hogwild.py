@@ -9,16 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.engine.service import NOTED
+from shoal.core.identity import SERVER
+from shoal.engine.protocol import Report
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.strategy import Sends, Strategy
 
 
 @dataclass(frozen=True)
 class Hogwild(Strategy):
     """Every worker reads the shared vector and adds its step to it; no addition is lost."""
 
-    compresses: ClassVar[bool] = False
+    sends = Sends.MEMORY
+    one_sided: ClassVar[bool] = True
     recovers: ClassVar[str] = "none"
 
     @property
@@ -26,17 +28,15 @@ class Hogwild(Strategy):
         return 1
 
     async def worker(self, w: Node) -> None:
-        await w.open_window()
         async for _ in w.steps():
-            await w.fetch()
+            await w.pull(SERVER, out=w.x)
             g = await w.grad()
-            await w.accumulate(g.mul(-w.lr))
+            await w.push(SERVER, g.mul(-w.lr))
 
     async def finish(self, w: Node) -> None:
-        await w.fetch()
+        await w.pull(SERVER, out=w.x)
 
     async def server(self, s: Node) -> None:
-        await s.open_window()
         async for m in s.inbox():
-            if m.tag == NOTED:
+            if isinstance(m, Report):  # there is no push: workers change the memory themselves
                 s.advance(m.count)

@@ -14,8 +14,6 @@ from shoal.vocabulary.strategy import Blockwise, at_least
 class Local(Blockwise):
     """Everyone trains alone for a while; then all models become their average."""
 
-    sends_gradients = False
-
     period: int = 16  # tau: local steps between two averages
     warmup: int = 0  # first steps, averaged one by one
     reset_momentum: bool = True  # local velocity points where the worker was going, not the average

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy, at_least
+from shoal.vocabulary.strategy import Sends, Strategy, at_least
 
 
 @dataclass(frozen=True)
 class PostLocal(Strategy):
     """Synchronous SGD up to the switch; from there on model averaging."""
 
-    sends_gradients = False
+    sends = Sends.DIFFERENCES
 
     switch: int = 100  # t': steps with averaged gradients; the paper's end with the first decay of the rate
     period: int = 16  # H: local steps between two averages, after the switch
@@ -37,4 +37,4 @@ class PostLocal(Strategy):
                 w.reset_momentum()
 
     def solution(self, node: Node) -> Tensor:
-        return node.kept.get("average", node.x)  # before the switch all models are one
+        return node.keep("average", node.x) if node.t >= self.switch else node.x  # all models are one before

@@ -8,7 +8,7 @@ import torch
 
 from shoal.topologies import named
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral, at_least
+from shoal.vocabulary.strategy import Decentral, Setting, at_least
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,27 @@ class SGP(Decentral):
         named(self.topology)
         at_least(0, overlap=self.overlap)
 
-    def check(self, workers: int) -> None:
-        named(self.topology).check(workers)
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        named(self.topology).check(setting.workers)
 
     async def worker(self, w: Node) -> None:
         graph, first = named(self.topology), w.t
         biased = w.keep("biased", w.x)  # x; what the model itself holds is z = x / w
         weight = w.keep("weight", torch.ones(1, dtype=torch.float64))  # w
-        async for t in w.peers.rounds():
+        async for t in w.rounds():
             g = await w.grad()
             w.x.copy_(biased)
             w.descend(g)  # the gradient is taken at z, and moves x
             out = graph.out_of(w.rank, w.size, t)
-            p, present = 1 / (len(out) + 1), w.peers.here(out)
-            await w.peers.give(t, present, w.x * p, count=float(weight) * p)
+            p, present = 1 / (len(out) + 1), w.here(out)
+            await w.give(t, present, w.x * p, count=float(weight) * p)
             kept = 1 - p * len(present)  # shares of those who take no part stay here
             torch.mul(w.x, kept, out=biased)
             weight *= kept
             for r in range(max(first, t - self.overlap), t + 1):  # earlier ones are in, or lost
                 for k in graph.into(w.rank, w.size, r):
-                    late = r == t - self.overlap
-                    m = await w.peers.take(r, k) if late else w.peers.arrived(r, k)
+                    m = await w.take(r, k, wait=r == t - self.overlap)
                     if m is not None:
                         biased += m.body
                         weight += m.count
@@ -53,7 +53,7 @@ class SGP(Decentral):
 
     async def finish(self, w: Node) -> None:
         biased, weight = w.keep("biased", w.x), w.keep("weight", torch.ones(1, dtype=torch.float64))
-        for m in await w.peers.part():
+        for m in await w.part():
             biased += m.body
             weight += m.count
         torch.div(biased, float(weight), out=w.x)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy, above, at_least, between
+from shoal.vocabulary.strategy import Sends, Strategy, above, at_least, between
 
 
 @dataclass(frozen=True)
 class SlowMo(Strategy):
     """Model averaging whose momentum knows the learning rate: where that falls, it carries on less."""
 
-    sends_gradients = False
+    sends = Sends.DIFFERENCES
 
     period: int = 48  # tau: local steps in a block
     momentum: float = 0.5  # beta

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.engine.gathering import Gathering
+from shoal.engine.protocol import Push
+from shoal.vocabulary.gathering import Gathering
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Central, at_least
+from shoal.vocabulary.strategy import Central, Setting, at_least
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class SoftSync(Central):
     def __post_init__(self) -> None:
         at_least(1, collect=self.collect)
 
-    def check(self, workers: int) -> None:
-        super().check(workers)
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        workers = setting.workers
         if self.wait and (self.collect or 0) > workers:
             raise ValueError(
                 f"SoftSync(collect={self.collect}, wait=True) would wait for ever: {workers} workers give "
@@ -31,7 +33,7 @@ class SoftSync(Central):
     async def server(self, s: Node) -> None:
         gathering = Gathering(s)
         async for m in gathering.inbox():
-            if m.tag == "push":
+            if isinstance(m, Push):
                 staleness = s.version - m.version if self.staleness_aware else 0
                 gathering.add(m, m.rate / max(1, staleness), waits=self.wait)
             enough = len(gathering) >= (self.collect or s.size) or not gathering.lacks(s.active)

@@ -8,6 +8,7 @@ from math import inf
 import torch
 
 from shoal.core.transport import Message
+from shoal.engine.protocol import Pull, Push
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Central, at_least
 
@@ -32,7 +33,7 @@ class SSP(Central):
         furthest = s.keep("edge", torch.zeros(1, dtype=torch.float64))  # it never goes back
         waiting: dict[int, Message] = {}
         async for m in s.inbox():
-            if m.tag in ("pull", "push"):
+            if isinstance(m, (Pull, Push)):
                 clocks[m.src] = max(int(clocks[m.src]), m.clock)
             edge = self._edge(s, clocks)
             if edge < inf:  # who comes back is taken for one that has done nothing, until its next word
@@ -43,13 +44,13 @@ class SSP(Central):
                 s.advance(float(about[1]))
                 hidden.zero_()
                 about.zero_()
-            if m.tag == "pull":
+            if isinstance(m, Pull):
                 waiting[m.src] = m
-            elif m.tag == "push" and m.clock > edge:
+            elif isinstance(m, Push) and m.clock > edge:
                 hidden.add_(m.body, alpha=m.rate)
                 about += torch.tensor([0.0, m.count])
                 about[0] = m.clock
-            elif m.tag == "push":
+            elif isinstance(m, Push):
                 s.x.sub_(m.body, alpha=m.rate)
                 s.advance(m.count)
             for rank in [rank for rank, pull in waiting.items() if pull.clock <= edge]:

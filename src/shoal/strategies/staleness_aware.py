@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.engine.protocol import Push
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Central
 
@@ -13,10 +14,8 @@ class StalenessAware(Central):
     """Asynchronous SGD whose rate is divided, for each gradient, by the versions it is behind."""
 
     async def server(self, s: Node) -> None:
-        async for m in s.inbox():
-            if m.tag == "pull":
-                await s.reply(m, s.x)
-            elif m.tag == "push":
-                staleness = s.version - m.version  # sigma
-                s.x.sub_(m.body, alpha=m.rate / max(1, staleness))
-                s.advance(m.count)
+        def apply(push: Push) -> None:
+            staleness = s.version - push.version  # sigma
+            s.x.sub_(push.body, alpha=push.rate / max(1, staleness))
+
+        await s.serve(apply)

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.engine.client import Pending
+from shoal.engine.operation import Operation
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy, above, at_least, between
+from shoal.vocabulary.strategy import Sends, Strategy, above, at_least, between
 
 
 @dataclass(frozen=True)
 class StreamingDiLoCo(Strategy):
     """DiLoCo in which every fragment of the model has its own turn, and nobody waits for an exchange."""
 
-    sends_gradients = False
+    sends = Sends.DIFFERENCES
     period: int = 100  # H: inner steps between two turns of a fragment
     fragments: int = 4  # P: parts of the model, each of whole layers
     overlap: int = 5  # tau: inner steps between handing a fragment over and taking in what came of it
@@ -38,7 +38,7 @@ class StreamingDiLoCo(Strategy):
 
     async def worker(self, w: Node) -> None:
         turns, gap = Turns(self, w), self.period // self.fragments
-        if "moved" in w.kept:  # a checkpoint was written while this was under way
+        if turns.is_under_way:  # a checkpoint was written meanwhile
             await turns.hand_over((w.t - self.warmup) // gap - 1, again=True)
         async for t in w.blocks(1):
             done = t + 1 - self.warmup
@@ -70,22 +70,30 @@ class Turns:
         self._velocity = w.keep("velocity", torch.zeros_like(w.x))
         none = torch.zeros(2, options.fragments, dtype=torch.float64)
         self._samples = w.keep("samples", none)  # own ones at the last turn of each, and at the one before
-        self._under_way: list[tuple[list[slice], Pending[torch.Tensor]]] = []
+        self._moved = w.keep("moved", torch.zeros_like(w.x))  # the displacement under way comes first in it
+        self._flag = w.keep("under way", torch.zeros(1))
+        self._under_way: list[tuple[list[slice], Operation[torch.Tensor]]] = []
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._flag)
 
     async def merge_all(self) -> None:
         self._start -= await self._w.mean(self._start - self._w.x)
         self._w.x.copy_(self._start)
-        self._samples.fill_(self._w.meter.samples)
+        self._samples.fill_(self._w.samples)
 
     async def hand_over(self, turn: int, again: bool = False) -> None:
         w, turn = self._w, turn % len(self._places)
+        moved = self._moved[: sum(part.stop - part.start for part in self._places[turn])]
         if not again:
-            w.kept["moved"] = torch.cat([self._start[part] - w.x[part] for part in self._places[turn]])
+            torch.cat([self._start[part] - w.x[part] for part in self._places[turn]], out=moved)
+            self._flag.fill_(1)
             self._samples[1, turn] = self._samples[0, turn]
-            self._samples[0, turn] = w.meter.samples
+            self._samples[0, turn] = w.samples
         weight = float(self._samples[0, turn] - self._samples[1, turn])
         key = f"fragment {turn} " if len(self._places) > 1 else ""
-        self._under_way.append((self._places[turn], await w.start_mean(w.kept["moved"], weight, key)))
+        self._under_way.append((self._places[turn], await w.begin(w.mean(moved, weight, key))))
 
     async def take_in(self) -> None:
         rate, momentum, mixing = self._options.rate, self._options.momentum, self._options.mixing
@@ -97,4 +105,4 @@ class Turns:
                 velocity.mul_(momentum).add_(displacement)
                 start.sub_(displacement.add(velocity, alpha=momentum), alpha=rate)
                 x.copy_(start.lerp(x, mixing))
-            self._w.kept.pop("moved", None)
+            self._flag.zero_()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from shoal.core.transport import Message
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral
+from shoal.vocabulary.strategy import Decentral, Sends
 
 NEWS = "news"
 """Tag of a gradient, as the codec wrote it."""
@@ -20,16 +19,16 @@ class Strom(Decentral):
     Made for the codec 'threshold', which sends a gradient's large elements and keeps the rest for later.
     """
 
-    compresses: ClassVar[bool] = True
+    sends = Sends.GRADIENTS
 
     help: bool = True  # who is done does batches of those who are behind
 
     async def worker(self, w: Node) -> None:
-        async for _ in w.peers.rounds(helps=self.help):
+        async for _ in w.rounds(helps=self.help):
             self._take_all(w)
-            g = await w.grad(w.peers.answers)
-            others = sorted(w.working - {w.rank}, key=lambda k: (k - w.rank) % w.size)
-            payload = w.coding.encode(NEWS, g, 0, times=len(others))
+            g = await w.grad()
+            others = w.others
+            payload = w.encode(NEWS, g, times=len(others))
             for k in others:
                 await w.send(k, Message(NEWS, payload, rate=w.lr))
             self._take(w, Message(NEWS, payload, rate=w.lr))  # its own as the others have it
@@ -38,8 +37,7 @@ class Strom(Decentral):
         async def take(m: Message) -> None:
             self._take(w, m)
 
-        w.peers.answers = {**w.peers.answers, NEWS: take}  # as it comes, while others go on
-        await w.peers.part()
+        await w.part({NEWS: take})  # as it comes, while others go on
         self._take_all(w)  # who parts has sent all before
         await self.meet(w)
 
@@ -48,4 +46,4 @@ class Strom(Decentral):
             self._take(w, m)
 
     def _take(self, w: Node, m: Message) -> None:
-        w.x.sub_(w.coding.decode(m.parts, w.x.numel(), 0), alpha=m.rate)
+        w.x.sub_(w.decode(m.parts), alpha=m.rate)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.strategy import Sends, Strategy
 
 
 @dataclass(frozen=True)
 class Sync(Strategy):
     """Average the gradients of all workers at every step: equal to one machine on the union batch."""
 
-    averages_gradients: ClassVar[bool] = True
+    sends = Sends.MEAN_GRADIENTS
 
     async def worker(self, w: Node) -> None:
         async for _ in w.steps():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.engine.gathering import Gathering
+from shoal.engine.protocol import Push
+from shoal.vocabulary.gathering import Gathering
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Central, at_least
+from shoal.vocabulary.strategy import Central, Setting, at_least
 
 
 @dataclass(frozen=True)
@@ -18,19 +19,19 @@ class SyncServer(Central):
     def __post_init__(self) -> None:
         at_least(0, backup=self.backup)
 
-    def check(self, workers: int) -> None:
-        super().check(workers)
-        if self.backup >= workers:
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.backup >= setting.workers:
             raise ValueError(
-                f"SyncServer(backup={self.backup}) leaves no gradient of {workers} workers to use"
+                f"SyncServer(backup={self.backup}) leaves no gradient of {setting.workers} workers to use"
             )
 
     async def server(self, s: Node) -> None:
         gathering = Gathering(s)
         async for m in gathering.inbox():
-            if m.tag == "push" and m.version < s.version:
-                s.meter.dropped += 1
-            elif m.tag == "push":
+            if isinstance(m, Push) and m.version < s.version:
+                gathering.drop()
+            elif isinstance(m, Push):
                 gathering.add(m, m.rate)
             enough = gathering.givers >= s.size - self.backup or not gathering.lacks(s.active)
             if len(gathering) > 0 and enough:

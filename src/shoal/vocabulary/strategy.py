@@ -4,27 +4,60 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.core.codec import Codec
+from shoal.core.codec import Codec, Identity
+from shoal.core.identity import SERVER
 from shoal.core.replica import NoMoreSteps
-from shoal.vocabulary.node import SERVER, Node
+from shoal.vocabulary.node import Node
+
+
+class Sends(Enum):
+    """What a strategy's messages carry: it decides which codecs make sense."""
+
+    MEAN_GRADIENTS = "gradients that all workers average at every step"
+    GRADIENTS = "gradients"
+    DIFFERENCES = "differences of models"
+    MODELS = "models"  # exactly
+    MEMORY = "additions to shared memory"  # exactly
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How the training data is dealt out: step by step to all workers, unless a field says otherwise."""
+
+    fixed: bool = False  # every worker keeps the same share in every epoch
+    whole: bool = False  # every worker takes all of it, in an order of its own
+    blocks: int | None = None  # so many blocks, each cut into a split for every worker
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a strategy is asked to work with."""
+
+    workers: int
+    codec: Codec = field(default_factory=Identity)
+    durability: str = "memory"
+    own_loop: bool = False  # the user's training loop, which owns the data
 
 
 @dataclass(frozen=True)
 class Strategy(ABC):
-    """One way of training on many workers. Frozen: hyper-parameters only; all state lives in the node."""
+    """One way of training on many workers. Frozen: hyper-parameters only; all state lives in the node.
 
-    most_workers: ClassVar[int | None] = None
-    compresses: ClassVar[bool] = True  # whether what it sends goes through the codec
-    sends_gradients: ClassVar[bool] = True  # or differences of models
-    averages_gradients: ClassVar[bool] = False  # whether workers average them, and nothing else
-    survives: ClassVar[bool] = False  # whether workers that die are done without, though there is no server
+    A subclass sets these where they differ from the defaults; see docs/extending.md.
+    """
+
+    sends: ClassVar[Sends] = Sends.GRADIENTS
+    survives: ClassVar[bool] = False  # whether workers go on without one that died, though there is no server
     independent: ClassVar[bool] = False  # whether workers have models of their own, and all predict together
-    recovers: ClassVar[str] = "journal"  # the most that a server of its can come back with: memory, or none
+    one_sided: ClassVar[bool] = False  # whether workers change the server's memory without its help
+    recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
     @property
     def servers(self) -> int:
@@ -32,60 +65,23 @@ class Strategy(ABC):
         return 0
 
     @property
-    def fixed_shares(self) -> bool:
-        """Whether every worker sees the same share of the data in every epoch."""
-        return False
+    def deal(self) -> Deal:
+        """How the training data is dealt out."""
+        return Deal()
 
-    @property
-    def shares_out(self) -> bool:
-        """Whether the data is shared out among the workers; else each takes all of it, in its own order."""
-        return True
-
-    @property
-    def data_blocks(self) -> int | None:
-        """In how many blocks the data is cut, each a split for every worker; None deals it out by steps."""
-        return None
-
-    def check(self, workers: int) -> None:
-        """Raise ValueError where the options do not suit that many workers."""
-        if self.most_workers is not None and workers > self.most_workers:
-            raise ValueError(f"{type(self).__name__} runs on {self.most_workers} worker, not on {workers}")
-
-    def check_loop(self) -> None:
-        """Raise ValueError where it cannot be had in a loop of one's own."""
-        return
-
-    def check_durability(self, durability: str) -> None:
-        """Raise ValueError for a promise that its servers cannot keep."""
-        if durability == "journal" and self.recovers != "journal":
+    def check(self, setting: Setting) -> None:
+        """Raise ValueError for a setting that these options do not suit; extend it for your own options."""
+        if setting.durability == "journal" and self.recovers != "journal":
             raise ValueError(
                 f"a server of {type(self).__name__} cannot be put together again from a journal; "
                 "take durability 'memory', and checkpoints"
             )
-
-    def check_codec(self, codec: Codec) -> None:
-        """Raise ValueError for a codec that would never be used, or does not suit what is sent."""
-        if not (self.compresses or codec.exact):
-            raise ValueError(f"{type(self).__name__} adds to memory as it is, so {codec} would do nothing")
-        self.check_suits(codec)
-
-    def check_suits(self, codec: Codec) -> None:
-        """Raise ValueError for a codec that needs something else than what is sent, or how."""
-        if codec.for_gradients and not self.sends_gradients:
+        if setting.own_loop and self.deal.blocks is not None:
             raise ValueError(
-                f"{codec} is made for gradients, and {type(self).__name__} sends differences of models; "
-                "take 'top_k' or 'one_bit'"
+                f"blocks={self.deal.blocks} cuts up the data of run() and compare; in a loop of your own, "
+                "shard deals it out: take period"
             )
-        if codec.for_averages and not self.averages_gradients:
-            raise ValueError(
-                f"{codec} is for gradients that workers average among themselves at every step, and "
-                f"{type(self).__name__} does something else; take strategy 'sync', or codec 'low_rank'"
-            )
-        if codec.needs_all and (self.servers or self.survives):
-            raise ValueError(
-                f"{codec} needs an average over all workers, and {type(self).__name__} forms none; take "
-                "strategy 'sync', or leave out shared=true"
-            )
+        self._check_codec(setting.codec)
 
     @abstractmethod
     async def worker(self, w: Node) -> None:
@@ -101,29 +97,64 @@ class Strategy(ABC):
 
     async def live(self, node: Node) -> None:
         """A node's whole life, worker or server."""
-        if node.is_server:
-            node.service.begin()
+        engine = node.engine
+        if engine.identity.is_server:
+            engine.service.begin()
+        if self.one_sided:
+            await engine.one_sided.open()
+        if engine.identity.is_server:
             await self.server(node)
             return
         with suppress(NoMoreSteps):
             await self.worker(node)
-        await node.meeting.agree(self.solution(node))
+        await engine.client.settle()
+        await engine.averages.agree(self.solution(node))
         await self.finish(node)
 
     def solution(self, node: Node) -> Tensor:
         """The model to evaluate and save, read from the node that holds it."""
         return node.x
 
+    def _check_codec(self, codec: Codec) -> None:
+        """Raise ValueError for a codec that would never be used, or does not suit what is sent."""
+        name = type(self).__name__
+        if self.sends in _USELESS and not codec.exact:
+            raise ValueError(_USELESS[self.sends].format(name=name, codec=codec))
+        if codec.for_gradients and self.sends not in (Sends.GRADIENTS, Sends.MEAN_GRADIENTS):
+            raise ValueError(
+                f"{codec} is made for gradients, and {name} sends {self.sends.value}; "
+                "take 'top_k' or 'one_bit'"
+            )
+        if codec.for_averages and self.sends is not Sends.MEAN_GRADIENTS:
+            raise ValueError(
+                f"{codec} is for gradients that workers average among themselves at every step, and "
+                f"{name} does something else; take strategy 'sync', or codec 'low_rank'"
+            )
+        if codec.needs_all and (self.servers or self.survives):
+            raise ValueError(
+                f"{codec} needs an average over all workers, and {name} forms none; take "
+                "strategy 'sync', or leave out shared=true"
+            )
+
+
+_USELESS = {
+    Sends.MODELS: "{name} sends models as they are, so {codec} would do nothing; take 'choco'",
+    Sends.MEMORY: "{name} adds to memory as it is, so {codec} would do nothing",
+    Sends.NOTHING: "{name} sends nothing, so {codec} would do nothing",
+}
+
 
 class Blockwise(Strategy):
     """Local steps in blocks: `period` of them, or with `blocks` one pass over a split of the data."""
+
+    sends = Sends.DIFFERENCES
 
     period: int
     warmup: int | None
     blocks: int | None
 
     def check_blocks(self) -> None:
-        """Raise ValueError for lengths that cannot be."""
+        """Raise ValueError for lengths that cannot be; call it from __post_init__."""
         at_least(1, period=self.period, blocks=self.blocks)
         if self.blocks is not None and self.period != type(self).period:
             raise ValueError(
@@ -132,21 +163,13 @@ class Blockwise(Strategy):
             )
 
     @property
-    def data_blocks(self) -> int | None:
+    def deal(self) -> Deal:
         """As its option says."""
-        return self.blocks
-
-    def check_loop(self) -> None:
-        """Raise ValueError if the data is to be cut up: there it is not ours."""
-        if self.blocks is not None:
-            raise ValueError(
-                f"blocks={self.blocks} cuts up the data of run() and compare; in a loop of your own, shard "
-                "deals it out: take period"
-            )
+        return Deal(blocks=self.blocks)
 
     def block_steps(self, w: Node) -> int:
         """Local steps in a block."""
-        steps = self.period if self.blocks is None else getattr(w.replica, "split_steps", None)
+        steps = self.period if self.blocks is None else w.split_steps
         if steps is None:
             raise ValueError(f"blocks={self.blocks}: the data is not cut into splits here")
         if self.blocks is not None and (self.warmup or 0) % steps:
@@ -176,28 +199,20 @@ class Central(Strategy):
 
 @dataclass(frozen=True)
 class Decentral(Strategy):
-    """Workers talk to each other, without a server; whoever dies is done without."""
+    """Workers talk to each other, without a server, and go on without one that died."""
 
-    compresses: ClassVar[bool] = False
+    sends: ClassVar[Sends] = Sends.MODELS
     survives: ClassVar[bool] = True
-
-    def check_codec(self, codec: Codec) -> None:
-        """Raise ValueError for a codec that would never be used: models travel exactly."""
-        if not (self.compresses or codec.exact):
-            raise ValueError(
-                f"{type(self).__name__} sends models as they are, so {codec} would do nothing; take 'choco'"
-            )
-        self.check_suits(codec)
 
     async def finish(self, w: Node) -> None:
         """Wait until all are done, answering them; then take the mean of all models."""
-        await w.peers.part()
+        await w.part()
         await self.meet(w)
 
     async def meet(self, w: Node) -> None:
         """Replace the solution, and the model, by the mean over all workers of the solution."""
         solution = self.solution(w)
-        solution.copy_(await w.peers.average(solution))
+        solution.copy_(await w.average(solution))
         w.x.copy_(solution)
 
 

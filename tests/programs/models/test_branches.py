@@ -156,7 +156,7 @@ class Branching(Strategy):
             own = [x if k % w.size == w.rank else None for k, x in enumerate(self.inputs)]
             loss = await propagate(w, model, own, self.y, F.mse_loss)
             self.losses.extend([] if loss is None else [loss])
-            w.descend(await w.mean(w.replica.flat.gradient(torch.empty_like(w.x))))
+            w.descend(await w.mean(w.engine.replica.flat.gradient(torch.empty_like(w.x))))
 
 
 def descend_on(workers, model, inputs, y, steps):

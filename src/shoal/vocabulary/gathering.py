@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from shoal.core.transport import Message
-from shoal.engine.service import ROLLED_BACK
-
-if TYPE_CHECKING:
-    from shoal.vocabulary.node import Node
+from shoal.engine.protocol import Pull, Push, RolledBack
+from shoal.vocabulary.node import Node
 
 
 class Gathering:
@@ -23,7 +20,7 @@ class Gathering:
         wide = torch.promote_types(s.x.dtype, torch.float32)  # a sum in half precision overflows
         self._total = s.keep("total", torch.zeros_like(s.x, dtype=wide))
         self._tally = s.keep("tally", torch.zeros(3, dtype=torch.float64))  # gradients, samples, rates
-        self._gave = s.keep("gave", torch.zeros(s.size + s.servers * s.shards, dtype=torch.bool))
+        self._gave = s.keep("gave", torch.zeros(s.engine.identity.nodes, dtype=torch.bool))
         self._waiting: dict[int, Message] = {}
 
     def __len__(self) -> int:
@@ -47,15 +44,15 @@ class Gathering:
         """What `Node.inbox` brings. Pulls are answered here, once the caller has dealt with the message."""
         s = self._node
         async for m in s.inbox():
-            if m.tag == "pull":
+            if isinstance(m, Pull):
                 self._waiting[m.src] = m
-            elif m.tag == ROLLED_BACK:  # those who gave may wait elsewhere for those who think they did
+            elif isinstance(m, RolledBack):  # those who gave may wait elsewhere for those who think they did
                 self._gave.zero_()
             yield m
             for rank in [rank for rank in self._waiting if not self.has(rank)]:
                 await s.reply(self._waiting.pop(rank), s.x)
 
-    def add(self, m: Message, rate: float, *, waits: bool = True) -> None:
+    def add(self, m: Push, rate: float, *, waits: bool = True) -> None:
         """Take in the gradient of a push, at its rate and weighted by the samples behind it."""
         if len(self) == 0:  # what is there is the last step
             self._total.zero_()
@@ -63,6 +60,10 @@ class Gathering:
         self._total.add_(m.body, alpha=weight)
         self._tally += torch.tensor([1.0, m.count, weight], dtype=torch.float64)
         self._gave[m.src] = waits
+
+    def drop(self) -> None:
+        """Count a gradient that came too late to be used."""
+        self._node.engine.meter.dropped += 1
 
     def close(self) -> tuple[Tensor, float, float]:
         """The mean step, there until the next gradient; the rate in it; the samples behind it.

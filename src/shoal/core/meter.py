@@ -1,45 +1,20 @@
-"""What observers of a node are told: step, send, receive, update, fault; and the totals a node keeps."""
+"""Meter: the running totals of one node."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from shoal.core.transport import Message
-    from shoal.vocabulary.node import Node
-
-
-class Instrument:
-    """An observer that ignores everything; subclass it and listen to what you need."""
-
-    def step(self, node: Node) -> None:
-        """A worker finished a step, and what it merged after it."""
-
-    def update(self, node: Node) -> None:
-        """A server applied a push."""
-
-    def send(self, node: Node, dst: int, m: Message) -> None:
-        """A message was handed to the transport."""
-
-    def receive(self, node: Node, m: Message) -> None:
-        """A message was taken from the transport."""
-
-    def fault(self, node: Node, what: str) -> None:
-        """Something went wrong that the node survived."""
-
+from typing import Any
 
 MOST_PEERS = 16
-"""Peers that a summary tells the waiting for: all of a thousand, for each of a thousand, fill megabytes."""
+"""Peers whose waiting times a summary lists: a thousand workers with a thousand peers each fill megabytes."""
 
 
 @dataclass
 class Meter:
-    """Running totals of one node, in seconds, bytes and samples."""
+    """Running totals of one node in seconds and bytes; samples are in `Progress`."""
 
-    steps: int = 0
-    samples: int = 0
+    steps: int = 0  # done here, batches of other workers included
     loss: float = float("nan")
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -57,12 +32,15 @@ class Meter:
     staleness: Counter[int] = field(default_factory=Counter)  # versions behind -> updates
     faults: list[str] = field(default_factory=list)
 
+    def reset(self) -> None:
+        """Start over, in place: the node's parts hold on to this meter."""
+        vars(self).update(vars(Meter()))
+
     def summary(self) -> dict[str, Any]:
         """The totals as plain numbers, for JSON; of many peers those it waited for longest."""
         longest = sorted(self.waited_for.items(), key=lambda item: -item[1])[:MOST_PEERS]
         return {
             "steps": self.steps,
-            "samples": self.samples,
             "loss": self.loss,
             "compute_seconds": self.compute_seconds,
             "wait_seconds": self.wait_seconds,

@@ -10,13 +10,14 @@ from test_node import play, say
 
 from shoal.codecs import CODECS
 from shoal.core.errors import PeerLost
+from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Gradient
 from shoal.core.transport import Message
+from shoal.engine.engine import Engine
 from shoal.launch.background import Background
 from shoal.launch.drive import drive
 from shoal.sim import Compute
 from shoal.testing.problems import Slope
-from shoal.vocabulary.node import Node
 
 # -- in virtual time -------------------------------------------------------------------------------
 
@@ -25,7 +26,7 @@ def noting(w, heard):
     """Handlers that note when which word comes."""
 
     async def note(m):
-        heard.append((m.tag, m.count, w.transport.now()))
+        heard.append((m.tag, m.count, w.engine.channel.now()))
 
     return note
 
@@ -33,8 +34,14 @@ def noting(w, heard):
 def test_messages_are_dealt_with_while_a_gradient_is_computed():
     async def compute(w):
         heard = []
-        g = await w.grad(meanwhile={"word": noting(w, heard)})
-        return heard, g.item(), w.transport.now(), w.meter.compute_seconds, w.meter.wait_seconds
+        g = await w.engine.gradients.next({"word": noting(w, heard)})
+        return (
+            heard,
+            g.item(),
+            w.engine.channel.now(),
+            w.engine.meter.compute_seconds,
+            w.engine.meter.wait_seconds,
+        )
 
     done = play(compute, say("word", "word", after=0.25), problem=Slope(), compute=Compute(1.0))
     assert done[0] == ([("word", 0, 0.25), ("word", 1, 0.25)], 1.0, 1.0, 1.0, 0.0)
@@ -43,14 +50,14 @@ def test_messages_are_dealt_with_while_a_gradient_is_computed():
 def test_what_had_come_before_is_dealt_with_too_and_what_comes_after_is_not():
     async def compute(w):
         heard = []
-        await w.transport.sleep(0.5)
-        await w.grad(meanwhile={"word": noting(w, heard)})
+        await w.engine.transport.sleep(0.5)
+        await w.engine.gradients.next({"word": noting(w, heard)})
         last = await w.recv("word", src=1)
-        return heard, last.count, w.transport.now()
+        return heard, last.count, w.engine.channel.now()
 
     async def speak(w):
         for k, pause in enumerate((0.25, 0.5, 2.25)):
-            await w.transport.sleep(pause)
+            await w.engine.transport.sleep(pause)
             await w.send(0, Message("word", count=k))
 
     assert play(compute, speak, compute=Compute(1.0))[0] == ([("word", 0, 0.5), ("word", 1, 0.75)], 2, 3.0)
@@ -60,8 +67,8 @@ def test_what_had_come_before_is_dealt_with_too_and_what_comes_after_is_not():
 def test_other_tags_are_left_for_later_and_time_passes_all_the_same():
     async def compute(w):
         heard = []
-        await w.grad(meanwhile={"word": noting(w, heard)})
-        return heard, w.transport.now(), [m.tag for m in w.poll("other")]
+        await w.engine.gradients.next({"word": noting(w, heard)})
+        return heard, w.engine.channel.now(), [m.tag for m in w.poll("other")]
 
     assert play(compute, say("other", "word", "other", after=0.25), compute=Compute(1.0))[0] == (
         [("word", 1, 0.25)],
@@ -77,7 +84,7 @@ def test_the_gradient_is_that_of_the_model_as_it_was():
         async def add(m):
             public.add_(m.body)
 
-        g = await w.grad(meanwhile={"add": add})
+        g = await w.engine.gradients.next({"add": add})
         return g.item(), w.x.item(), public.item()
 
     async def speak(w):
@@ -91,13 +98,13 @@ def test_a_handler_may_answer_and_the_other_waits_a_round_trip():
         async def tell(m):
             await w.send(m.src, Message("model", (w.x,)))
 
-        await w.grad(meanwhile={"ask": tell})
-        return w.transport.now()
+        await w.engine.gradients.next({"ask": tell})
+        return w.engine.channel.now()
 
     async def ask(w):
-        await w.transport.sleep(0.5)
+        await w.engine.transport.sleep(0.5)
         await w.send(0, Message("ask"))
-        return (await w.recv("model", src=0)).body.item(), w.transport.now()
+        return (await w.recv("model", src=0)).body.item(), w.engine.channel.now()
 
     assert play(compute, ask, start=(7.0,), compute=Compute(10.0)) == {0: 10.0, 1: (7.0, 0.5)}
 
@@ -108,7 +115,7 @@ def test_two_who_wait_for_each_other_answer_meanwhile():
             await w.send(m.src, Message("answer", count=w.rank))
 
         await w.send(1 - w.rank, Message("ask"))
-        return (await w.recv("answer", src=1 - w.rank, meanwhile={"ask": tell})).count
+        return (await w.engine.mailbox.find("answer", 1 - w.rank, handlers={"ask": tell})).count
 
     assert play(both, both) == {0: 1, 1: 0}
 
@@ -117,7 +124,7 @@ def test_waiting_with_handlers_still_notices_that_the_other_has_gone():
     async def wait(w):
         heard = []
         with pytest.raises(PeerLost, match="worker 1 left before it sent 'answer'"):
-            await w.recv("answer", src=1, meanwhile={"word": noting(w, heard)})
+            await w.engine.mailbox.find("answer", 1, handlers={"word": noting(w, heard)})
         return heard
 
     assert play(wait, say("word", after=1.0))[0] == [("word", 0, 1.0)]
@@ -127,7 +134,7 @@ def test_a_gradient_that_takes_no_time_deals_with_what_is_there():
     async def compute(w):
         heard = []
         await w.recv("first", src=1)
-        await w.grad(meanwhile={"word": noting(w, heard)})
+        await w.engine.gradients.next({"word": noting(w, heard)})
         return heard
 
     assert play(compute, say("word", "first"))[0] == [("word", 0, 0.0)]
@@ -191,7 +198,8 @@ def background():
 
 
 def node_with(replica, **options):
-    return Node(Line(), replica, workers=2, mean=no_mean, codec=CODECS.make("none"), **options)
+    me = NodeIdentity(0, 2)
+    return Engine(Line(), replica, me, mean=no_mean, codec=CODECS.make("none"), **options)
 
 
 def test_with_a_background_messages_are_dealt_with_while_another_thread_computes(background):
@@ -203,9 +211,9 @@ def test_with_a_background_messages_are_dealt_with_while_another_thread_computes
         replica.go_on.set()
 
     node.transport.arrived.put(Message("word", src=1))
-    assert drive(node._gradient({"word": release})).item() == 2.0
+    assert drive(node.gradients.next({"word": release})).item() == 2.0
     assert replica.thread is not threading.main_thread()
-    assert (node.meter.samples, node.clock) == (1, 1)
+    assert (node.samples, node.progress.clock) == (1, 1)
 
 
 def test_the_thread_is_always_the_same(background):
@@ -213,7 +221,7 @@ def test_the_thread_is_always_the_same(background):
     node = node_with(replica, background=background)
     replica.go_on.set()
     for _ in range(3):
-        drive(node._gradient({}))
+        drive(node.gradients.next({}))
         seen.add(replica.thread)
     assert len(seen) == 1
 
@@ -224,14 +232,14 @@ def test_what_the_gradient_raises_is_raised_here(background):
             raise RuntimeError("the cat walked over the keyboard")
 
     with pytest.raises(RuntimeError, match="the cat"):
-        drive(node_with(Broken(), background=background)._gradient({}))
+        drive(node_with(Broken(), background=background).gradients.next({}))
 
 
 def test_without_handlers_the_gradient_is_computed_right_here(background):
     replica = Held()
     replica.go_on.set()
     node = node_with(replica, background=background)
-    assert drive(node._gradient(None)).item() == 2.0
+    assert drive(node.gradients.next(None)).item() == 2.0
     assert replica.thread is threading.main_thread()
 
 
@@ -246,6 +254,6 @@ def test_without_a_background_messages_are_dealt_with_when_the_gradient_is_there
 
     node.transport.arrived.put(Message("word", src=1))
     node.transport.arrived.put(Message("other", src=1))
-    drive(node._gradient({"word": note}))
+    drive(node.gradients.next({"word": note}))
     assert heard == ["word"]
-    assert [m.tag for m in node.poll("other")] == ["other"]
+    assert [m.tag for m in node.mailbox.poll("other")] == ["other"]

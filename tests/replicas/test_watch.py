@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from shoal.core.vector import Flat
-from shoal.engine import streaming
-from shoal.engine.streaming import Watch
+from shoal.replicas import watch
+from shoal.replicas.watch import Watch
 
 WIDTH = 4
 
@@ -42,7 +42,7 @@ class Tower(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(streaming, "PART_BYTES", 1)
+    monkeypatch.setattr(watch, "PART_BYTES", 1)
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_a_compiled_module_is_watched_too(model):
 
 
 def test_a_module_small_enough_for_one_part_is_not_hooked_into(model, monkeypatch):
-    monkeypatch.setattr(streaming, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(watch, "PART_BYTES", 1 << 20)
     loop = Loop(model)
     loop.step(batch(1))
     early, changed, out = loop.step(batch(2))

@@ -1,0 +1,71 @@
+"""NodeIdentity: which node of a run this is, and how messages to people call it and its peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SERVER = -1
+"""The server in `push`, `pull`, `send` and `recv`, whatever its rank; -2 is the second server, and so on."""
+
+
+@dataclass(frozen=True)
+class NodeIdentity:
+    """One node of a run. Workers have the first ranks; each server is `shards` nodes, one slice each.
+
+    `servers` counts what the algorithm names. `incarnation` counts how often this node was restarted.
+    """
+
+    rank: int
+    workers: int
+    servers: int = 0
+    shards: int = 1
+    incarnation: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in the run, servers included."""
+        return self.workers + self.servers * self.shards
+
+    @property
+    def server_ranks(self) -> range:
+        """The ranks of all nodes that serve."""
+        return range(self.workers, self.nodes)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this node serves."""
+        return self.rank >= self.workers
+
+    @property
+    def role(self) -> int:
+        """At a server: which of the algorithm's servers this node is a shard of, from 0."""
+        return (self.rank - self.workers) // self.shards
+
+    @property
+    def shard(self) -> int:
+        """At a server: which slice of the vector it owns, from 0."""
+        return (self.rank - self.workers) % self.shards
+
+    @property
+    def name(self) -> str:
+        """How messages to people call this node."""
+        return self.name_of(self.rank)
+
+    def name_of(self, rank: int) -> str:
+        """How messages to people call a node; several servers are counted from 0."""
+        if rank < self.workers:
+            return f"worker {rank}"
+        return f"server {rank - self.workers}" if self.nodes - self.workers > 1 else "the server"
+
+    def rank_of(self, dst: int) -> int:
+        """The rank behind SERVER; any other rank is itself."""
+        return self.workers if dst == SERVER else dst
+
+    def own_slice(self, numel: int) -> slice:
+        """At a server: the slice of a vector of `numel` elements that it owns."""
+        return slice_of(self.shard, self.shards, numel)
+
+
+def slice_of(shard: int, shards: int, numel: int) -> slice:
+    """The slice of a vector that one of several equal shards owns."""
+    return slice(shard * numel // shards, (shard + 1) * numel // shards)

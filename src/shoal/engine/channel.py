@@ -1,0 +1,75 @@
+"""Channel: a node's transport, with everything that crosses it metered and shown to observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from shoal.core.identity import NodeIdentity
+from shoal.core.meter import Meter
+from shoal.core.transport import Lends, Message, Transport
+
+Sent = Callable[[int, Message], None]
+Received = Callable[[Message], None]
+Faulted = Callable[[str], None]
+
+
+class Channel:
+    """Sends and receives for one node. `timeout` is how long it waits for a message before it gives up.
+
+    `on_send`, `on_receive` and `on_fault` are called for every message and for every fault.
+    """
+
+    def __init__(self, transport: Transport, identity: NodeIdentity, timeout: float | None = None) -> None:
+        self.transport = transport
+        self.timeout = timeout
+        self.meter = Meter()
+        self.now = transport.now
+        self.on_send: Sequence[Sent] = ()
+        self.on_receive: Sequence[Received] = ()
+        self.on_fault: Sequence[Faulted] = ()
+        self._identity = identity
+        self._incarnation = identity.incarnation
+        self._lender = transport if isinstance(transport, Lends) else None
+
+    async def send(self, dst: int, m: Message, lend: bool = False) -> None:
+        """Send a message exactly; the caller may change its tensors afterwards.
+
+        With `lend` the receiver reads the tensor in place, where the transport can do that.
+        """
+        m.incarnation = self._incarnation
+        meter, began = self.meter, self.now()
+        if lend and self._lender is not None:
+            await self._lender.lend(dst, m)
+        else:
+            await self.transport.send(dst, m)
+        meter.send_seconds += self.now() - began
+        meter.bytes_sent += m.nbytes
+        meter.messages_sent += 1
+        for tell in self.on_send:
+            tell(dst, m)
+
+    async def recv(self, timeout: float | None = None) -> Message:
+        """The next message of any kind, unmetered. Raises TimeoutError."""
+        return await self.transport.recv(timeout)
+
+    def drain(self) -> Iterator[Message]:
+        """The messages that have arrived, unmetered; never waits."""
+        return self.transport.drain()
+
+    def count_received(self, m: Message) -> None:
+        """Meter a message that was taken from the transport."""
+        self.meter.bytes_received += m.nbytes
+        for tell in self.on_receive:
+            tell(m)
+
+    def count_wait(self, rank: int, seconds: float) -> None:
+        """Meter the time until a message of `rank` came; a server's waiting does not count."""
+        if not self._identity.is_server:
+            self.meter.wait_seconds += seconds
+            self.meter.waited_for[rank] += seconds
+
+    def note_fault(self, text: str) -> None:
+        """Record a fault that the node survives."""
+        self.meter.faults.append(text)
+        for tell in self.on_fault:
+            tell(text)

@@ -1,0 +1,234 @@
+"""Engine: the parts of one node, put together. Each part gets what it needs and owns its state alone.
+
+channel      sends, receives, meters             coding     the codec, and the state of its streams
+mailbox      arrivals, requests, who is gone     client     a worker's half of push and pull
+progress     steps and samples so far            service    a server's half of push and pull
+variables    tensors that the algorithm keeps    averages   means over all workers
+gradients    computes, answering meanwhile       rounds     what peers give each other
+one_sided    memory that peers read and change   work       which batch comes next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from shoal.core.codec import Codec
+from shoal.core.identity import NodeIdentity
+from shoal.core.meter import Meter
+from shoal.core.replica import Replica
+from shoal.core.seeds import stream
+from shoal.core.transport import Message, Transport
+from shoal.core.vector import Layout
+from shoal.engine.averages import Averages
+from shoal.engine.balance import Balance
+from shoal.engine.channel import Channel
+from shoal.engine.client import Client
+from shoal.engine.coding import Coding
+from shoal.engine.gradients import Background, Gradients
+from shoal.engine.group import Group, Mean
+from shoal.engine.log import Log
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.one_sided import OneSided
+from shoal.engine.pool import Pool
+from shoal.engine.progress import Progress
+from shoal.engine.rounds import Rounds
+from shoal.engine.service import Keeping, Service
+from shoal.engine.variables import Variables
+from shoal.engine.work import Work
+
+Hook: TypeAlias = "Callable[[Engine], Awaitable[None]]"
+"""Awaited between two steps of a worker, and at a server when all workers saved a checkpoint."""
+
+
+class Engine:
+    """All parts of one node. `Node` gives an algorithm its verbs; launchers and observers look at the parts.
+
+    A server's replica holds its slice of the vector, which begins at `begins` of the whole `layout`.
+    `duration` tells how many seconds of virtual time a gradient of so many samples takes.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        replica: Replica,
+        identity: NodeIdentity,
+        *,
+        mean: Mean,
+        codec: Codec,
+        seed: int = 0,
+        steps: int | None = None,
+        timeout: float | None = None,
+        retry: float | None = None,
+        recovery: float = 0.0,
+        log: Log | None = None,
+        layout: Layout | None = None,
+        begins: int = 0,
+        duration: Callable[[Engine, int], float] | None = None,
+        background: Background | None = None,
+        between_steps: Hook | None = None,
+        balanced: bool = False,
+        observers: Sequence[Instrument] = (),
+    ) -> None:
+        self.identity = me = identity
+        self.replica = replica
+        self.layout = layout
+        self.rng = stream(seed, "algorithm", me.rank)
+        self.channel = channel = Channel(transport, me, timeout)
+        self.progress = progress = Progress(me.workers)
+        self.variables = Variables(replica.x.device)
+        self.mailbox = mailbox = Mailbox(channel, me, progress, retry=retry, recovery=recovery)
+        place = {"rank": me.rank, "workers": me.workers, "begins": begins}
+        self.coding = coding = Coding(codec, channel, like=replica.x, layout=layout, seed=seed, **place)
+        self.one_sided = OneSided(replica, me, channel)
+        self.client = Client(me, channel, mailbox, coding, progress, replica, self.one_sided)
+        self.gradients = Gradients(replica, me, channel, mailbox, progress, background)
+        self.rounds = Rounds(me, channel, mailbox, progress, replica, self.rng)
+        self.group = Group(me, channel, mailbox, coding, self.variables, replica)
+        self.averages = Averages(
+            mean, self.group, mailbox, progress, self.gradients, replica, ends_known=steps is not None
+        )
+        self.work = Work(me, channel, progress, replica, self.client, self.rounds, self.averages, steps)
+        if balanced and not me.is_server and me.workers > 1:
+            self.work.balance = Balance(
+                me, channel, mailbox, progress, self.variables, replica, self.work.is_last
+            )
+        keeps_pool = me.rank == me.workers and steps is not None
+        self.service = Service(
+            me,
+            channel,
+            mailbox,
+            coding,
+            progress,
+            replica,
+            self.one_sided,
+            Keeping(self.state, self.load, self._bound(between_steps), log),
+            Pool(me.workers, steps or 0) if keeps_pool else None,
+        )
+        self.work.between_steps = self._bound(between_steps)
+        self.gradients.duration = None if duration is None else partial(duration, self)
+        self._show_to(observers)
+
+    # -- at a glance ---------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The node's number; workers come first, then servers."""
+        return self.identity.rank
+
+    @property
+    def name(self) -> str:
+        """How messages to people call the node."""
+        return self.identity.name
+
+    @property
+    def incarnation(self) -> int:
+        """How often the node was restarted after a crash."""
+        return self.identity.incarnation
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the node serves."""
+        return self.identity.is_server
+
+    @property
+    def x(self) -> Tensor:
+        """The parameters that it holds."""
+        return self.replica.x
+
+    @property
+    def t(self) -> int:
+        """Steps done."""
+        return self.progress.t
+
+    @property
+    def version(self) -> int:
+        """At a server: versions of the model since the start."""
+        return self.progress.version
+
+    @property
+    def merged(self) -> float:
+        """Samples in the model that it holds, of all workers."""
+        return self.progress.merged
+
+    @property
+    def samples(self) -> int:
+        """Samples that this worker has computed gradients of."""
+        return self.progress.samples
+
+    @property
+    def meter(self) -> Meter:
+        """The node's running totals."""
+        return self.channel.meter
+
+    @property
+    def transport(self) -> Transport:
+        """The node's end of the network."""
+        return self.channel.transport
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The node's whole state between two steps, part by part."""
+        return {
+            "x": self.replica.x,
+            "replica": self.replica.state_dict(),
+            "rng": self.rng.get_state(),
+            **{name: getattr(self, name).state() for name in _SAVED},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.replica.x.copy_(state["x"])
+        self.replica.load_state_dict(state["replica"])
+        self.rng.set_state(state["rng"])
+        for name in _SAVED:
+            getattr(self, name).load(state[name])
+        self.meter.steps = self.progress.t
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _bound(self, hook: Hook | None) -> Callable[[], Awaitable[None]] | None:
+        return None if hook is None else partial(hook, self)
+
+    def _show_to(self, observers: Sequence[Instrument]) -> None:
+        """Have each observer called for what it listens to, and for nothing else: most listen to little."""
+
+        def listeners(event: str) -> list[Any]:
+            ignores = getattr(Instrument, event)
+            return [
+                partial(getattr(observer, event), self)
+                for observer in observers
+                if getattr(type(observer), event) is not ignores
+            ]
+
+        self.work.on_step = listeners("step")
+        self.on_update = listeners("update")
+        self.channel.on_send = listeners("send")
+        self.channel.on_receive = listeners("receive")
+        self.channel.on_fault = listeners("fault")
+
+
+_SAVED = ("variables", "coding", "progress", "client", "mailbox", "service")
+
+
+class Instrument:
+    """An observer that ignores everything; subclass it and override what you want to be told."""
+
+    def step(self, engine: Engine) -> None:
+        """A worker finished a step, and what it merged after it."""
+
+    def update(self, engine: Engine) -> None:
+        """A server applied an update."""
+
+    def send(self, engine: Engine, dst: int, m: Message) -> None:
+        """A message was handed to the transport."""
+
+    def receive(self, engine: Engine, m: Message) -> None:
+        """A message was taken from the transport."""
+
+    def fault(self, engine: Engine, what: str) -> None:
+        """Something went wrong that the node survived."""

@@ -1,0 +1,112 @@
+"""Group: the workers as one of them sees them, for collectives; and what a collective is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from torch import Tensor
+
+from shoal.core.identity import NodeIdentity
+from shoal.core.replica import Replica
+from shoal.core.transport import Message
+from shoal.engine.channel import Channel
+from shoal.engine.coding import Coding
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.variables import Variables
+
+PRESENT = 1e-30
+"""The weight of a worker without samples that goes on: nothing beside one sample, and more than nothing."""
+
+
+class Group:
+    """One worker's access to all workers, for the average of a vector."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        channel: Channel,
+        mailbox: Mailbox,
+        coding: Coding,
+        variables: Variables,
+        replica: Replica,
+    ) -> None:
+        self.rank = identity.rank
+        self.size = identity.workers
+        self.coding = coding
+        self.meter = channel.meter
+        self.transport = channel.transport
+        self.replica = replica
+        self.now = channel.now
+        self.send = channel.send
+        self.keep = variables.keep
+        self._channel = channel
+        self._mailbox = mailbox
+        self._everybody = range(identity.workers)
+
+    @property
+    def x(self) -> Tensor:
+        """This worker's parameters."""
+        return self.replica.x
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that this worker waits for a message."""
+        return self._channel.timeout
+
+    @property
+    def others(self) -> list[int]:
+        """The other workers, beginning with the next, so that not all send to worker 0 first."""
+        return [(self.rank + k) % self.size for k in range(1, self.size)]
+
+    async def take(self, tag: str, src: int) -> Message:
+        """The next message of `src` with that tag.
+
+        Raises PeerLost as soon as any worker is lost: a sum that lacks one cannot be completed.
+        """
+        return await self._mailbox.find(tag, src, needed=self._everybody)
+
+    async def recv(self, tag: str, src: int) -> Message:
+        """The next message of `src` with that tag. Raises PeerLost if `src` is lost."""
+        return await self._mailbox.find(tag, src)
+
+    def holds(self, tag: str, sources: Iterable[int]) -> bool:
+        """Whether a message with that tag has arrived from each of these; never waits."""
+        return self._mailbox.holds(tag, sources)
+
+
+Mean: TypeAlias = Callable[[Group, Tensor, float], Awaitable[tuple[Tensor, float]]]
+"""A collective: (group, vector, weight) -> (weighted average, total weight), zeros if that is 0."""
+
+
+class Exchange(Protocol):
+    """An average under way."""
+
+    async def progress(self) -> None:
+        """Do what can be done without waiting."""
+        ...
+
+    async def finish(self) -> tuple[Tensor, float]:
+        """The weighted average and the total weight (zeros if that is 0), when all have come."""
+        ...
+
+
+@runtime_checkable
+class Starts(Protocol):
+    """A collective that goes on while the worker does something else."""
+
+    async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str) -> Exchange:
+        """Begin an average; `v` may change afterwards. Every worker gives it the same number.
+
+        Vectors of one key are compressed as one stream.
+        """
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A collective that needs something of a worker before its first gradient."""
+
+    def prepare(self, group: Group) -> None:
+        """See to it."""
+        ...

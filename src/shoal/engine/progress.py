@@ -1,0 +1,114 @@
+"""Progress: how far a node is, and who still works. Nothing else writes these numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Progress:
+    """Steps, gradients and samples of one node, and the workers that have not gone.
+
+    A sample is merged once it is in the model that this node holds, whichever worker it was of.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.t = 0  # steps done
+        self.clock = 0  # gradients taken
+        self.version = 0  # server: versions of the model since the start
+        self.merged = 0.0  # samples in the model, of all workers
+        self.unmerged = 0.0  # own samples since the last mean or push
+        self.samples = 0  # own samples in all
+        self.samples_before = 0  # own samples before the checkpoint that this run resumed from
+        self.has_ended = False  # whether this worker's data has, while others may go on
+        self.working = set(range(workers))  # workers that have not gone
+
+    # -- a worker's steps ----------------------------------------------------------------------
+
+    def finish_step(self) -> None:
+        """One more step is done."""
+        self.t += 1
+
+    def go_to(self, clock: int) -> None:
+        """The next step is the one at this clock: a batch of another worker, or the end of the own share."""
+        self.t = self.clock = clock
+
+    def pass_to(self, step: int) -> None:
+        """This worker has no data any more, and takes part in the others' averages: they are at that step."""
+        self.t = step
+
+    def save_at(self, step: int) -> None:
+        """At a server: a checkpoint of all nodes before this step is being written."""
+        self.t = step
+
+    def count_gradient(self, samples: int) -> None:
+        """One more gradient was computed, on so many samples."""
+        self.clock += 1
+        self.unmerged += samples
+        self.samples += samples
+
+    def end_data(self) -> None:
+        """The training loop ended; others may go on."""
+        self.has_ended = True
+
+    # -- samples in the model ------------------------------------------------------------------
+
+    def take_unmerged(self) -> float:
+        """The own samples since the last merge; from now on they count as handed over."""
+        taken, self.unmerged = self.unmerged, 0.0
+        return taken
+
+    def merge(self, samples: float) -> None:
+        """So many more samples are in the model."""
+        self.merged += samples
+
+    def merge_part(self, samples: float, part: int, whole: int) -> None:
+        """So many more samples are in `part` of the model's `whole` elements.
+
+        Counted by elements, which are whole numbers: when all parts are in, so is every sample.
+        """
+        if part == whole:
+            self.merged += round(samples)
+        else:
+            self.merged = (round(self.merged * whole) + round(samples) * part) / whole
+
+    def hold(self, samples: float) -> None:
+        """The model has been replaced by one with so many samples in it."""
+        self.merged = samples
+
+    def advance(self, samples: float) -> None:
+        """At a server: the model is a new version with so many more samples in it."""
+        self.version += 1
+        self.merged += samples
+
+    # -- who still works -----------------------------------------------------------------------
+
+    def note_departure(self, rank: int) -> None:
+        """A node has gone."""
+        self.working.discard(rank)
+
+    def note_return(self, rank: int) -> None:
+        """A worker that was lost is back."""
+        self.working.add(rank)
+
+    def start_over(self, workers: int) -> None:
+        """All workers resume from a checkpoint."""
+        self.working = set(range(workers))
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything but who works, which the peers tell."""
+        return {
+            "step": self.t,
+            "clock": self.clock,
+            "version": self.version,
+            "merged": self.merged,
+            "unmerged": self.unmerged,
+            "samples": self.samples,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.t, self.clock, self.version = state["step"], state["clock"], state["version"]
+        self.merged, self.unmerged = state["merged"], state["unmerged"]
+        self.samples = self.samples_before = state["samples"]

@@ -1,0 +1,288 @@
+"""The messages that nodes exchange below an algorithm: one type for each, with what it carries.
+
+A request is repeated until it is answered; a server acts on it once, whatever the network repeats:
+
+    Push   ->  Ack (version) | Refused (reason)         acted on once, by client, incarnation and seq
+    Pull   ->  Reply (state, version)                   answered by the algorithm, at once or later
+    More   ->  Grant (owner, place, clock) | Over       a batch of a worker that died; held until there is one
+    Idle   ->  Ack                                      to the servers that keep no pool; so is Busy
+    any    ->  FencedOff                                to a client that the servers gave up on
+
+A type adds nothing to a Message but its meaning, so that a message that arrives takes its type in place.
+Tags that are not listed here belong to strategies and collectives, each to the file that sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shoal.core.transport import JOINED, LEFT, LOST, Message
+
+Handlers: TypeAlias = Mapping[str, Callable[[Message], Awaitable[None]]]
+"""Who deals with a message, by tag. A handler may send, and change what the gradient does not depend on."""
+
+
+class Request:
+    """A message that is repeated until it is answered."""
+
+    __slots__ = ()
+
+
+class Answer:
+    """A message that ends a request; `seq` is the request's number."""
+
+    __slots__ = ()
+
+
+class Notice:
+    """A message that only a transport delivers: about a peer, from that peer's rank."""
+
+    __slots__ = ()
+
+
+# -- requests of a client ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Push(Request, Message):
+    """A difference: encoded parts, the samples and the rate behind it, the version it was made from."""
+
+    tag: str = "push"
+
+
+@dataclass(slots=True)
+class Pull(Request, Message):
+    """A request for the state. `count` is 1 if the client waits for it, so that it may be read in place."""
+
+    tag: str = "pull"
+
+
+@dataclass(slots=True)
+class More(Request, Message):
+    """A worker that has done all its batches asks for one of a worker that died."""
+
+    tag: str = "more"
+
+
+@dataclass(slots=True)
+class Idle(Request, Message):
+    """A worker tells the servers without a pool that it asked for more."""
+
+    tag: str = "idle"
+
+
+@dataclass(slots=True)
+class Busy(Request, Message):
+    """A worker tells the servers without a pool that it got more."""
+
+    tag: str = "busy"
+
+
+# -- answers of a server -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Ack(Answer, Message):
+    """A push is in the server's state, whose version is `version` since then."""
+
+    tag: str = "ack"
+
+
+@dataclass(slots=True)
+class Refused(Answer, Message):
+    """A push was not applied; the part is the reason as UTF-8."""
+
+    tag: str = "refused"
+
+
+@dataclass(slots=True)
+class FencedOff(Answer, Message):
+    """The servers gave up on this client: others do its work."""
+
+    tag: str = "fenced"
+
+
+@dataclass(slots=True)
+class Reply(Answer, Message):
+    """The state that was pulled, and its version."""
+
+    tag: str = "reply"
+
+
+@dataclass(slots=True)
+class Grant(Answer, Message):
+    """A batch to do: owner of the share, place in it, and the clock at which to do it."""
+
+    tag: str = "work"
+
+
+@dataclass(slots=True)
+class Over(Answer, Message):
+    """Every batch is in the model."""
+
+    tag: str = "over"
+
+
+@dataclass(slots=True)
+class Wait(Message):
+    """To a client that asks for more again: nothing is free yet, but the server is alive."""
+
+    tag: str = "wait"
+
+
+# -- what a worker reports to a server -----------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Report(Message):
+    """`count` more samples of this worker are in the model, though it pushed nothing here."""
+
+    tag: str = "noted"
+
+
+@dataclass(slots=True)
+class Checkpointed(Message):
+    """A worker saved its state before the step numbered in `seq`."""
+
+    tag: str = "checkpoint"
+
+
+# -- what a server's algorithm hears besides pushes and pulls ------------------------------------------
+
+
+@dataclass(slots=True)
+class Fewer(Message):
+    """Fewer workers contribute than before: see `Node.active`."""
+
+    tag: str = "fewer"
+
+
+@dataclass(slots=True)
+class RolledBack(Message):
+    """This server restarted from a snapshot; the updates since then are lost."""
+
+    tag: str = "rolled_back"
+
+
+# -- notices of a transport ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Left(Notice, Message):
+    """A peer closed its transport in order."""
+
+    tag: str = LEFT
+
+
+@dataclass(slots=True)
+class Lost(Notice, Message):
+    """A peer vanished; `incarnation` is the one that did."""
+
+    tag: str = LOST
+
+
+@dataclass(slots=True)
+class Joined(Notice, Message):
+    """A lost peer is back, as `incarnation`. Messages under way to it are lost."""
+
+    tag: str = JOINED
+
+
+# -- between workers -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Round(Message):
+    """What a worker gives another in the round numbered in `seq`."""
+
+    tag: str = "round"
+
+
+@dataclass(slots=True)
+class HelpOffer(Message):
+    """A worker that has done its own share offers to do batches of another's."""
+
+    tag: str = "help"
+
+
+@dataclass(slots=True)
+class HelpAnswer(Message):
+    """Owner of the share, first place, the place after the last; empty if there is nothing to give."""
+
+    tag: str = "helped"
+
+
+@dataclass(slots=True)
+class Attends(Message):
+    """Before average number `seq`: `count` is 1 if this worker's data has ended."""
+
+    tag: str = "comes"
+
+
+@dataclass(slots=True)
+class DataEnded(Message):
+    """After the last average: the sender took `clock` gradients in all."""
+
+    tag: str = "ended"
+
+
+@dataclass(slots=True)
+class Solution(Message):
+    """The solution of a worker that had data to the end."""
+
+    tag: str = "solution"
+
+
+@dataclass(slots=True)
+class PartialSum(Message):
+    """Towards the root of the tree that forms the final mean: a sum, and how many it is of."""
+
+    tag: str = "total"
+
+
+@dataclass(slots=True)
+class FinalMean(Message):
+    """Back from the root of that tree."""
+
+    tag: str = "average"
+
+
+@dataclass(slots=True)
+class Speed(Message):
+    """`count` samples per second of computing, for load balancing."""
+
+    tag: str = "speed"
+
+
+_KINDS: dict[str, type[Message]] = {
+    kind().tag: kind
+    for kind in (
+        *(
+            Push,
+            Pull,
+            More,
+            Idle,
+            Busy,
+            Ack,
+            Refused,
+            FencedOff,
+            Reply,
+            Grant,
+            Over,
+            Wait,
+            Report,
+            Checkpointed,
+        ),
+        *(Fewer, RolledBack, Left, Lost, Joined),
+    )
+}
+
+
+def typed(m: Message) -> Message:
+    """The message itself, as the type that its tag says; one that belongs to an algorithm stays a Message."""
+    kind = _KINDS.get(m.tag)
+    if kind is not None:
+        m.__class__ = kind
+    return m
