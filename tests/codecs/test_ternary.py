@@ -115,7 +115,7 @@ def test_two_bits_for_each_element_and_four_bytes_for_each_block(length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [256, 100])  # in the kernel, and in lines of torch
+@pytest.mark.parametrize("block", [256, pytest.param(100, marks=pytest.mark.soak)])  # the kernel, and torch
 def test_on_average_an_element_arrives_as_it_is(block):
     # 300 means of 4000, each within 5 of its standard deviations: by chance less than twice in 10,000 runs
     v, times = normal(300), 4000
