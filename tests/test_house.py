@@ -72,7 +72,7 @@ OBJECT_COLLECTIVE = re.compile(r"\w*(gather|broadcast|scatter|send|recv)_object\
 NOT_A_NOUN = re.compile(r"utils?|utilit(y|ies)|helpers?|common|misc|managers?")
 
 MOST_LINES = 400
-MOST_LINES_IN = {"strategies": 100, "codecs": 100}  # a paper may have two forms of one algorithm
+MOST_LINES_IN = {"strategies": 100}  # a paper may have two forms of one algorithm
 MOST_CLASS_LINES_IN = {"strategies": 60}
 MOST_LINES_OF = {"vocabulary/node.py": 460}  # the one heart, where all state meets
 MOST_BODY_LINES = 40
@@ -426,7 +426,7 @@ CONTROLS: list[tuple[Rule, str, str]] = [
     (things_live_with_their_noun, "core/a.py", "from . import utils"),
     (files_fit_their_page, "strategies/a.py", lines(101)),
     (strategies_fit_a_page, "strategies/a.py", "class A:\n" + lines(60, "    ")),
-    (files_fit_their_page, "codecs/a.py", lines(101)),
+    (files_fit_their_page, "codecs/a.py", lines(401)),
     (files_fit_their_page, "launch/a.py", lines(401)),
     (files_fit_their_page, "vocabulary/node.py", lines(461)),
     (functions_are_short, "core/a.py", "def f():\n" + lines(41, "    ")),
@@ -454,6 +454,7 @@ HARMLESS: list[tuple[Rule, str, str]] = [
         "from torch.utils.data import DataLoader\nimport torch.nn.utils",
     ),
     (files_fit_their_page, "strategies/a.py", lines(100)),
+    (files_fit_their_page, "codecs/a.py", lines(400)),
     (strategies_fit_a_page, "strategies/a.py", "class A:\n" + lines(59, "    ")),
     (strategies_fit_a_page, "sim/a.py", "class A:\n" + lines(60, "    ")),
     (files_fit_their_page, "vocabulary/node.py", lines(460)),

@@ -17,7 +17,7 @@ from shoal.api.ddp import comm_hook
 from shoal.api.minimize import minimize
 from shoal.api.run import run
 from shoal.api.shard import shard
-from shoal.codecs.fp16 import FP16 as fp16  # written like a function: codec=fp16()
+from shoal.codecs.halves.codec import FP16 as fp16  # written like a function: codec=fp16()
 from shoal.core.codec import Codec
 from shoal.core.errors import (
     CheckpointError,

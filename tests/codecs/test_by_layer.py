@@ -6,14 +6,11 @@ import pytest
 import torch
 
 from shoal.codecs import CODECS
-from shoal.codecs.by_layer import ByLayer
-from shoal.codecs.by_length import ByLength
-from shoal.codecs.fp16 import FP16
-from shoal.codecs.int8 import Int8
-from shoal.codecs.joined import join, split
-from shoal.codecs.layered import Group, Layered
-from shoal.codecs.qsgd import QSGD
-from shoal.codecs.top_k import TopK
+from shoal.codecs.by_layer import ByLayer, ByLength, Group, Layered, join, split
+from shoal.codecs.halves.codec import FP16
+from shoal.codecs.int8.codec import Int8
+from shoal.codecs.qsgd.codec import QSGD
+from shoal.codecs.sparse.top_k import TopK
 from shoal.codecs.wire import HEADER, seal
 from shoal.core.codec import Identity
 from shoal.core.errors import WireError
@@ -112,7 +109,7 @@ def test_words_have_options_of_their_own():
         ({"large": "int8", "small": "int8:blocks=3"}, "has no option 'blocks'"),
         ({"large": "int8", "bias": "int8:block=0"}, "block=0 should be from 1"),
         ({"large": "int8", "rule": "large"}, "rule='large' is not a function"),
-        ({"large": "dgc"}, "would do it to some layers only; take it for all of them"),
+        ({"large": "dgc"}, "cannot do that for some layers only; take it for the whole model"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(options, told):

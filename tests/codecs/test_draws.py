@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.codecs import draws
-from shoal.codecs.kernels.draws import draw
+from shoal.codecs.draws_cpu import draw
 
 
 def test_the_first_words_of_seed_zero_are_those_that_are_published():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sampling import sampled
 from shoal.codecs import CODECS
 from shoal.codecs.wire import seal
 from shoal.core.errors import WireError
@@ -18,8 +19,9 @@ SPARSE = ["random_k:density=0.01", "random_k:density=0.01,feedback=none", "thres
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), tuple(map(torch.Size, ((100, 50), (100,), (9, 100)))))
 
 
-@pytest.mark.parametrize("word", [*WORDS, *SPARSE])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("word", "dtype"), sampled([*WORDS, *SPARSE], [torch.float32, torch.float64, torch.float16])
+)
 def test_a_gpu_writes_the_same_bits(word, dtype):
     codec = CODECS.read(word).fit(LAYOUT.pieces(0, LAYOUT.numel))
     v = torch.randn(6000, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -68,8 +70,7 @@ def written(word, length):
     return codec, payload
 
 
-@pytest.mark.parametrize("word", FUSED)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("word", "length"), sampled(FUSED, LENGTHS))
 def test_a_header_that_a_gpu_made_is_that_of_the_processor(word, length):
     codec, (header, *bodies) = written(word, length)
     count = int(header.view(torch.int64)[2])
@@ -88,8 +89,7 @@ def test_what_is_not_finite_arrives_with_a_header_that_is_right(word, bad):
     assert torch.equal(header.cpu(), seal(codec.code, 5000, count, *(body.cpu() for body in bodies))[0])
 
 
-@pytest.mark.parametrize("word", [*FUSED, "int8"])
-@pytest.mark.parametrize("length", [1, 2, 3, 2049, 100_003])
+@pytest.mark.parametrize(("word", "length"), sampled([*FUSED, "int8"], [1, 2, 3, 2049, 100_003]))
 def test_what_was_damaged_on_the_way_to_a_gpu_is_refused(word, length):
     codec, payload = written(word, length)
     for number, part in enumerate(payload):

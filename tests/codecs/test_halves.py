@@ -7,8 +7,9 @@ import weakref
 import pytest
 import torch
 
-from shoal.codecs import BF16, FP16, bf16, fp16, kernels
-from shoal.codecs.kernels import pages
+from shoal.codecs import BF16, FP16, kernels
+from shoal.codecs.halves import codec as halves
+from shoal.codecs.halves import cpu
 
 STRANGE = [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 65519.9, 65520.0]
 STRANGE += [1e9, -1e9, 3e38, -3e38, 2.0**-14, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 1e-40, -1e-45, 1 + 2.0**-11]
@@ -32,8 +33,7 @@ def same(one, other, bits):
 @pytest.mark.parametrize("codec", [FP16(), BF16()], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 31, 33, 1000, 65_536, 100_003])
 def test_kernels_give_the_bits_of_the_lines_of_torch(monkeypatch, codec, length):
-    monkeypatch.setattr(fp16, "LARGE", 0)
-    monkeypatch.setattr(bf16, "LARGE", 0)
+    monkeypatch.setattr(halves, "LARGE", 0)
     v = drawn(length)
     (header, short), _ = codec.encode(v, {})
     out = codec.decode((header, short), torch.empty(length))
@@ -78,11 +78,10 @@ def mapped(monkeypatch):
 
 @pytest.mark.parametrize("codec", [FP16(), BF16()], ids=["fp16", "bf16"])
 def test_what_lies_in_large_pages_is_the_same(monkeypatch, mapped, codec):
-    monkeypatch.setattr(fp16, "LARGE", 0)
-    monkeypatch.setattr(bf16, "LARGE", 0)
+    monkeypatch.setattr(halves, "LARGE", 0)
     v = drawn(100_003)
     (_, small), _ = codec.encode(v, {})
-    monkeypatch.setattr(pages, "LARGE", 0)
+    monkeypatch.setattr(cpu, "LARGE_PAGES", 0)
     (_, large), _ = codec.encode(v, {})
     assert len(mapped) == 1
     assert same(small, large, torch.int16)
@@ -90,8 +89,8 @@ def test_what_lies_in_large_pages_is_the_same(monkeypatch, mapped, codec):
 
 
 def test_large_pages_are_given_back(mapped):
-    short = pages.empty(pages.LARGE, torch.bfloat16)
-    assert short.numel() == pages.LARGE and [memory() is not None for memory in mapped] == [True]
+    short = cpu.empty(cpu.LARGE_PAGES, torch.bfloat16)
+    assert short.numel() == cpu.LARGE_PAGES and [memory() is not None for memory in mapped] == [True]
     del short
     gc.collect()
     assert [memory() for memory in mapped] == [None]
@@ -102,4 +101,4 @@ def test_where_there_are_no_large_pages_small_ones_will_do(monkeypatch):
         raise OSError("none left")
 
     monkeypatch.setattr(mmap, "mmap", refuse)
-    assert pages.empty(pages.LARGE, torch.float16).numel() == pages.LARGE
+    assert cpu.empty(cpu.LARGE_PAGES, torch.float16).numel() == cpu.LARGE_PAGES

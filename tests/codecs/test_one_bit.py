@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from sampling import sampled
 from shoal.codecs import OneBit, kernels
 from shoal.codecs.wire import HEADER, seal
 from shoal.core.errors import WireError
@@ -113,8 +114,7 @@ def lines_of_torch(monkeypatch):
     return lambda: monkeypatch.setattr(kernels, "_has_numba", lambda: False)
 
 
-@pytest.mark.parametrize("column", [512, 1536])
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("column", "length"), sampled([512, 1536], LENGTHS))
 def test_the_kernel_gives_the_bits_of_the_lines_of_torch_where_sums_are_exact(lines_of_torch, column, length):
     codec, v, rest = OneBit(column=column), whole_numbers(length), whole_numbers(length, seed=1) / 2
     fast, plain = rest.clone(), rest.clone()
@@ -205,8 +205,7 @@ def test_a_copied_state_goes_on_with_the_same_bits():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("column", [512, 1024, 1536, 4096])
-@pytest.mark.parametrize("length", [*LENGTHS, 1_000_003])
+@pytest.mark.parametrize(("column", "length"), sampled([512, 1024, 1536, 4096], [*LENGTHS, 1_000_003]))
 def test_a_gpu_gives_what_the_lines_of_torch_give(lines_of_torch, column, length):
     lines_of_torch()
     codec = OneBit(column=column)

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.codecs import Ternary, kernels, trits
+from sampling import sampled
+from shoal.codecs import Ternary, kernels
 from shoal.codecs.packing import packed, unpacked
+from shoal.codecs.ternary import trits
 from shoal.codecs.wire import HEADER, seal
 from shoal.core.errors import WireError
 
@@ -113,7 +115,7 @@ def test_two_bits_for_each_element_and_four_bytes_for_each_block(length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [256, 100])  # in the kernel, and in lines of torch
+@pytest.mark.parametrize("block", [256, pytest.param(100, marks=pytest.mark.soak)])  # the kernel, and torch
 def test_on_average_an_element_arrives_as_it_is(block):
     # 300 means of 4000, each within 5 of its standard deviations: by chance less than twice in 10,000 runs
     v, times = normal(300), 4000
@@ -197,9 +199,7 @@ def lines_of_torch(monkeypatch):
     return lambda: monkeypatch.setattr(kernels, "_has_numba", lambda: False)
 
 
-@pytest.mark.parametrize("clip", [0, 2.5, 1.0])
-@pytest.mark.parametrize("block", [256, 2048])
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("clip", "block", "length"), sampled([0, 2.5, 1.0], [256, 2048], LENGTHS))
 def test_the_kernel_gives_the_bits_of_the_lines_of_torch_where_sums_are_exact(
     lines_of_torch, clip, block, length
 ):
@@ -321,9 +321,9 @@ def test_a_copied_state_goes_on_with_the_same_bits():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("clip", [0, 2.5])
-@pytest.mark.parametrize("block", [256, 768, 2048, 4096])
-@pytest.mark.parametrize("length", [*LENGTHS, 1_000_003])
+@pytest.mark.parametrize(
+    ("clip", "block", "length"), sampled([0, 2.5], [256, 768, 2048, 4096], [*LENGTHS, 1_000_003])
+)
 def test_a_gpu_gives_what_the_lines_of_torch_give(lines_of_torch, clip, block, length):
     lines_of_torch()
     codec = Ternary(clip=clip, block=block)

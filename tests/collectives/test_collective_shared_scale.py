@@ -7,7 +7,7 @@ import torch
 
 import shoal
 from shoal.codecs import CODECS, ByLayer, Ternary, kernels, packing
-from shoal.codecs.shared_trits import SharedTrits, field
+from shoal.codecs.ternary.shared_scale import SharedTrits, field
 from shoal.collectives import Link
 from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
@@ -251,7 +251,7 @@ def test_it_is_for_those_who_average_over_all_workers(word):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"stripes.*take 'auto'"):
         check_collective("stripes", SHARED)
-    with pytest.raises(ValueError, match="would do it to some layers only"):
+    with pytest.raises(ValueError, match="cannot do that for some layers only"):
         ByLayer(large="ternary:shared=true")
     assert CODECS.read("ternary:shared=true").shared
 

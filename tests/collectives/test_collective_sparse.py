@@ -8,7 +8,8 @@ import torch
 from sparse_averaging import DOUBLING, average
 
 import shoal
-from shoal.codecs import CODECS, DGC, FP16, LowRank, RandomK, Sparse, Threshold, TopK, gaps
+from shoal.codecs import CODECS, DGC, FP16, LowRank, RandomK, Sparse, Threshold, TopK
+from shoal.codecs.sparse import gaps
 from shoal.codecs.wire import seal
 from shoal.collectives import stripes
 from shoal.collectives.cube import Cube

@@ -458,7 +458,7 @@ def identity(request: Message | Asked) -> tuple[int, int, int]:
 
 def differing(server: Node, retold: Node) -> Iterator[str]:
     """The state is what the log makes of the start, to the last bit."""
-    one, other = flat(server.state_dict()), flat(retold.state_dict())
+    one, other = flat(server.state()), flat(retold.state())
     for name in sorted(one.keys() | other.keys()):
         if one.get(name) != other.get(name):
             yield f"{server.name} has {name} = {one.get(name)}, but its log makes it {other.get(name)}"

@@ -9,7 +9,7 @@ from ending import simulate_loops
 from torch import nn
 
 from shoal.codecs import CODECS
-from shoal.codecs.fp16 import FP16
+from shoal.codecs.halves.codec import FP16
 from shoal.collectives import ALGORITHMS, averaging
 from shoal.core.task import Data, Task
 from shoal.core.vector import fragments

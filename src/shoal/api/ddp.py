@@ -19,11 +19,10 @@ from torch import Tensor, distributed
 from torch.futures import Future
 
 from shoal.codecs import CODECS
-from shoal.codecs.bf16 import BF16
-from shoal.codecs.fp16 import FP16
+from shoal.codecs.halves.codec import BF16, FP16
 from shoal.codecs.low_rank import LowRank
-from shoal.codecs.shared_trits import SharedTrits, on_shared_scale
-from shoal.codecs.ternary import Ternary
+from shoal.codecs.ternary.codec import Ternary
+from shoal.codecs.ternary.shared_scale import SharedTrits, on_shared_scale
 from shoal.collectives.low_rank import Rounds
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.seeds import derive

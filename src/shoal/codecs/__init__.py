@@ -1,20 +1,19 @@
-"""One idea, one file: ways to write a difference down shorter."""
+"""Codecs: ways to compress a vector. Each idea has its own file, or a folder with its CPU and GPU kernels."""
 
-from shoal.codecs.bf16 import BF16
 from shoal.codecs.by_layer import ByLayer
-from shoal.codecs.dgc import DGC
-from shoal.codecs.e3m0 import E3M0
+from shoal.codecs.e3m0.codec import E3M0
 from shoal.codecs.factors import Factors
-from shoal.codecs.fp16 import FP16
-from shoal.codecs.int8 import Int8
+from shoal.codecs.halves.codec import BF16, FP16
+from shoal.codecs.int8.codec import Int8
 from shoal.codecs.low_rank import LowRank
-from shoal.codecs.one_bit import OneBit
-from shoal.codecs.qsgd import QSGD
-from shoal.codecs.random_k import RandomK
-from shoal.codecs.sparse import Sparse
-from shoal.codecs.ternary import Ternary
-from shoal.codecs.threshold import Threshold
-from shoal.codecs.top_k import TopK
+from shoal.codecs.one_bit.codec import OneBit
+from shoal.codecs.qsgd.codec import QSGD
+from shoal.codecs.sparse.dgc import DGC
+from shoal.codecs.sparse.random_k import RandomK
+from shoal.codecs.sparse.sparse import Sparse
+from shoal.codecs.sparse.threshold import Threshold
+from shoal.codecs.sparse.top_k import TopK
+from shoal.codecs.ternary.codec import Ternary
 from shoal.core.catalogue import Catalogue
 from shoal.core.codec import Codec, Identity
 

@@ -1,4 +1,4 @@
-"""Blocks: a vector as rows of so many consecutive elements, and how large each of them is."""
+"""Blocks: a vector as rows of consecutive elements, and the scale of each row."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 SMALLEST = 2.0**-119
-"""A block with nothing larger travels as zeros: its scale would have fewer digits than a float32 has."""
+"""A block with nothing larger is sent as zeros: its scale would be a subnormal number, with fewer digits."""
 
 LONGEST = 2**20
 
 
 def count(elements: int, block: int) -> int:
-    """How many blocks so many elements make; the last may be shorter."""
+    """The number of blocks; the last may be shorter."""
     return -(-elements // block)
 
 
 def rows(v: Tensor, block: int) -> Tensor:
-    """The blocks in float32, one below the other; the last is filled up with zeros."""
+    """The blocks in float32, one a row; the last is padded with zeros."""
     blocks = count(v.numel(), block)
     return pad(v.float(), (0, blocks * block - v.numel())).view(blocks, block)
 
 
 def largest(blocks: Tensor) -> Tensor:
-    """Of each block; 0 where that is less than SMALLEST, not a number where anything is not finite."""
+    """The largest magnitude of each block: 0 if below SMALLEST, NaN if any element is not finite."""
     return _usable(blocks.abs().amax(1))
 
 
 def euclidean(blocks: Tensor) -> Tensor:
-    """The root of the sum of squares of each block, with the same exceptions.
+    """The Euclidean norm of each block, with the same exceptions.
 
-    Halves are added to each other in double precision, so that the order is the same everywhere.
+    One half of the squares is added to the other, in float64, until one is left: the same order everywhere.
     """
     squares = pad(blocks.double() ** 2, (0, (1 << (blocks.shape[1] - 1).bit_length()) - blocks.shape[1]))
     while squares.shape[1] > 1:
@@ -41,12 +41,12 @@ def euclidean(blocks: Tensor) -> Tensor:
 
 
 def from_rows(blocks: Tensor, out: Tensor) -> Tensor:
-    """Write the elements of the blocks into `out`."""
+    """Write the elements of the blocks into `out`, without the padding."""
     return out.copy_(blocks.flatten()[: out.numel()])
 
 
 def check_block(name: str, block: int, multiple: int = 1) -> None:
-    """Raise ValueError for a length of blocks that cannot be."""
+    """Raise ValueError unless `block` is a valid length."""
     if not 1 <= block <= LONGEST:
         raise ValueError(f"{name}={block} should be from 1 to {LONGEST}")
     if block % multiple:

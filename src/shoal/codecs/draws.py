@@ -1,7 +1,7 @@
-"""Draws: uniform numbers out of a seed and a counter (SplitMix64, Steele, Lea & Flood 2014).
+"""Draws: uniform random numbers from a seed and a counter (SplitMix64, Steele, Lea & Flood 2014).
 
-The state of a codec that rounds at random is these two numbers, so a stream goes on from a checkpoint with
-the bits that it would have drawn anyway. Each word of 64 bits makes two draws, its lower half the first.
+The state of a codec that rounds at random is these two numbers, so a run resumed from a checkpoint draws what
+the original would have drawn. Each word of 64 bits makes two draws, the lower half first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shoal.core.codec import State
 
 SEED, COUNTER = "seed", "counter"
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-STEP = 2.0**-24  # of the numbers drawn: as fine as float32 has them below 1
+STEP = 2.0**-24  # between neighbouring draws: the resolution of float32 just below 1
 
 
 def start(seed: int) -> State:
@@ -22,19 +22,19 @@ def start(seed: int) -> State:
 
 
 def after(state: State, n: int) -> State:
-    """The state once `n` numbers have been drawn; a last half word is not kept."""
+    """The state once `n` numbers have been drawn; an unused half word is dropped."""
     return {**state, COUNTER: state[COUNTER] + (n + 1) // 2}
 
 
 def first(state: State) -> int:
-    """What the next word is mixed from; each word after it from GAMMA more. As a signed number."""
+    """The number that the next word is mixed from, as a signed integer; each later word adds GAMMA."""
     return _signed((int(state[SEED]) + (int(state[COUNTER]) + 1) * GAMMA) % (1 << 64))
 
 
 def uniform(state: State, n: int, device: torch.device | None = None) -> Tensor:
-    """The next `n` numbers in [0, 1), in float32. Ask `after` for the state behind them."""
+    """The next `n` numbers in [0, 1), in float32. `after` gives the state that follows."""
     words = torch.arange((n + 1) // 2, device=device) * _signed(GAMMA) + first(state)
-    # integers of torch wrap around, as they should here
+    # torch's integers wrap around, as SplitMix64 needs
     words = (words ^ _shifted(words, 30)) * _signed(FIRST)
     words = (words ^ _shifted(words, 27)) * _signed(SECOND)
     words = words ^ _shifted(words, 31)
@@ -42,7 +42,7 @@ def uniform(state: State, n: int, device: torch.device | None = None) -> Tensor:
 
 
 def _shifted(words: Tensor, by: int) -> Tensor:
-    """To the right, with zeros coming in; torch would bring in the sign."""
+    """Shift right and fill with zeros; torch would fill with the sign."""
     bits = 8 * words.element_size()
     return (words >> by) & ((1 << (bits - by)) - 1)
 

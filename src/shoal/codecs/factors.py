@@ -1,4 +1,4 @@
-"""Factors: what gradients are made of, inputs and errors; sufficient-factor broadcasting, Xie et al. 2016."""
+"""Sufficient-factor broadcasting: the inputs and errors whose product is a gradient (Xie et al. 2016)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shoal.core.vector import Piece
 
 @dataclass(frozen=True)
 class Factors(Codec):
-    """Sends the inputs and errors of fully connected layers instead of gradients where that is less. Exact.
+    """Sends the inputs and errors of fully connected layers instead of gradients if they are smaller. Exact.
 
-    Of a layer of n x q and K samples that is K (n + q) numbers. Only an average of gradients knows what they
-    are made of, see `shoal.collectives.factors`; a vector by itself travels as it is.
+    For a layer of n x q and K samples, they are K (n + q) numbers. Only an average of gradients has them: see
+    `shoal.collectives.factors`. Any other vector is sent uncompressed.
     """
 
     code: ClassVar[int] = 14
     for_averages: ClassVar[bool] = True
 
     def fit(self, pieces: Sequence[Piece]) -> Factors:
-        return Whole()
+        return UncompressedFactors()
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         return seal(self.code, v.numel(), v.numel(), v.clone()), state
@@ -37,7 +37,7 @@ class Factors(Codec):
 
 
 @dataclass(frozen=True)
-class Whole(Factors):
-    """The same for a vector of which nothing else is known."""
+class UncompressedFactors(Factors):
+    """For a vector whose factors are not known: sends it uncompressed."""
 
     exact: ClassVar[bool] = True

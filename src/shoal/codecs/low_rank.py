@@ -1,4 +1,4 @@
-"""Low rank: a matrix as the product of two thin ones; PowerSGD, Vogels, Karimireddy and Jaggi 2019."""
+"""PowerSGD: a matrix as the product of two thin ones (Vogels, Karimireddy & Jaggi 2019)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shoal.core.matrices import Matrices, orthonormal, wide
 from shoal.core.vector import Piece
 
 RIGHT = "right"
-"""Where the state has the Q to begin with."""
+"""The key of the state under which the next Q starts."""
 
 
 @dataclass(frozen=True)
 class LowRank(Codec):
-    """Sends P and Q instead of every layer that is a matrix or a kernel, and all else as it is.
+    """Sends P and Q instead of every layer that is a matrix or a convolution, and all others uncompressed.
 
-    Of a layer of n x q that is rank (n + q) numbers; where they are not less than half of it, or where a part
-    of the layer is somewhere else, it is sent as it is. Averages over all workers are formed of P and of Q.
+    For a layer of n x q, they are rank (n + q) numbers. A layer is sent uncompressed if that is not less than
+    half of it, or if the vector holds only part of the layer. Workers average P and Q.
     """
 
     rank: int = 2  # r
@@ -38,17 +38,19 @@ class LowRank(Codec):
 
     @property
     def merged(self) -> LowRank:
-        """An average has more ranks than what went into it: without feedback of its own it goes whole."""
+        """Uncompressed unless feedback is double: an average has a higher rank than each of its terms."""
         return self if self.feedback == "double" else self.fit(())
 
     @property
     def matrices(self) -> Matrices:
-        """What is sent as P and Q: nothing, while the layers are not known."""
+        """The layers that are sent as P and Q; none while the layers are not known."""
         return Matrices(self.rank)
 
     def fit(self, pieces: Sequence[Piece]) -> LowRank:
         found = Matrices.among(pieces, self.rank)
-        return Fitted(self.rank, self.feedback, found=found) if found.each else Whole(self.rank, "none")
+        if not found.each:
+            return UncompressedLowRank(self.rank, "none")
+        return FittedLowRank(self.rank, self.feedback, found=found)
 
     def init(self, like: Tensor, seed: int = 0) -> State:
         return {RIGHT: self.matrices.first_right(like)} if self.matrices.each else {}
@@ -59,7 +61,7 @@ class LowRank(Codec):
         p = orthonormal(matrices.lefts(matrices.left(v, before)), before)
         q = matrices.right(v, p)
         payload = seal(self.code, v.numel(), self.rank, p, q, matrices.others(v))
-        if matrices.each and q.isfinite().all():  # else the next vector would not be finite either
+        if matrices.each and q.isfinite().all():  # otherwise the next vector would not be finite either
             state = {**state, RIGHT: orthonormal(matrices.rights(q), q)}
         return payload, state
 
@@ -75,8 +77,8 @@ class LowRank(Codec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted(LowRank):
-    """The same for a vector whose layers are known."""
+class FittedLowRank(LowRank):
+    """For a vector whose layers are known."""
 
     found: Matrices
 
@@ -86,7 +88,7 @@ class Fitted(LowRank):
 
 
 @dataclass(frozen=True)
-class Whole(LowRank):
-    """The same for a vector without a matrix: all of it is sent as it is, and nothing is lacking."""
+class UncompressedLowRank(LowRank):
+    """For a vector without a matrix: sends it uncompressed."""
 
     exact: ClassVar[bool] = True

@@ -13,8 +13,8 @@ from torch import distributed as dist
 
 from shoal.codecs.factors import Factors
 from shoal.codecs.low_rank import LowRank
-from shoal.codecs.shared_trits import SharedTrits, on_shared_scale
-from shoal.codecs.sparse import Sparse
+from shoal.codecs.sparse.sparse import Sparse
+from shoal.codecs.ternary.shared_scale import SharedTrits, on_shared_scale
 from shoal.collectives import (
     ALGORITHMS,
     Cheapest,

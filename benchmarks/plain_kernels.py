@@ -1,0 +1,179 @@
+"""Hand-written LLVM (`shoal.codecs.lanes`) against plain Numba loops and PyTorch, alternating in one run.
+
+    python benchmarks/plain_kernels.py [--elements 20_000_000] [--rounds 9]
+
+One thread. Every round times each kernel in each form; a figure is the median over the rounds of the speed as
+a share of that of the lanes, its spread the quartiles. Seconds are the thread's own. The plain loops leave
+out what real kernels must handle (short blocks, values that are not finite), which flatters them a little.
+docs/codecs.md has the conclusion: lanes stay where plain loops reach less than 0.9 of their speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numba import njit
+
+from shoal.codecs import draws
+from shoal.codecs.halves import cpu as halves
+from shoal.codecs.one_bit import cpu as one_bit
+from shoal.codecs.packing import words
+from shoal.codecs.ternary import cpu as ternary
+
+plain = njit(nogil=True, error_model="numpy")
+fused = njit(nogil=True, error_model="numpy", fastmath={"contract"})  # x * y + z in one instruction
+ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
+COLUMN, BLOCK = 512, 2048
+CODE, SIGN, BELOW_SIGN = np.int32(-(2**30)), np.int32(-(2**31)), np.int32(2**31 - 1)
+
+
+@plain
+def one_bit_encode(v, rest, signs, values):
+    low, high, bits = np.zeros(16, np.float32), np.zeros(16, np.float32), np.zeros(16, np.uint32)
+    for c in range(values.size // 2):
+        low[:], high[:], bits[:] = ZERO, ZERO, np.uint32(0)
+        for row in range(COLUMN // 16):
+            for j in range(16):
+                i = c * COLUMN + 16 * row + j
+                u = np.float32(v[i] + rest[i])
+                rest[i] = u
+                low[j] += min(u, ZERO)
+                high[j] += max(u, ZERO)
+                bits[j] |= np.uint32(u >= ZERO) << np.uint32(row)
+        below, above, many = ZERO, ZERO, 0
+        for j in range(16):
+            below, above = below + low[j], above + high[j]
+            signs[16 * c + j] = bits[j]
+            word = bits[j]
+            while word:
+                word &= word - np.uint32(1)
+                many += 1
+        below, above = below / max(np.float32(COLUMN - many), ONE), above / max(np.float32(many), ONE)
+        values[2 * c], values[2 * c + 1] = below, above
+        for i in range(c * COLUMN, (c + 1) * COLUMN):
+            rest[i] -= below if rest[i] < ZERO else above
+
+
+@plain
+def one_bit_decode(signs, values, column, out):
+    for c in range(values.size // 2):
+        below, above = values[2 * c], values[2 * c + 1]
+        for group in range(c * column, (c + 1) * column, 512):
+            bits = signs[group // 32 : group // 32 + 16]
+            for row in range(32):
+                part = out[group + 16 * row : group + 16 * row + 16]
+                for j in range(16):
+                    part[j] = above if (bits[j] >> np.uint32(row)) & np.uint32(1) else below
+
+
+@fused
+def ternary_encode(v, rest, clip, table, masks, codes, scales):
+    squares, bits = np.zeros(16, np.float32), np.zeros(16, np.int32)
+    for b in range(scales.size):
+        squares[:], top = ZERO, np.int32(0)
+        for i in range(b * BLOCK, (b + 1) * BLOCK, 16):
+            for j in range(16):
+                u = np.float32(v[i + j] + rest[i + j])
+                rest[i + j] = u
+                squares[j] += u * u
+                top = max(top, np.float32(u).view(np.int32) & BELOW_SIGN)
+        deviation = np.float32(clip * np.sqrt(np.float64(squares.sum()) / BLOCK))
+        scale = min(np.int32(top).view(np.float32), deviation)
+        scales[b] = scale
+        each = ONE / scale
+        for group in range(b * BLOCK, (b + 1) * BLOCK, 256):
+            bits[:] = np.int32(0)
+            for row in range(16):
+                for j in range(16):
+                    i = group + 16 * row + j
+                    u = rest[i]
+                    drawn = (table[i - b * BLOCK] ^ masks[b]) | (np.float32(u).view(np.int32) & SIGN)
+                    code = np.float32(u * each + np.int32(drawn).view(np.float32)).view(np.int32) & CODE
+                    rest[i] = np.float32(u - np.int32(code).view(np.float32) * (scale * HALF))
+                    bits[j] |= ((code >> np.int32(30)) & np.int32(3)) << np.int32(2 * row)
+            codes[group // 16 : group // 16 + 16] = bits
+
+
+@plain
+def ternary_decode(codes, scales, block, out):
+    for b in range(scales.size):
+        half = scales[b] * HALF
+        for group in range(b * block, (b + 1) * block, 256):
+            bits = codes[group // 16 : group // 16 + 16]
+            for row in range(16):
+                part = out[group + 16 * row : group + 16 * row + 16]
+                for j in range(16):
+                    code = (bits[j] << np.int32(30 - 2 * row)) & CODE
+                    part[j] = np.int32(code).view(np.float32) * half
+
+
+def kernels(n: int) -> dict[str, dict[str, Callable[[], object]]]:
+    """Every kernel in each form, on vectors of so many elements."""
+    v, out = 1e-3 * torch.randn(n, generator=torch.Generator().manual_seed(0)), torch.zeros(n)
+    rests = [torch.zeros(n) for _ in range(4)]
+    signs, means = torch.empty(words(n, 1), dtype=torch.int32), torch.empty(2 * n // COLUMN)
+    codes, scales = torch.empty(words(n, 2), dtype=torch.int32), torch.empty(n // BLOCK)
+    state, half = draws.start(0), torch.empty(n, dtype=torch.float16)
+    noise = ternary._noise(state, BLOCK, n // BLOCK)
+    x, y, bits = v.numpy(), out.numpy(), signs.numpy().view(np.uint32)
+    left, right = rests[1].numpy(), rests[3].numpy()
+    return {
+        "one_bit encode": {
+            "lanes": lambda: one_bit.encode(v, rests[0], COLUMN, signs, means),
+            "numba": lambda: one_bit_encode(x, left, bits, means.numpy()),
+        },
+        "one_bit decode": {
+            "lanes": lambda: one_bit.decode(signs, means, COLUMN, out),
+            "numba": lambda: one_bit_decode(bits, means.numpy(), COLUMN, y),
+        },
+        "ternary encode": {
+            "lanes": lambda: ternary.encode(v, rests[2], 1.5, BLOCK, state, codes, scales),
+            "numba": lambda: ternary_encode(x, right, 1.5, *noise, codes.numpy(), scales.numpy()),
+        },
+        "ternary decode": {
+            "lanes": lambda: ternary.decode(codes, scales, BLOCK, out),
+            "numba": lambda: ternary_decode(codes.numpy(), scales.numpy(), BLOCK, y),
+        },
+        "fp16 encode": {
+            "lanes": lambda: halves._to_half(x, n, halves._words(half)),
+            "torch": lambda: half.copy_(v.clamp(-halves.LARGEST, halves.LARGEST)),
+        },
+        "fp16 decode": {
+            "lanes": lambda: halves.decode(half, out),
+            "torch": lambda: out.copy_(half),
+        },
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--elements", type=int, default=20_000_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    n = options.elements // BLOCK * BLOCK
+    forms, seconds = kernels(n), {}
+    for number in range(options.rounds + 1):  # the first compiles, and does not count
+        for name, ways in forms.items():
+            for way, work in ways.items():
+                began = time.thread_time()
+                work()
+                if number:
+                    seconds.setdefault((name, way), []).append(time.thread_time() - began)
+    for (name, way), spent in seconds.items():
+        lanes = seconds[name, "lanes"]
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(lanes, spent, strict=True)], n=4)
+        rate = 4 * n / statistics.median(spent) / 1e9
+        print(f"{name:15} {way:6} {rate:6.2f} GB/s  {middle:5.2f} of lanes ({low:.2f} to {high:.2f})")
+
+
+if __name__ == "__main__":
+    main()

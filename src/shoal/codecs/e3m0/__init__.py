@@ -1,0 +1,1 @@
+"""Four bits an element."""

@@ -1,0 +1,1 @@
+"""Two-byte floats: fp16 and bf16."""

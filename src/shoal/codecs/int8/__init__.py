@@ -1,0 +1,1 @@
+"""One byte an element."""

@@ -1,0 +1,1 @@
+"""QSGD: random rounding to a few levels, in Elias code."""

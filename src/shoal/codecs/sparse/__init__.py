@@ -1,0 +1,1 @@
+"""Codecs that send few elements of a vector, and their positions."""
