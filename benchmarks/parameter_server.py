@@ -36,7 +36,7 @@ from shoal.launch.drive import drive
 from shoal.launch.identity import Seat
 from shoal.launch.join import connect, file_store
 from shoal.strategies import ASGD
-from shoal.transports.memory import SWITCH
+from shoal.transports.shared_memory.memory import SWITCH
 from shoal.vocabulary.node import SERVER, Node
 
 PARAMETERS = 74_770_901

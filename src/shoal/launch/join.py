@@ -38,9 +38,9 @@ from shoal.core.sparse import SparseCodec
 from shoal.core.transport import AllReduces, Transport
 from shoal.launch.identity import Seat, message_limit
 from shoal.transports.alone import Alone
+from shoal.transports.gloo import GlooTransport
 from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.sockets import SocketTransport
-from shoal.transports.torch_dist import TorchTransport
 from shoal.vocabulary.node import Mean
 
 TRANSPORTS = {
@@ -138,7 +138,7 @@ def connect(
         )
     if kind == "grpc":
         return connect_grpc(seat, store, access or Access(), limit, meeting, manifest)
-    return TorchTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
+    return GlooTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
 
 
 def connect_grpc(
