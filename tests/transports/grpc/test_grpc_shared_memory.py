@@ -401,9 +401,9 @@ def is_refused(hub: Any, caller: Caller, said: bytes) -> str:
         (LARGE_MESSAGE, {"offset": 2}, (torch.ones(1),), "cannot begin at"),
         (LARGE_MESSAGE, {}, (torch.ones(2 * LARGE),), "do not fit"),
         (LARGE_MESSAGE, {}, (torch.empty(1).expand(1 << 40),), "exceeds the limit"),
-        (SHARED_READ, {}, (ONE,), "only 1 is allowed here, not what is of kind 2"),
-        (COPY, {}, (ONE,), "only 1 is allowed here, not what is of kind 3"),
-        (WINDOW, {}, (ONE,), "only 1 is allowed here, not what is of kind 4"),
+        (SHARED_READ, {}, (ONE,), "memory location of kind 2, only 1 is allowed here"),
+        (COPY, {}, (ONE,), "memory location of kind 3, only 1 is allowed here"),
+        (WINDOW, {}, (ONE,), "memory location of kind 4, only 1 is allowed here"),
         (9, {}, (ONE,), "kind of memory location 9"),
     ],
 )
@@ -425,9 +425,9 @@ def test_memory_that_is_not_as_it_is_said_to_be_is_refused_and_the_hub_lives(
 @pytest.mark.parametrize(
     ("dst", "cut", "more", "reason"),
     [
-        (0, 1, b"", "a place has 33 bytes, got 32"),
-        (0, 33, b"", "a place has 33 bytes, got 0"),
-        (0, 0, b"!", "a place has 33 bytes, got 34"),
+        (0, 1, b"", "a memory location has 33 bytes, got 32"),
+        (0, 33, b"", "a memory location has 33 bytes, got 0"),
+        (0, 0, b"!", "a memory location has 33 bytes, got 34"),
         (7, 0, b"", "does not forward from node 1 to node 7"),
     ],
 )
@@ -499,7 +499,7 @@ def test_one_place_sent_again_and_again_fills_no_more_than_a_hub_s_room(
     [
         (LARGE_MESSAGE, 0, False, "refers to shared memory, but none was agreed on"),
         (SHARED_READ, 0, True, "only 1 is allowed here"),
-        (LARGE_MESSAGE, 2, True, "passed on a message of node 2"),
+        (LARGE_MESSAGE, 2, True, "forwarded a message of node 2"),
     ],
 )
 def test_a_node_refuses_such_a_hub(
