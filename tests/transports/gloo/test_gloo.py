@@ -192,7 +192,7 @@ def test_a_worker_that_does_not_join_a_sum_is_named(monkeypatch: pytest.MonkeyPa
     here, late, there = in_threads(3, node)
     assert here[0] == "all_reduce 2 of 1000 x float32 failed (I am worker 0): worker 1 did not come in time"
     assert "(I am worker 2): worker 1 did not come in time" in there[0]
-    assert "somebody came late" in late[0]
+    assert "all workers are alive, but one came late" in late[0]
     assert here[0] == here[1]
 
 
@@ -311,9 +311,9 @@ def test_a_part_is_summed_before_the_rest_is_computed() -> None:
     ("parts", "complaint"),
     [
         ([slice(0, 4)], "end at element 4 of 10"),
-        ([slice(0, 4), slice(5, 10)], r"what ends at 4 is followed by \[5:10:1\]"),
-        ([slice(0, 4), slice(3, 10)], r"what ends at 4 is followed by \[3:10:1\]"),
-        ([slice(0, 10, 2)], r"what ends at 0 is followed by \[0:10:2\]"),
+        ([slice(0, 4), slice(5, 10)], r"a part that ends at 4 is followed by \[5:10:1\]"),
+        ([slice(0, 4), slice(3, 10)], r"a part that ends at 4 is followed by \[3:10:1\]"),
+        ([slice(0, 10, 2)], r"a part that ends at 0 is followed by \[0:10:2\]"),
     ],
 )
 def test_parts_must_cover_the_vector(parts: list[slice], complaint: str) -> None:
@@ -330,7 +330,7 @@ def test_parts_start_in_order_and_sums_one_at_a_time() -> None:
     reduction = t.begin_all_reduce(torch.ones(1000), HALVES)
     with pytest.raises(ValueError, match="each once: not part 1 of 2, 0 is next"):
         reduction.start(1)
-    with pytest.raises(ValueError, match=r"was begun and is not finished: await its finish\(\)"):
+    with pytest.raises(ValueError, match=r"has begun and is not finished: await its finish\(\)"):
         t.begin_all_reduce(torch.ones(1), [slice(1)])
     assert drive(reduction.finish()) == 0
     with pytest.raises(ValueError, match="not part 2 of 2, all have started"):

@@ -43,6 +43,6 @@ def test_a_sum_that_is_never_done_is_given_up():
 
 
 def test_what_lies_in_host_memory_is_summed_by_gloo():
-    base = GlooAllReduce(None, 0, 2, dist.HashStore(), set())
+    gloo = GlooAllReduce(None, 0, 2, dist.HashStore(), set())
     v = torch.ones(3)
-    assert base.carried(v).data_ptr() == v.data_ptr()
+    assert gloo.staged(v).data_ptr() == v.data_ptr()
