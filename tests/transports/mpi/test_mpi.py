@@ -159,7 +159,7 @@ def test_the_owner_of_a_window_need_not_call_anything(distant: Lines) -> None:
 def test_what_does_not_fit_a_window_is_named(windows: Lines) -> None:
     assert told(windows, "dtype")[0] == "a window holds float32 or float64, not torch.float16"
     assert told(windows, "nobody")[0] == "there is no node 9: nodes are 0 to 4"
-    assert told(windows, "unopened")[0] == "node 0 has no window that is open"
+    assert told(windows, "unopened")[0] == "node 0 has no open window"
     assert told(windows, "again")[0] == "node 0 already has a window"
     assert told(windows, "short")[0] == (
         "the window of node 0 holds 4 x torch.float32, not 3 x torch.float32"
@@ -176,7 +176,7 @@ def test_idle_ranks_leave_the_cores_alone(windows: Lines) -> None:
 
 def test_a_frozen_owner_keeps_nobody_waiting() -> None:
     lines = job("frozen", 2, MPIR_CVAR_NOLOCAL="1")
-    assert told(lines, "frozen") == {0: "node 1 did not take what was added to its window within 0.5 s"}
+    assert told(lines, "frozen") == {0: "node 1 did not complete an addition to its window within 0.5 s"}
     assert told(lines, "waited")[0] < 5.0
 
 
