@@ -41,8 +41,14 @@ format: $(READY) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(READY) ## make control_pb2.py from control.proto again
-	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/shoal/transports/grpc/control.proto
+# Code from protoc 25 (grpcio-tools 1.62) runs on protobuf 4.25 and on every later runtime. Code from protoc 27 or
+# later asks the runtime for its own version, and would force it on users. Hence an environment of its own.
+# 1.62.3 has wheels for Python 3.7 to 3.12: on a later Python name an older one, `make proto PYTHON=python3.11`.
+PROTOC := build/protoc/bin/python
+proto: ## generate control_pb2.py from control.proto
+	test -x $(PROTOC) || $(PYTHON) -m venv build/protoc
+	$(PROTOC) -m pip install -q grpcio-tools==1.62.3 'setuptools<80'
+	$(PROTOC) -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/shoal/transports/grpc/control.proto
 
 # slow_link.py needs root and half an hour; namespaces.py is what it stands on.
 BENCHES := $(filter-out %/slow_link.py %/namespaces.py, $(sort $(wildcard benchmarks/*.py)))

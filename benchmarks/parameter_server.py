@@ -37,7 +37,7 @@ from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
 from shoal.launch.join import connect, file_store
 from shoal.strategies import ASGD
-from shoal.transports.memory import SWITCH
+from shoal.transports.shared_memory.memory import SWITCH
 from shoal.vocabulary.node import Node
 
 PARAMETERS = 74_770_901

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -10,17 +12,19 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 from torch import Tensor
 
 import shoal
 from shoal.core.transport import Transport
-from shoal.transports.cards import NONCE_BYTES, Card
+from shoal.transports.gloo import GlooTransport
 from shoal.transports.sockets import SocketTransport
-from shoal.transports.torch_dist import TorchTransport
+from shoal.transports.sockets.handshake import NONCE_BYTES, Credentials
 
 LIMIT = 64 << 20
 
@@ -31,8 +35,16 @@ import torch.distributed as dist
 from harness import drive
 from shoal.core.errors import PeerLost
 from shoal.transports.sockets import SocketTransport
-from shoal.transports.torch_dist import TorchTransport
+from shoal.transports.gloo import GlooTransport
 """
+
+PRELOADED = [
+    *("pytest", "harness", "shoal.transports.grpc"),
+    *("shoal.runs.processes", "torch._dynamo"),  # the tests of whole runs use the same fork server
+]
+"""What the fork server imports before it forks; a name that is not there is passed over."""
+
+_CONTEXT = multiprocessing.get_context("forkserver")
 
 Body = Callable[[Any], Coroutine[Any, Any, Any]]
 
@@ -60,11 +72,11 @@ def shared_memories() -> int:
     return found
 
 
-def introduce(sock: socket.socket, card: Card) -> None:
+def introduce(sock: socket.socket, credentials: Credentials) -> None:
     """What a node says that has called another one."""
     challenge = sock.recv(NONCE_BYTES, socket.MSG_WAITALL)
     with contextlib.suppress(ConnectionError):  # so many called that the door did not wait for this one
-        sock.sendall(card.hello(sock.getpeername()[1], challenge, bytes(NONCE_BYTES)))
+        sock.sendall(credentials.hello(sock.getpeername()[1], challenge, bytes(NONCE_BYTES)))
 
 
 def is_shared(x: Tensor) -> bool:
@@ -98,14 +110,103 @@ def in_threads(size: int, node: Callable[[int], Any], seconds: float = 30.0) -> 
     return results
 
 
+class NodeProcess:
+    """A process that the fork server made: torch and shoal are imported already. Used as a Popen is."""
+
+    def __init__(self, script: str) -> None:
+        _ensure_fork_server()
+        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+        self.stdin = os.fdopen(ours_in, "w")
+        self.stdout = os.fdopen(ours_out)
+        self._process = _CONTEXT.Process(target=_run_node, args=(script, _Ends(theirs_in, theirs_out)))
+        try:
+            self._process.start()
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a node", timeout or 0.0)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        """What it still prints, once it has ended."""
+        self.wait(timeout)
+        return self.stdout.read(), None
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        self.stdout.close()
+        self._process.join()
+        self._process.close()
+
+
+def _ensure_fork_server() -> None:
+    """Start it, unless it runs: with the code under test, whatever is installed."""
+    _CONTEXT.set_forkserver_preload(PRELOADED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", _folders())
+        forkserver.ensure_running()
+
+
+def _folders() -> str:
+    return os.pathsep.join(map(str, (Path(shoal.__file__).parents[1], Path(__file__).parent)))
+
+
+class _Ends:
+    """File descriptors that become the standard input and output of a node's process."""
+
+    def __init__(self, *fds: int) -> None:
+        self.fds = fds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Received, tuple(map(reduction.DupFd, self.fds))
+
+
+class _Received:
+    def __init__(self, *passed: Any) -> None:
+        self.fds = [end.detach() for end in passed]
+
+
+def _run_node(script: str, ends: Any) -> None:
+    """In the new process: run the script as `python -c` would, exit handlers included."""
+    for fd, end in enumerate(ends.fds):
+        os.dup2(end, fd)
+        os.close(end)
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    try:
+        exec(compile(_PREAMBLE + textwrap.dedent(script), "a node", "exec"), {"__name__": "__main__"})
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+
+
 @contextlib.contextmanager
-def in_process(script: str, *, talks: bool = False) -> Iterator[subprocess.Popen[str]]:
+def in_process(script: str) -> Iterator[NodeProcess]:
     """A node in a process of its own, to be killed or stopped; gone when the context ends."""
-    folders = (Path(shoal.__file__).parents[1], Path(__file__).parent)
+    with contextlib.closing(NodeProcess(script)) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@contextlib.contextmanager
+def in_interpreter(script: str) -> Iterator[subprocess.Popen[str]]:
+    """The same in a fresh interpreter, for what it has imported or how it ends. Takes seconds: torch."""
     child = subprocess.Popen(
         [sys.executable, "-c", _PREAMBLE + textwrap.dedent(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
-        stdin=subprocess.PIPE if talks else None,
+        env={**os.environ, "PYTHONPATH": _folders()},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -160,7 +261,7 @@ def gloo_world(size: int, body: Body) -> list[Any]:
     return _world(
         size,
         body,
-        lambda rank: TorchTransport.connect(rank, size, store, workers=size, limit_bytes=LIMIT, timeout=10),
+        lambda rank: GlooTransport.connect(rank, size, store, workers=size, limit_bytes=LIMIT, timeout=10),
     )
 
 

@@ -15,15 +15,14 @@ import torch.distributed as dist
 from harness import drive, in_process, sockets_mesh
 
 from shoal.core.transport import LOST
-from shoal.transports import memory
-from shoal.transports.cards import Card
-from shoal.transports.forks import own
-from shoal.transports.lobby import Lobby, listen
-from shoal.transports.memory import Memory
+from shoal.transports.forks import close_on_fork
+from shoal.transports.shared_memory import memory
+from shoal.transports.shared_memory.memory import SharedMemory
+from shoal.transports.shared_memory.windows import SharedWindow
 from shoal.transports.sockets import SocketTransport
-from shoal.transports.windows import Window
+from shoal.transports.sockets.handshake import Credentials, Handshaker, listen
 
-needs_memory = pytest.mark.skipif(not memory.is_there(), reason="this system shares no memory")
+needs_memory = pytest.mark.skipif(not memory.is_supported(), reason="this system shares no memory")
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of threads: the child uses none
 
 PATIENCE = 10.0
@@ -56,7 +55,7 @@ def files_of(pid: int | str) -> list[str]:
 
 def test_the_end_of_a_connection_is_seen_though_a_child_lives() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = own(socket.create_connection(listener.getsockname()))
+        near = close_on_fork(socket.create_connection(listener.getsockname()))
         with listener.accept()[0] as far:
             far.settimeout(PATIENCE)
             with sleeper():
@@ -67,7 +66,7 @@ def test_the_end_of_a_connection_is_seen_though_a_child_lives() -> None:
 def test_a_door_is_shut_though_a_child_lives() -> None:
     listener = listen("127.0.0.1", 2)
     address = listener.getsockname()
-    lobby = Lobby(Card(0, 2, bytes(32)), listener)
+    lobby = Handshaker(Credentials(0, 2, bytes(32)), listener)
     with sleeper():
         lobby.close()
         with pytest.raises(ConnectionRefusedError):
@@ -76,10 +75,12 @@ def test_a_door_is_shut_though_a_child_lives() -> None:
 
 @needs_memory
 def test_a_lock_is_lifted_when_its_holder_is_gone_though_a_child_lives() -> None:
-    made = Memory.create(100)
-    other = Memory.attach(os.getpid(), made.fd, made.serial, 1 << 20)
+    made = SharedMemory.create(100)
+    other = SharedMemory.attach(os.getpid(), made.fd, made.serial, 1 << 20)
     shape = (torch.uint8, 100)
-    mine, theirs = (Window(m, shape, owner=0, rank=rank, timeout=1) for rank, m in enumerate((made, other)))
+    mine, theirs = (
+        SharedWindow(m, shape, owner=0, rank=rank, timeout=1) for rank, m in enumerate((made, other))
+    )
     assert theirs._lock(0)
     with sleeper():
         assert not mine._lock(0), "that a child lives on must not lift it either"
@@ -110,14 +111,14 @@ def test_a_node_that_is_killed_is_lost_at_once_though_a_child_lives(tmp_path: Pa
     script = f"""
         t = SocketTransport.connect(1, 2, dist.FileStore({path!r}, 2), limit_bytes=100)
         drive(t.open_window(0, torch.zeros(4)))
-        assert t._board.find(0)._lock(0)
+        assert t._windows.find(0)._lock(0)
         if os.fork() == 0:
             sys.stdin.readline()
             os._exit(0)
         print("here", flush=True)
         time.sleep(60)
     """
-    with in_process(script, talks=True) as child:
+    with in_process(script) as child:
         t = SocketTransport.connect(
             0, 2, dist.FileStore(path, 2), limit_bytes=100, timeout=2.0, meeting_seconds=60
         )

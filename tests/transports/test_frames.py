@@ -74,18 +74,18 @@ def test_damaged_header_is_refused(offset: int, bytes_: bytes, complaint: str) -
 
 
 def test_a_place_comes_back() -> None:
-    place = frames.Place(frames.LOAN, fd=7, serial=2**40, offset=64, slot=3, number=2**50)
-    raw = frames.encode_elsewhere(bytes(header(torch.ones(3))), place)
-    assert raw[:4] == frames.ELSEWHERE
-    assert frames.decode_place(raw[HEADER_BYTES:]) == place
+    place = frames.MemoryLocation(frames.SHARED_READ, fd=7, serial=2**40, offset=64, slot=3, number=2**50)
+    raw = frames.encode_location(bytes(header(torch.ones(3))), place)
+    assert raw[:4] == frames.SHARED_MAGIC
+    assert frames.decode_location(raw[HEADER_BYTES:]) == place
     with pytest.raises(WireError, match="begins with"):  # only where memory is shared is it understood
         frames.decode(raw[:HEADER_BYTES], LIMIT)
 
 
 @pytest.mark.parametrize("kind", [0, 5, 255])
 def test_an_unknown_kind_of_place_is_refused(kind: int) -> None:
-    with pytest.raises(WireError, match=f"kind of place {kind}"):
-        frames.decode_place(bytes([kind]) + bytes(frames.PLACE_BYTES - 1))
+    with pytest.raises(WireError, match=f"kind of memory location {kind}"):
+        frames.decode_location(bytes([kind]) + bytes(frames.LOCATION_BYTES - 1))
 
 
 def test_limit_counts_all_parts_together() -> None:
@@ -107,7 +107,7 @@ def test_short_header_is_refused() -> None:
         (Message(""), "tag"),
         (Message("naïve"), "tag"),
         (Message("a\nb"), "tag"),
-        (Message("mask", (torch.ones(1, dtype=torch.bool),)), "torch.bool, which does not travel"),
+        (Message("mask", (torch.ones(1, dtype=torch.bool),)), "torch.bool, which cannot be sent"),
         (Message("many", (torch.ones(1),) * 5), "5 parts"),
         (Message("big", seq=2**63), "does not fit"),
     ],

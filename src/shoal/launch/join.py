@@ -40,9 +40,9 @@ from shoal.core.transport import AllReduces, Transport
 from shoal.engine.group import Mean
 from shoal.launch.recovery import message_limit
 from shoal.transports.alone import Alone
+from shoal.transports.gloo import GlooTransport
 from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.sockets import SocketTransport
-from shoal.transports.torch_dist import TorchTransport
 
 TRANSPORTS = {
     "processes": "shared memory and sockets between the processes of this host",
@@ -139,7 +139,7 @@ def connect(
         )
     if kind == "grpc":
         return connect_grpc(me, store, access or Access(), limit, meeting, manifest)
-    return TorchTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
+    return GlooTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
 
 
 def connect_grpc(

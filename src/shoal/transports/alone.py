@@ -1,4 +1,4 @@
-"""Alone: the transport of a single node, which has nobody to talk to."""
+"""Alone: the transport of a run with a single node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.core.transport import Message
 
 
 class Alone:
-    """A clock and no network."""
+    """A clock without a network."""
 
     rank = 0
     size = 1
@@ -19,15 +19,15 @@ class Alone:
         return time.perf_counter()
 
     async def send(self, dst: int, m: Message) -> None:
-        """There is nobody to send to."""
+        """Raise ValueError: there is no other node."""
         raise ValueError(f"there is no node {dst}: this process is the only one of its run")
 
     async def recv(self, timeout: float | None = None) -> Message:
-        """There is nobody to hear from."""
+        """Raise ValueError: no message can arrive."""
         raise ValueError("this process is the only one of its run: nothing will ever arrive")
 
     def drain(self) -> Iterator[Message]:
-        """Nothing."""
+        """Yield nothing."""
         return iter(())
 
     async def sleep(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Endpoint: what the real transports share, whichever way their bytes move."""
+"""Endpoint: the base class of the real transports."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CLOSING_SECONDS = 5.0
 
 
 class Endpoint(ABC):
-    """The clock, the arrivals and the checks of one node's end of a real network.
+    """One node's end of a real network: the clock, the inbox, and the checks on what is sent.
 
-    Its coroutines never suspend: they block, so one `send(None)` runs each to its end.
-    `reasons` tells for each lost peer what was seen of it last.
+    The coroutines never suspend. They block, so one `send(None)` runs each to its end.
+    `reasons` maps each lost peer to why it was lost.
     """
 
     def __init__(self, rank: int, size: int, limit_bytes: int) -> None:
@@ -39,11 +39,11 @@ class Endpoint(ABC):
         return time.perf_counter()
 
     async def sleep(self, seconds: float) -> None:
-        """Let real time pass; messages go on arriving."""
+        """Let real time pass; messages continue to arrive."""
         time.sleep(seconds)
 
     async def send(self, dst: int, m: Message) -> None:
-        """Hand `m` to the network. Waits until it is copied out, never until `dst` asks for it."""
+        """Hand `m` to the network. Waits until the tensors are copied, never until `dst` receives."""
         header, parts = self._checked(dst, m)
         if dst == self.rank:
             copy = replace(m, parts=tuple(part.clone() for part in parts), src=self.rank, release=None)
@@ -59,7 +59,7 @@ class Endpoint(ABC):
             raise TimeoutError(f"node {self.rank} received nothing for {timeout:g} s") from None
 
     def drain(self) -> Iterator[Message]:
-        """What has arrived so far; never waits."""
+        """The messages that have arrived so far; never waits."""
         while True:
             try:
                 m = self._arrived.get_nowait()
@@ -69,18 +69,18 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Say goodbye to all peers, wait for what is under way, release everything."""
+        """Say goodbye to all peers, wait for messages under way, release all resources."""
 
     @abstractmethod
     def _transmit(self, dst: int, header: bytes, parts: Sequence[Tensor]) -> None:
         """Move one frame to another node; do nothing if that node is gone."""
 
     def _taken(self, m: Message) -> Message:
-        """What the algorithm is about to be given; it knows of it from now on."""
+        """Called with each message just before the algorithm receives it."""
         return m
 
     def _checked(self, dst: int, m: Message) -> tuple[bytes, tuple[Tensor, ...]]:
-        """The header and the parts of `m` as they travel. Raises ValueError for what cannot be sent."""
+        """The header and the flattened parts of `m`. Raises ValueError if it cannot be sent."""
         if not 0 <= dst < self.size:
             raise ValueError(f"there is no node {dst}: nodes are 0 to {self.size - 1}")
         if m.tag in NOTICES:
@@ -105,9 +105,9 @@ class Endpoint(ABC):
         return frames.encode(Message(LEFT), (), self.rank)
 
     def _announce(self, peer: int, lost: BaseException | None) -> None:
-        """Deliver the one notice that ends what comes from `peer`."""
+        """Deliver LEFT, or LOST with its reason: the last message from `peer`."""
         if lost is None:
             self._arrived.put(Message(LEFT, src=peer))
-        elif not self._closing:  # who leaves first need not hear how the others hang up
+        elif not self._closing:  # a node that is leaving need not hear how its peers disconnect
             self.reasons.setdefault(peer, str(lost))
             self._arrived.put(Message(LOST, src=peer))

@@ -1,4 +1,7 @@
-"""Forks: what a forked child must not keep, for others notice by its closing that this process is gone."""
+"""Forks: closes this process's sockets and shared memory in every child that it forks.
+
+Peers detect that a process died by its sockets closing. A forked child that kept copies would hide that.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,29 @@ from typing import Protocol, TypeVar
 
 
 class Closes(Protocol):
-    """Something that holds an open file."""
+    """An object that holds an open file."""
 
     def close(self) -> None:
-        """Close it. Must not wait, nor say anything to the other end."""
+        """Close the file. Must neither block nor send anything to the other end."""
         ...
 
 
 Thing = TypeVar("Thing", bound=Closes)
 
-_owned: weakref.WeakSet[Closes] = weakref.WeakSet()
+_registered: weakref.WeakSet[Closes] = weakref.WeakSet()
 
 
-def own(thing: Thing) -> Thing:
-    """The same thing; whoever this process forks closes its copy of it at once.
+def close_on_fork(thing: Thing) -> Thing:
+    """Register `thing` and return it; a forked child closes its copy at once.
 
-    That files close when a child runs another program is not enough: the workers of a DataLoader run none.
+    O_CLOEXEC is not enough: it acts when a child calls exec, and DataLoader workers never do.
     """
-    _owned.add(thing)
+    _registered.add(thing)
     return thing
 
 
 def _close_copies() -> None:
-    for thing in list(_owned):
+    for thing in list(_registered):
         with contextlib.suppress(OSError):
             thing.close()
 

@@ -1,4 +1,4 @@
-"""Messages as bytes: a header of fixed size, then the elements of each part as they lie in memory.
+"""Frames: a message as bytes. A header of fixed size, then the elements of each part as they lie in memory.
 
     offset  bytes  field, little-endian
          0      4  magic
@@ -14,23 +14,26 @@
         60      8  clock
         68     36  four times: code of the dtype (1), number of elements (8); zeros where there is no part
 
-A header says how much follows, so whoever reads one knows what it is about to accept before it
-allocates anything. Nothing is ever unpickled.
+The header says how much follows, so a reader checks the size before it allocates anything. Nothing is ever
+unpickled. There is no checksum: docs/transports.md says why.
 
-Where processes share memory, the magic may say that the elements do not follow; a place does instead:
+Between processes that share memory, another magic announces that a memory location follows instead of the
+elements:
 
     offset  bytes  field, little-endian
-         0      1  kind: parcel 1, loan 2, copy 3, window 4; after a copy the elements do follow
+         0      1  kind: large message 1, shared read 2, copy 3, window 4; after a copy the elements follow
          1      4  number of the sender's open file
          5      8  serial number of the memory in it
         13      8  offset of the first part
-        21      4  slot of the loan
-        25      8  number of the parcel or loan
+        21      4  slot of the shared read
+        25      8  number of the large message or shared read
 """
 
 from __future__ import annotations
 
 import struct
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
@@ -48,17 +51,17 @@ _CODES = {dtype: code for code, dtype in enumerate(DTYPES, start=1)}  # 0 means 
 _LAYOUT = struct.Struct("<4sBBH16siqdqdq" + MOST_PARTS * "BQ")
 assert _LAYOUT.size == HEADER_BYTES
 
-ELSEWHERE = b"SHOM"
-"""The magic of a header that a place follows."""
+SHARED_MAGIC = b"SHOM"
+"""The magic of a header that is followed by a memory location."""
 
-PARCEL, LOAN, COPY, WINDOW = 1, 2, 3, 4
+LARGE_MESSAGE, SHARED_READ, COPY, WINDOW = 1, 2, 3, 4
 
-_PLACE = struct.Struct("<BiQQIQ")
-PLACE_BYTES = _PLACE.size
+_LOCATION = struct.Struct("<BiQQIQ")
+LOCATION_BYTES = _LOCATION.size
 
 
-class Place(NamedTuple):
-    """Where in memory of the sender the parts of a message lie."""
+class MemoryLocation(NamedTuple):
+    """Where the parts of a message lie in the sender's shared memory."""
 
     kind: int
     fd: int = -1
@@ -73,7 +76,7 @@ Shape = tuple[torch.dtype, int]
 
 
 def flatten(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The parts as they travel: flat, contiguous, in host memory. Copies only where that is needed."""
+    """The parts as they are sent: flat, contiguous, in host memory. Copies only where needed."""
     return tuple(part.detach().to("cpu").contiguous().view(-1) for part in parts)
 
 
@@ -83,7 +86,7 @@ def bytes_of(part: Tensor) -> memoryview:
 
 
 def encode(m: Message, parts: Sequence[Tensor], src: int) -> bytes:
-    """The header of `m` as sent by `src` with the flattened `parts`. Raises ValueError if none can say it."""
+    """The header of `m` as sent by `src` with the flattened `parts`. Raises ValueError if it does not fit."""
     if len(parts) > MOST_PARTS:
         raise ValueError(
             f"message '{m.tag}' has {len(parts)} parts, at most {MOST_PARTS} fit. Concatenate some."
@@ -93,7 +96,7 @@ def encode(m: Message, parts: Sequence[Tensor], src: int) -> bytes:
         if part.dtype not in _CODES:
             allowed = ", ".join(str(dtype) for dtype in DTYPES)
             raise ValueError(
-                f"message '{m.tag}' carries {part.dtype}, which does not travel. Send one of: {allowed}."
+                f"message '{m.tag}' carries {part.dtype}, which cannot be sent. Use one of: {allowed}."
             )
         slots += (_CODES[part.dtype], part.numel())
     slots += [0] * (2 * MOST_PARTS - len(slots))
@@ -106,23 +109,23 @@ def encode(m: Message, parts: Sequence[Tensor], src: int) -> bytes:
         raise ValueError(f"a field of message '{m.tag}' does not fit the header ({error}): {m!r}") from error
 
 
-def encode_elsewhere(header: bytes, place: Place) -> bytes:
-    """The header of a message whose parts lie at that place."""
-    return ELSEWHERE + header[len(MAGIC) :] + _PLACE.pack(*place)
+def encode_location(header: bytes, location: MemoryLocation) -> bytes:
+    """The header of a message whose parts lie at `location`, and the location."""
+    return SHARED_MAGIC + header[len(MAGIC) :] + _LOCATION.pack(*location)
 
 
-def decode_place(raw: bytes | bytearray | memoryview) -> Place:
-    """The place that such a header is followed by. Raises WireError for a kind that there is not."""
-    place = Place(*_PLACE.unpack(raw))
-    if not PARCEL <= place.kind <= WINDOW:
-        raise WireError(f"unknown kind of place {place.kind}")
-    return place
+def decode_location(raw: bytes | bytearray | memoryview) -> MemoryLocation:
+    """The location that follows such a header. Raises WireError for an unknown kind."""
+    location = MemoryLocation(*_LOCATION.unpack(raw))
+    if not LARGE_MESSAGE <= location.kind <= WINDOW:
+        raise WireError(f"unknown kind of memory location {location.kind}")
+    return location
 
 
 def decode(header: bytes | bytearray | memoryview, limit_bytes: int) -> tuple[Message, list[Shape]]:
-    """The message a header announces, still without its parts, and the shapes of those parts.
+    """The message of a header, without its parts, and the shapes of those parts.
 
-    Raises WireError for bytes that no `encode` wrote, and for a payload above `limit_bytes`.
+    Raises WireError for bytes that `encode` never writes, and for a payload above `limit_bytes`.
     """
     if len(header) != HEADER_BYTES:
         raise WireError(f"a header has {HEADER_BYTES} bytes, got {len(header)}")
@@ -130,13 +133,13 @@ def decode(header: bytes | bytearray | memoryview, limit_bytes: int) -> tuple[Me
         header
     )
     if magic != MAGIC:
-        raise WireError(f"not a message of Shoal: it begins with {magic!r}, not {MAGIC!r}")
+        raise WireError(f"not a Shoal message: it begins with {magic!r}, not {MAGIC!r}")
     if layout != VERSION:
         raise WireError(f"the peer speaks version {layout} of the protocol, this node version {VERSION}")
     if src < 0:
         raise WireError(f"a message claims to come from node {src}")
     if not 0 <= count < inf:
-        raise WireError(f"a message of node {src} has {count} samples behind it")
+        raise WireError(f"a message of node {src} claims a count of {count} samples")
     shapes = _unpack_shapes(parts, slots)
     nbytes = sum(dtype.itemsize * elements for dtype, elements in shapes)
     if nbytes > limit_bytes:
@@ -162,8 +165,50 @@ def _unpack_shapes(parts: int, slots: Sequence[int]) -> list[Shape]:
         raise WireError(f"a message announces {parts} parts, at most {MOST_PARTS} fit")
     codes, elements = slots[::2], slots[1::2]
     if any(codes[parts:]) or any(elements[parts:]):
-        raise WireError(f"a message of {parts} parts describes more than that")
+        raise WireError(f"a message of {parts} parts describes more than {parts}")
     for code in codes[:parts]:
         if not 1 <= code <= len(DTYPES):
             raise WireError(f"unknown dtype code {code}")
     return [(DTYPES[code - 1], n) for code, n in zip(codes[:parts], elements[:parts], strict=True)]
+
+
+SMALLEST_RECYCLED = 64 * 1024
+"""Below this many bytes a fresh allocation is cheaper than recycling."""
+
+MOST_FREE_BUFFERS = 8
+"""Free buffers kept; one more releases the buffer that was idle longest."""
+
+
+class BufferPool:
+    """Recycles memory for incoming messages. Thread-safe.
+
+    A buffer is free again when the storage over it dies, not the tensor: a slice that outlives its
+    tensor keeps the buffer.
+    """
+
+    def __init__(self) -> None:
+        # Deque operations are atomic. A lock would deadlock: a finalizer may run at any allocation, also
+        # inside `_take`, and would then wait for its own thread.
+        self._free: deque[Tensor] = deque(maxlen=MOST_FREE_BUFFERS)
+
+    def empty(self, dtype: torch.dtype, elements: int) -> tuple[Tensor, memoryview]:
+        """An uninitialised flat tensor, and its memory to write into."""
+        nbytes = dtype.itemsize * elements
+        if nbytes < SMALLEST_RECYCLED:
+            fresh = torch.empty(elements, dtype=dtype)
+            return fresh, bytes_of(fresh)
+        memory = self._take(nbytes)
+        export = memory.numpy()  # a new object each time; the storage made by frombuffer references it
+        weakref.finalize(export, self._free.append, memory).atexit = False
+        return torch.frombuffer(export, dtype=dtype), bytes_of(memory)
+
+    def _take(self, nbytes: int) -> Tensor:
+        for _ in range(MOST_FREE_BUFFERS):
+            try:
+                candidate = self._free.popleft()
+            except IndexError:
+                break
+            if candidate.numel() == nbytes:
+                return candidate
+            self._free.append(candidate)
+        return torch.empty(nbytes, dtype=torch.uint8)

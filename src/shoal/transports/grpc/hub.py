@@ -1,4 +1,4 @@
-"""Hub: the node that others call. It knows who is here, and passes on what they say to each other."""
+"""Hub: the node that others call. It keeps the membership, and receives and forwards messages."""
 
 from __future__ import annotations
 
@@ -11,377 +11,384 @@ from torch import Tensor
 
 from shoal.core.errors import WireError
 from shoal.core.transport import HEADER_BYTES, LEFT, Message
-from shoal.transports.arrivals import Arrivals
-from shoal.transports.buffers import BufferPool
-from shoal.transports.frames import Place, Shape, bytes_of
-from shoal.transports.grpc.control_pb2 import Hello, Peer, Receipt, Roster, Welcome
-from shoal.transports.grpc.guest import Gate, Guest
-from shoal.transports.grpc.sharing import Sharing
-from shoal.transports.grpc.terms import Terms
-from shoal.transports.grpc.wire import (
-    BULK,
+from shoal.transports.frames import BufferPool, MemoryLocation, Shape, bytes_of
+from shoal.transports.grpc.control_pb2 import JoinReply, JoinRequest, Peer, Receipt, Roster
+from shoal.transports.grpc.protocol import (
     END,
-    NEWS,
+    INLINE,
+    INLINE_BYTES,
+    LARGE,
+    PEERS_CHANGED,
     READY,
     WAITING,
-    WHOLE,
-    WHOLE_BYTES,
     Envelope,
+    GrpcConfig,
     fill,
-    silence,
+    silence_seconds,
     size_of,
     slices,
 )
-from shoal.transports.memory import Probe
+from shoal.transports.grpc.sessions import FlowControl, PeerTracker, Session
+from shoal.transports.shared_memory.large_messages import LargeMessages
+from shoal.transports.shared_memory.memory import MemoryProbe
 
 ROOM_BYTES = 16 << 20
-"""Small messages that may wait at a hub, together, whatever the size of the model."""
+"""Bytes of small messages that may wait at a hub, whatever the size of the model."""
 
 Decode = Callable[[int, memoryview | bytes], tuple[Message, list[Shape]]]
 
 
-class Refused(Exception):
-    """A node that may not join; the text says why."""
+class JoinRefused(Exception):
+    """A node may not join; the text says why."""
 
 
-class Ended(Exception):
-    """A call of a node that is not here any more."""
+class SessionEnded(Exception):
+    """A call in a session that has ended."""
 
 
 class Hub:
-    """Who is here, what waits for them, and how much is let in.
+    """Sessions of the clients, their queues, and flow control.
 
-    Of large messages to this node, and of those it passes on, it holds only as much as one message may
-    have; whoever sends more waits. What lies in memory of its sender does not count. One lock guards the
-    membership, so that all hear of it in one order.
+    Bounded memory: of large messages to this node, and of those to forward, it holds no more bytes than one
+    message may have; further senders wait. Messages in the sender's shared memory do not count. One lock
+    guards the membership, so that all nodes hear of changes in one order.
     """
 
     def __init__(
-        self, terms: Terms, probe: Probe, arrivals: Arrivals, decode: Decode, stirred: threading.Event
+        self,
+        config: GrpcConfig,
+        probe: MemoryProbe,
+        tracker: PeerTracker,
+        decode: Decode,
+        wakeup: threading.Event,
     ) -> None:
-        self._terms = terms
+        self._config = config
         self._probe = probe
-        self._arrivals = arrivals
+        self._tracker = tracker
         self._decode = decode
-        self._stirred = stirred  # set whenever somebody joins
+        self._wakeup = wakeup  # set whenever a node joins
         self._buffers = BufferPool()
         self._members = threading.Condition()
-        self._guests: dict[int, Guest] = {}  # the last stay of each rank
-        self._sessions: dict[str, Guest] = {}
-        self._admitted = False
+        self._by_rank: dict[int, Session] = {}  # the latest session of each rank
+        self._by_key: dict[str, Session] = {}
+        self._started = False
         self._closing = False
-        large = max(terms.limit_bytes + HEADER_BYTES, ROOM_BYTES)
-        self._inbox = Gate(ROOM_BYTES), Gate(large)  # small, large messages to this node
-        self._transit = Gate(ROOM_BYTES), Gate(large)  # to others
-        self._untaken: dict[int, Callable[[], None]] = {}  # id of a message in the inbox -> makes room again
-        self._sending = Gate(ROOM_BYTES)  # small messages of this node to its guests
+        large = max(config.limit_bytes + HEADER_BYTES, ROOM_BYTES)
+        self._inbox = FlowControl(ROOM_BYTES), FlowControl(large)  # small, large messages to this node
+        self._transit = FlowControl(ROOM_BYTES), FlowControl(large)  # to others
+        self._unread: dict[int, Callable[[], None]] = {}  # id of a message in the inbox -> frees its room
+        self._sending = FlowControl(ROOM_BYTES)  # small messages of this node to its clients
         self._over = threading.Event()
         self._watch = threading.Thread(
-            target=self._watch_guests, name=f"shoal {terms.rank} watch", daemon=True
+            target=self._watch_sessions, name=f"shoal {config.rank} watch", daemon=True
         )
         self._watch.start()
 
-    # -- who is here ---------------------------------------------------------------------------
+    # -- membership ----------------------------------------------------------------------------
 
     def absent(self) -> set[int]:
-        """The nodes that are expected and not here."""
+        """The expected nodes that are not present."""
         with self._members:
-            return {rank for rank in self._terms.expects if not self._is_here(rank)}
+            return {rank for rank in self._config.expects if not self._is_here(rank)}
 
-    def came(self) -> set[int]:
+    def joined(self) -> set[int]:
         """The nodes that have joined at least once."""
-        return set(self._guests)
+        return set(self._by_rank)
 
-    def admit(self) -> None:
-        """The run begins: tell those who are here, and from now on tell them of each other."""
+    def start(self) -> None:
+        """Start the run: send READY to all clients, and from now on announce changes."""
         with self._members:
-            self._admitted = True
+            self._started = True
             for rank in sorted(self.absent()):
-                self._arrivals.lost(rank, f"it did not join within {self._terms.timeout:g} s")
-            for guest in self._present():
-                guest.outbox.put(READY, self._roster(guest.rank))
+                self._tracker.lost(rank, f"it did not join within {self._config.timeout:g} s")
+            for session in self._present():
+                session.queue.put(READY, self._roster(session.rank))
 
-    def join(self, hello: Hello, address: str) -> Welcome:
-        """Let a node in, or in again. Raises Refused."""
-        if objection := self._terms.objection(hello):
-            raise Refused(objection)
-        sharing = Sharing(self._probe.sharing_pid(hello), self._terms.limit_bytes)
+    def join(self, request: JoinRequest, address: str) -> JoinReply:
+        """Open a session for a node that joins, or joins again. Raises JoinRefused."""
+        if objection := self._config.objection(request):
+            raise JoinRefused(objection)
+        large_messages = LargeMessages(self._probe.sharing_pid(request), self._config.limit_bytes)
         with self._members:
             if self._closing:
-                raise Refused(f"node {self._terms.rank} is leaving")
-            self._make_way(hello)
-            guest = Guest(hello.rank, hello.incarnation, hello.nonce, address, sharing)
-            if self._admitted:
-                guest.outbox.put(READY, self._roster(guest.rank))
-                self._tell(guest, Peer.HERE)
-            self._guests[guest.rank] = self._sessions[guest.session] = guest
-            self._arrivals.came(guest.rank, guest.incarnation, guest.stay)
-            if not self._admitted:
+                raise JoinRefused(f"node {self._config.rank} is leaving")
+            self._replace_session(request)
+            session = Session(request.rank, request.incarnation, request.nonce, address, large_messages)
+            if self._started:
+                session.queue.put(READY, self._roster(session.rank))
+                self._announce(session, Peer.HERE)
+            self._by_rank[session.rank] = self._by_key[session.key] = session
+            self._tracker.joined(session.rank, session.incarnation, session.number)
+            if not self._started:
                 absent = Roster(peers=[Peer(rank=rank) for rank in sorted(self.absent())]).SerializeToString()
                 for other in self._present():
-                    other.outbox.put(WAITING, absent)
-            self._stirred.set()
-        welcome = Welcome(session=guest.session, incarnation=self._terms.incarnation)
-        if sharing.pid:
-            welcome.pid, welcome.fd, welcome.serial = self._probe.where
-        return welcome
+                    other.queue.put(WAITING, absent)
+            self._wakeup.set()
+        reply = JoinReply(session=session.key, incarnation=self._config.incarnation)
+        if large_messages.pid:
+            reply.pid, reply.fd, reply.serial = self._probe.location
+        return reply
 
-    def find(self, session: str) -> Guest | None:
-        """The guest with that session, if it is still here."""
-        return self._sessions.get(session)
+    def find(self, key: str) -> Session | None:
+        """The session with that key, unless it has ended."""
+        return self._by_key.get(key)
 
-    def lose(self, guest: Guest, reason: str) -> None:
-        """The guest is gone without a word; nothing more is accepted from this stay."""
+    def lose(self, session: Session, reason: str) -> None:
+        """End a session whose node did not say goodbye; nothing more is accepted from it."""
         with self._members:
-            if guest.here:
-                self._part(guest)
-                self._arrivals.lost(guest.rank, reason)
-                self._tell(guest, Peer.LOST, reason)
+            if session.here:
+                self._end(session)
+                self._tracker.lost(session.rank, reason)
+                self._announce(session, Peer.LOST, reason)
 
-    def shut(self) -> None:
-        """Let nobody in any more; what comes for this node is thrown away, so that no sender waits for it."""
+    def stop_joining(self) -> None:
+        """Refuse joins, and discard messages to this node, so that no sender waits."""
         with self._members:
             self._closing = True
 
     def close(self) -> None:
-        """Say goodbye; pass messages on while two others may need it; hang up. A frozen guest costs 5 s."""
-        self.shut()
-        myself = Peer(rank=self._terms.rank, state=Peer.LEFT, incarnation=self._terms.incarnation)
-        self._send_off(NEWS, Roster(peers=[myself]).SerializeToString())
-        if self._terms.rank == self._terms.relay:
+        """Say goodbye; forward messages while two others need it; disconnect. A frozen client costs 5 s."""
+        self.stop_joining()
+        myself = Peer(rank=self._config.rank, state=Peer.LEFT, incarnation=self._config.incarnation)
+        self._send_final(PEERS_CHANGED, Roster(peers=[myself]).SerializeToString())
+        if self._config.rank == self._config.relay:
             with self._members:
                 self._members.wait_for(
-                    lambda: len(self._present(self._terms.leaves)) < 2, self._terms.timeout
+                    lambda: len(self._present(self._config.leaves)) < 2, self._config.timeout
                 )
-        self._send_off(END, b"")
-        for gate in (*self._inbox, *self._transit, self._sending):
-            gate.close()
+        self._send_final(END, b"")
+        for flow in (*self._inbox, *self._transit, self._sending):
+            flow.close()
         self.abandon()
 
     def abandon(self) -> None:
-        """Hang up without a word."""
+        """Disconnect without a goodbye."""
         self._over.set()
-        self.shut()
+        self.stop_joining()
         with self._members:
-            for guest in self._present():
-                self._part(guest)
+            for session in self._present():
+                self._end(session)
         self._watch.join()
 
-    def _make_way(self, hello: Hello) -> None:
-        """End the earlier stay of a node that joins, if it is the same or a later one."""
-        old = self._guests.get(hello.rank)
+    def _replace_session(self, request: JoinRequest) -> None:
+        """End the earlier session of a node that joins. Raises JoinRefused for an earlier incarnation."""
+        old = self._by_rank.get(request.rank)
         if old is None:
             return
-        if hello.incarnation < old.incarnation:
-            raise Refused(
-                f"this is incarnation {hello.incarnation} of node {hello.rank}, "
-                f"which was started again as incarnation {old.incarnation}"
+        if request.incarnation < old.incarnation:
+            raise JoinRefused(
+                f"this is incarnation {request.incarnation} of node {request.rank}, "
+                f"which was restarted as incarnation {old.incarnation}"
             )
-        if old.here and hello.incarnation == old.incarnation and hello.nonce != old.nonce:
-            raise Refused(f"node {hello.rank} is already here, from {old.address}")
+        if old.here and request.incarnation == old.incarnation and request.nonce != old.nonce:
+            raise JoinRefused(f"node {request.rank} has already joined, from {old.address}")
         self.lose(old, "it joined again")
 
-    def _part(self, guest: Guest) -> None:
-        guest.here = False
-        self._sessions.pop(guest.session, None)
-        guest.outbox.close()
-        guest.sharing.close()
-        for call in tuple(guest.calls):
+    def _end(self, session: Session) -> None:
+        session.here = False
+        self._by_key.pop(session.key, None)
+        session.queue.close()
+        session.large_messages.close()
+        for call in tuple(session.calls):
             call.cancel()
         self._members.notify_all()
 
     def _is_here(self, rank: int) -> bool:
-        return rank in self._guests and self._guests[rank].here
+        return rank in self._by_rank and self._by_rank[rank].here
 
-    def _present(self, among: frozenset[int] | None = None) -> list[Guest]:
-        return [g for g in self._guests.values() if g.here and (among is None or g.rank in among)]
+    def _present(self, among: frozenset[int] | None = None) -> list[Session]:
+        return [g for g in self._by_rank.values() if g.here and (among is None or g.rank in among)]
 
-    def _tell(self, guest: Guest, state: Peer.State, reason: str = "") -> None:
-        """Let the nodes that have no line to this guest know how it is."""
-        leaves = self._terms.leaves
-        if not self._admitted or self._terms.rank != self._terms.relay or guest.rank not in leaves:
+    def _announce(self, session: Session, state: Peer.State, reason: str = "") -> None:
+        """Announce the state of a client to the nodes that have no connection to it."""
+        leaves = self._config.leaves
+        if not self._started or self._config.rank != self._config.relay or session.rank not in leaves:
             return
-        peer = guest.describe(state, reason)
-        for other in self._present(leaves - {guest.rank}):
-            other.outbox.put(NEWS, Roster(peers=[peer]).SerializeToString())
+        peer = session.describe(state, reason)
+        for other in self._present(leaves - {session.rank}):
+            other.queue.put(PEERS_CHANGED, Roster(peers=[peer]).SerializeToString())
 
     def _roster(self, rank: int) -> bytes:
-        """How those are to whom this hub passes messages on."""
+        """The states of the nodes to which this hub forwards messages of `rank`."""
         peers = []
-        if self._terms.rank == self._terms.relay and rank in self._terms.leaves:
-            for other in sorted(self._terms.leaves - {rank}):
-                guest = self._guests.get(other)
-                if guest is None:
-                    peers.append(Peer(rank=other, state=Peer.LOST, reason="it has not come"))
+        if self._config.rank == self._config.relay and rank in self._config.leaves:
+            for other in sorted(self._config.leaves - {rank}):
+                session = self._by_rank.get(other)
+                if session is None:
+                    peers.append(Peer(rank=other, state=Peer.LOST, reason="it has not joined"))
                 else:
-                    state = Peer.HERE if guest.here else Peer.LEFT if guest.has_left else Peer.LOST
-                    peers.append(guest.describe(state))
+                    state = Peer.HERE if session.here else Peer.LEFT if session.has_left else Peer.LOST
+                    peers.append(session.describe(state))
         return Roster(peers=peers).SerializeToString()
 
-    def _send_off(self, kind: int, body: bytes) -> None:
-        """Say a last word, and wait until all have heard it who still give signs of life."""
+    def _send_final(self, kind: int, body: bytes) -> None:
+        """Queue a last record for all clients and wait until those that are alive have received it."""
         with self._members:
-            guests = self._present()
-            for guest in guests:
-                guest.outbox.put(kind, body)
+            sessions = self._present()
+            for session in sessions:
+                session.queue.put(kind, body)
         began = time.monotonic()
-        for guest in guests:
-            while not guest.outbox.await_settled(seconds := guest.seconds_left(began)):
+        for session in sessions:
+            while not session.queue.await_settled(seconds := session.seconds_left(began)):
                 if seconds <= 0:
-                    self.lose(guest, "it did not answer a goodbye")
+                    self.lose(session, "it did not acknowledge a goodbye")
 
-    def _watch_guests(self) -> None:
-        """Lose whoever gives no sign of life, however its connection looks."""
-        pause = self._terms.failure_timeout / 5
+    def _watch_sessions(self) -> None:
+        """End sessions without a sign of life, even if their connections look intact."""
+        pause = self._config.failure_timeout / 5
         before = time.monotonic()
         while not self._over.wait(pause):
             now = time.monotonic()
-            asleep = now - before if now - before > 3 * pause else 0.0  # stopped itself: nobody's fault
+            asleep = (
+                now - before if now - before > 3 * pause else 0.0
+            )  # this process was stopped: not the clients' fault
             before = now
-            for guest in tuple(self._guests.values()):
-                guest.touched += asleep
-                if now - guest.touched > silence(self._terms.failure_timeout):
-                    self.lose(guest, f"it has been silent for {now - guest.touched:.1f} s")
+            for session in tuple(self._by_rank.values()):
+                session.last_seen += asleep
+                if now - session.last_seen > silence_seconds(self._config.failure_timeout):
+                    self.lose(session, f"it has been silent for {now - session.last_seen:.1f} s")
 
-    # -- messages down -------------------------------------------------------------------------
+    # -- messages to clients -------------------------------------------------------------------
 
     def transmit(self, dst: int, header: bytes, parts: Sequence[Tensor]) -> None:
-        """Put a message of this node into a guest's outbox. Waits until a large one has been fetched.
+        """Queue a message of this node for a client. Waits until a large one has been fetched.
 
-        One that lies in shared memory is a small one.
+        A message in shared memory counts as small.
         """
-        guest = self._guests.get(dst)  # before asking who is reachable: a later one is of a later stay
-        if guest is None or not self._arrivals.is_reachable(dst):
+        session = self._by_rank.get(dst)  # before is_reachable: a later one is of a later session
+        if session is None or not self._tracker.is_reachable(dst):
             return
-        header, parts = guest.sharing.wrap(header, parts)
+        header, parts = session.large_messages.wrap(header, parts)
         nbytes = len(header) + sum(part.nbytes for part in parts)
-        if nbytes <= HEADER_BYTES + WHOLE_BYTES:
-            while not self._sending.enter(nbytes, self._terms.failure_timeout):
-                if not guest.here:
+        if nbytes <= HEADER_BYTES + INLINE_BYTES:
+            while not self._sending.enter(nbytes, self._config.failure_timeout):
+                if not session.here:
                     return
             body = b"".join((header, *map(bytes_of, parts)))
-            guest.outbox.put(WHOLE, body, settle=lambda: self._sending.leave(nbytes))
+            session.queue.put(INLINE, body, settle=lambda: self._sending.leave(nbytes))
             return
         settled = threading.Event()
-        guest.outbox.put(BULK, header, parts, settled.set)
+        session.queue.put(LARGE, header, parts, settled.set)
         try:
-            settled.wait()  # ends at the latest when the guest is lost
+            settled.wait()  # set at the latest when the client is lost
         except BaseException:
-            self.lose(guest, "sending to it was interrupted")  # for the tensors may change now
+            self.lose(session, "sending to it was interrupted")  # the tensors may change now
             raise
 
-    def poll(self, guest: Guest, received: int, maps: bool) -> bytes:
-        """The records that are next for a guest which has received so many; none if none comes within T."""
-        if maps and not guest.sharing.pid:
-            raise WireError(f"node {guest.rank} claims to map memory, but none was agreed on")
-        guest.sharing.is_mapped = maps
-        guest.outbox.settle(received)
-        records = guest.outbox.take(self._terms.failure_timeout)
-        if not guest.here:
-            raise Ended
+    def poll(self, session: Session, received: int, maps: bool) -> bytes:
+        """The next records for a client that has received `received`; b"" after the failure timeout."""
+        if maps and not session.large_messages.pid:
+            raise WireError(f"node {session.rank} claims to map memory, but none was agreed on")
+        session.large_messages.is_mapped = maps
+        session.queue.settle(received)
+        records = session.queue.take(self._config.failure_timeout)
+        if not session.here:
+            raise SessionEnded
         return records
 
-    def fetch(self, guest: Guest, number: int) -> Iterator[memoryview]:
-        """The body of a large message in slices. Raises Ended rather than complete one that may be torn."""
-        parcel = guest.outbox.find(number)
-        if not guest.here:
-            raise Ended
-        if parcel is None or parcel.kind != BULK:
-            raise WireError(f"node {guest.rank} wants message {number}, which it was not offered")
-        for piece in itertools.chain(slices(parcel.parts), (None,)):
-            if not guest.here:  # whoever sent it may have changed it since
-                raise Ended
-            guest.touch()
+    def fetch(self, session: Session, number: int) -> Iterator[memoryview]:
+        """The body of a large message in slices. Raises SessionEnded if the tensors may have changed."""
+        queued = session.queue.find(number)
+        if not session.here:
+            raise SessionEnded
+        if queued is None or queued.kind != LARGE:
+            raise WireError(f"node {session.rank} fetches message {number}, which was not announced to it")
+        for piece in itertools.chain(slices(queued.parts), (None,)):
+            if not session.here:  # the sender may have changed it since
+                raise SessionEnded
+            session.touch()
             if piece is not None:
                 yield piece
 
-    # -- messages up ---------------------------------------------------------------------------
+    # -- messages from clients -----------------------------------------------------------------
 
-    def receive(self, guest: Guest, pieces: Iterator[bytes]) -> Receipt:
-        """Take in one message of a guest, for this node or for another one."""
+    def receive(self, session: Session, pieces: Iterator[bytes]) -> Receipt:
+        """Receive one message of a client, to this node or to another."""
         envelope, rest = Envelope.open(next(pieces, b""))
-        if envelope.number != guest.received + 1:
+        if envelope.number != session.received + 1:
             raise WireError(
-                f"node {guest.rank} sent message {envelope.number} after message {guest.received}"
+                f"node {session.rank} sent message {envelope.number} after message {session.received}"
             )
-        header, place, rest = guest.sharing.open(envelope.header, rest)
-        message, shapes = self._decode(guest.rank, header)
+        header, location, rest = session.large_messages.open(envelope.header, rest)
+        message, shapes = self._decode(session.rank, header)
         if message.tag == LEFT:
-            self._let_go(guest)
+            self._handle_goodbye(session)
             return Receipt()
-        follows = shapes if place is None else []
-        gate, cost = self._gate(guest, envelope.dst, follows, place)
-        if not gate.enter(cost, self._terms.failure_timeout):
-            if self._over.is_set() or not guest.here:
-                raise Ended
+        follows = shapes if location is None else []
+        flow, cost = self._flow_for(session, envelope.dst, follows, location)
+        if not flow.enter(cost, self._config.failure_timeout):
+            if self._over.is_set() or not session.here:
+                raise SessionEnded
             return Receipt(busy=True)
         try:
-            message.parts = fill(follows, guest.touching(itertools.chain((rest,), pieces)), self._buffers)
-            if place is not None:
-                message.parts = self._unpack(guest, place, shapes)
-            self._hand_over(guest, envelope, message, lambda: gate.leave(cost))
+            message.parts = fill(follows, session.touch_each(itertools.chain((rest,), pieces)), self._buffers)
+            if location is not None:
+                message.parts = self._read_shared(session, location, shapes)
+            self._dispatch(session, envelope, message, lambda: flow.leave(cost))
         except BaseException:
-            gate.leave(cost)
+            flow.leave(cost)
             raise
         return Receipt()
 
     def taken(self, m: Message) -> None:
-        """This node has taken a message out of its inbox: there is room for another one."""
-        if leave := self._untaken.pop(id(m), None):
+        """Free the room of a message that this node has taken out of its inbox."""
+        if leave := self._unread.pop(id(m), None):
             leave()
 
-    def _let_go(self, guest: Guest) -> None:
+    def _handle_goodbye(self, session: Session) -> None:
         with self._members:
-            if guest.here:
-                guest.has_left = True
-                guest.calls.clear()  # they end by themselves, and the goodbye is still to be answered
-                self._part(guest)
-                self._arrivals.left(guest.rank)
-                self._tell(guest, Peer.LEFT)
+            if session.here:
+                session.has_left = True
+                session.calls.clear()  # not cancelled: the goodbye is still to be answered
+                self._end(session)
+                self._tracker.left(session.rank)
+                self._announce(session, Peer.LEFT)
 
-    def _unpack(self, guest: Guest, place: Place, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
-        with self._members:  # for when the guest goes, its memory is let go
-            if not guest.here:
-                raise Ended
-            return guest.sharing.unpack(place, shapes)
+    def _read_shared(
+        self, session: Session, location: MemoryLocation, shapes: Sequence[Shape]
+    ) -> tuple[Tensor, ...]:
+        with self._members:  # ending a session releases its memory
+            if not session.here:
+                raise SessionEnded
+            return session.large_messages.read(location, shapes)
 
-    def _gate(
-        self, guest: Guest, dst: int, follows: Sequence[Shape], place: Place | None
-    ) -> tuple[Gate, int]:
-        """Where a message waits for room, and how much it needs. Raises WireError if it leads nowhere."""
+    def _flow_for(
+        self, session: Session, dst: int, follows: Sequence[Shape], location: MemoryLocation | None
+    ) -> tuple[FlowControl, int]:
+        """The flow control for a message, and the room it needs. Raises WireError if `dst` is invalid."""
         nbytes = size_of(follows)
-        if dst != self._terms.rank:
-            leaves = self._terms.leaves - {guest.rank}
+        if dst != self._config.rank:
+            leaves = self._config.leaves - {session.rank}
             if (
-                place is not None
-                or self._terms.rank != self._terms.relay
-                or guest.rank not in self._terms.leaves
+                location is not None
+                or self._config.rank != self._config.relay
+                or session.rank not in self._config.leaves
                 or dst not in leaves
             ):
                 raise WireError(
-                    f"node {self._terms.rank} does not pass on from node {guest.rank} to node {dst}"
+                    f"node {self._config.rank} does not forward from node {session.rank} to node {dst}"
                 )
-        gates = self._inbox if dst == self._terms.rank else self._transit
-        return gates[nbytes > WHOLE_BYTES], HEADER_BYTES + nbytes
+        flows = self._inbox if dst == self._config.rank else self._transit
+        return flows[nbytes > INLINE_BYTES], HEADER_BYTES + nbytes
 
-    def _hand_over(
-        self, guest: Guest, envelope: Envelope, message: Message, leave: Callable[[], None]
+    def _dispatch(
+        self, session: Session, envelope: Envelope, message: Message, leave: Callable[[], None]
     ) -> None:
-        """Put a whole message where it belongs, unless its sender is not here any more."""
-        is_large = message.nbytes > HEADER_BYTES + WHOLE_BYTES
-        parts = () if is_large or envelope.dst == self._terms.rank else message.parts
+        """Deliver or queue a complete message. Raises SessionEnded if its sender is gone."""
+        is_large = message.nbytes > HEADER_BYTES + INLINE_BYTES
+        parts = () if is_large or envelope.dst == self._config.rank else message.parts
         body = b"".join((envelope.header, *map(bytes_of, parts)))
         with self._members:
-            if not guest.here:
-                raise Ended
-            guest.received += 1
-            target = self._guests.get(envelope.dst)
-            if envelope.dst == self._terms.rank and not self._closing:
-                self._untaken[id(message)] = leave
-                self._arrivals.deliver(message)
-            elif target is None or not target.here or target.stay != envelope.stay:
+            if not session.here:
+                raise SessionEnded
+            session.received += 1
+            target = self._by_rank.get(envelope.dst)
+            if envelope.dst == self._config.rank and not self._closing:
+                self._unread[id(message)] = leave
+                self._tracker.deliver(message)
+            elif target is None or not target.here or target.number != envelope.session_number:
                 leave()
             elif is_large:
-                target.outbox.put(BULK, body, message.parts, leave)
+                target.queue.put(LARGE, body, message.parts, leave)
             else:
-                target.outbox.put(WHOLE, body, settle=leave)
+                target.queue.put(INLINE, body, settle=leave)

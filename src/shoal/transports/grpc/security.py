@@ -1,4 +1,4 @@
-"""Security: who may connect to a hub, and how the line to it is protected."""
+"""Security: which nodes may connect to a hub, and how connections are protected."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
-from shoal.transports.grpc.wire import Options
-from shoal.transports.loopback import is_loopback
+from shoal.transports.grpc.protocol import Options
+from shoal.transports.rendezvous import is_loopback
 
 TOKEN_VARIABLE = "SHOAL_TOKEN"
-"""Environment variable with the token, for nodes that were given no other."""
+"""Environment variable with the token, if no other is given."""
 
 SHORTEST_TOKEN = 32
 MOST_TOKENS = 2
@@ -26,13 +26,13 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Security:
-    """Certificates and tokens of one node. The default is neither, and good for one host alone.
+    """Certificates and tokens of one node. The default has neither, and is for a single host.
 
-    A hub with a `certificate` and its `key` speaks TLS; a node that dials it needs the `authority` that
-    signed that certificate. Where TLS is `mutual`, every node shows a certificate. Files are PEM.
-    The token comes from `tokens`, from `token_file` (one a line, mode 0600) or from SHOAL_TOKEN. Of two
-    tokens the first is shown and both are accepted, so that they can be changed one node at a time.
-    `insecure` allows other hosts in without any of this.
+    A hub with a `certificate` and its `key` uses TLS; a node that dials it needs the `authority` that
+    signed that certificate. With `mutual` TLS every node has a certificate. Files are PEM.
+    The token comes from `tokens`, from `token_file` (one per line, mode 0600) or from SHOAL_TOKEN. Of two
+    tokens a node sends the first and accepts both, so that you can change them one node at a time.
+    `insecure` admits other hosts without any of this.
     """
 
     certificate: Path | str | None = None
@@ -53,7 +53,7 @@ class Security:
         _check_tokens(self.tokens, "tokens")
 
     def secrets(self) -> tuple[str, ...]:
-        """The tokens, read anew from where they come from; none where there is none."""
+        """The tokens, read again from their source; empty if there are none."""
         if self.tokens:
             return self.tokens
         if self.token_file is not None:
@@ -61,9 +61,9 @@ class Security:
         return _check_tokens(tuple(os.environ.get(TOKEN_VARIABLE, "").split()), TOKEN_VARIABLE)
 
     def passwords(self, run_id: str) -> tuple[str, ...]:
-        """What a hub accepts: the tokens, or where there is none the number of the run. Nodes show the first.
+        """What a hub accepts: the tokens, or the run id if there are none. Nodes send the first.
 
-        So a stranger is always turned away before anything of what it says is read.
+        So a hub always refuses a stranger before it reads the request.
         """
         return self.secrets() or (run_id,)
 
@@ -78,12 +78,12 @@ class Security:
             raise ValueError(f"refusing to listen on {host} without {', '.join(lacking)} (or insecure=True)")
 
     def check_dialling(self, host: str) -> None:
-        """Raise ValueError unless a node may say there who it is."""
+        """Raise ValueError unless a node may send its credentials to that host."""
         if self.authority is None and not (is_loopback(host) or self.insecure):
             raise ValueError(f"refusing to call {host} without tls=… (or insecure=True)")
 
     def server_credentials(self) -> Any:
-        """What a hub's port needs to speak TLS; None if it does not."""
+        """The TLS credentials of a hub's port; None without TLS."""
         if self.certificate is None or self.key is None:
             return None
         pair = (Path(self.key).read_bytes(), Path(self.certificate).read_bytes())
@@ -91,7 +91,7 @@ class Security:
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=self.mutual)
 
     def channel(self, address: str, options: Options) -> Any:
-        """A channel to a hub. It connects when it is first used."""
+        """A channel to a hub; connects on first use."""
         if self.authority is None:
             return grpc.insecure_channel(address, options=options)
         own = (
@@ -104,12 +104,12 @@ class Security:
 
 
 def bearer(passwords: tuple[str, ...]) -> Metadata:
-    """How a node shows its password."""
+    """The metadata that carries a node's password."""
     return (("authorization", f"Bearer {passwords[0]}"),)
 
 
 def is_admitted(shown: str, passwords: tuple[str, ...]) -> bool:
-    """Whether what a caller shows is one of the passwords. Takes equally long whatever it is."""
+    """Whether the caller's metadata holds one of the passwords. Constant time."""
     given = shown.encode()
     return True in [hmac.compare_digest(given, f"Bearer {password}".encode()) for password in passwords]
 
@@ -130,7 +130,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def with_port(address: str) -> str:
-    """The address, with port 0, which means any, where it has none: `::1` has none."""
+    """The address, with port 0 (any free port) appended if it has none, as in `::1`."""
     bare = address.removeprefix("[").removesuffix("]")
     try:
         ipaddress.ip_address(bare)

@@ -1,0 +1,10 @@
+"""The gloo backend of torch.distributed: messages, and all-reduce on CPUs or (by NCCL) GPUs.
+
+transport   GlooTransport: process groups and messages
+all_reduce  gloo's all-reduce, with errors that name the missing worker
+nccl        all-reduce between GPUs
+"""
+
+from shoal.transports.gloo.transport import GlooTransport
+
+__all__ = ["GlooTransport"]

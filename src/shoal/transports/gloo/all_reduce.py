@@ -1,0 +1,152 @@
+"""GlooAllReduce: gloo's all-reduce, with errors that name the missing worker and report wrong lengths."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence, Set
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.core.errors import PeerLost
+from shoal.transports.all_reduce import GRACE_SECONDS, CollectiveSchedule, Position, TransportAllReduce
+from shoal.transports.gloo.nccl import finish_on_gpu, join_gpus, leave_gpus
+from shoal.transports.rendezvous import Store, await_keys
+
+NO_TIMEOUT = timedelta(days=3650)
+"""For waits inside gloo: one that times out there closes every connection of its group."""
+
+JOINING_SECONDS = 60.0
+"""How long the other workers may take to publish their GPU: they are at the same all-reduce."""
+
+BREAK_TAG = 2
+"""Tag of a receive that is never answered."""
+
+
+class GlooGroup(Protocol):
+    """The part of ProcessGroupGloo that Shoal uses."""
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int, /) -> dist.Work:
+        """Start to send."""
+        ...
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int, /) -> dist.Work:
+        """Start to receive."""
+        ...
+
+    def allreduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, timeout: timedelta, /) -> dist.Work:
+        """Start to sum in place, after earlier calls."""
+        ...
+
+
+class GlooAllReduce(TransportAllReduce):
+    """All-reduce in a group of the workers. A thread of gloo sums the parts in the order they started."""
+
+    def __init__(self, ring: GlooGroup, rank: int, workers: int, store: Store, gone: Set[int]) -> None:
+        super().__init__(_StoreSchedule(rank, workers, gone, store, self))
+        self._ring: GlooGroup | None = ring
+        self._store = store
+        self._gpus: Any = None  # a ProcessGroupNCCL
+        self._asked_for_gpus = False
+
+    def stop(self) -> None:
+        """Make every worker fail that is in an all-reduce of this group, or starts one.
+
+        Otherwise neighbours in the ring that have lost nobody would wait for us until their own timeout.
+        """
+        if self._ring is not None:
+            break_group(self._ring, (self.schedule.rank + 1) % self.schedule.workers)
+
+    def close(self) -> None:
+        """Release the group, even during an all-reduce, which then fails at the other workers."""
+        super().close()
+        if self._held:
+            self.stop()
+        if self._gpus is not None:
+            leave_gpus(self._gpus)
+            self._gpus = None
+        self._ring = None  # waits for its thread, which then writes to no vector
+        self._held.clear()
+
+    def staged(self, piece: Tensor) -> Tensor:
+        """Also `piece` itself if it is on a GPU and every worker has its own."""
+        if not piece.is_cuda or self.schedule.workers == 1:
+            return super().staged(piece)
+        if not self._asked_for_gpus:  # all workers are at this all-reduce, so all ask
+            rank, workers = self.schedule.rank, self.schedule.workers
+            gone = self.schedule.gone
+            self._gpus = join_gpus(self._store, rank, workers, piece.device, JOINING_SECONDS, gone)
+            self._asked_for_gpus = True
+        return super().staged(piece) if self._gpus is None else piece
+
+    def _post(self, staged: Tensor) -> list[dist.Work]:
+        assert self._ring is not None
+        if staged.is_cuda:
+            return [self._gpus.allreduce([staged])]
+        return [self._ring.allreduce(staged, dist.ReduceOp.SUM, NO_TIMEOUT)]
+
+    def _wait(self, works: list[dist.Work], deadline: float) -> None:
+        try:
+            if self._gpus is None:
+                finish(works, deadline)
+            else:
+                finish_on_gpu(works, deadline, self.schedule.gone)
+        except RuntimeError as error:
+            raise self.schedule.failure(deadline) from error
+
+
+class _StoreSchedule(CollectiveSchedule):
+    """Compares positions through the rendezvous store."""
+
+    def __init__(
+        self, rank: int, workers: int, gone: Set[int], store: Store, all_reduce: GlooAllReduce
+    ) -> None:
+        super().__init__(rank, workers, gone)
+        self._store, self._all_reduce = store, all_reduce
+
+    def _compare(self, deadline: float) -> dict[int, Position]:
+        found = self._exchange("signature", deadline - time.monotonic())
+        if len(found) < self.workers:
+            raise self.failure(deadline)
+        return found
+
+    def _survivors(self, deadline: float) -> dict[int, Position]:
+        self._all_reduce.stop()
+        try:
+            return self._exchange("failed", max(GRACE_SECONDS, deadline - time.monotonic()))
+        except RuntimeError as gone:
+            raise PeerLost(
+                f"{self._broken}, and the store that could tell who is missing does not answer: {gone}"
+            ) from gone
+
+    def _exchange(self, what: str, seconds: float) -> dict[int, Position]:
+        """Publish this worker's signature; return those of the workers that come in time."""
+        number = self.here.number
+        keys = {rank: f"shoal/{what}/{number}/{rank}" for rank in range(self.workers)}
+        self._store.set(keys[self.rank], self.here.signature)
+        absent = await_keys(self._store, keys, seconds, self.gone)
+        return {
+            rank: Position(number, self._store.get(key).decode())
+            for rank, key in keys.items()
+            if rank not in absent
+        }
+
+
+def finish(works: Sequence[dist.Work], deadline: float) -> None:
+    """Wait until all is done. Raises RuntimeError on failure or after the deadline."""
+    for work in works:
+        work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))  # 0 means no timeout
+
+
+def break_group(group: GlooGroup, peer: int) -> None:
+    """Wake every thread, here and at the peers, that waits in the group.
+
+    Gloo's own abort leaves a pending receive waiting; a receive that times out closes all connections.
+    """
+    scrap = torch.empty(1, dtype=torch.uint8)
+    with contextlib.suppress(RuntimeError):
+        group.recv([scrap], peer, BREAK_TAG).wait(timedelta(milliseconds=1))

@@ -1,0 +1,60 @@
+"""NCCL: all-reduce between GPUs without copies to host memory, if every worker has its own GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence, Set
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shoal.transports.rendezvous import Store, await_keys, missing
+
+NEVER = timedelta(days=3650)
+"""NCCL's own timeout ends the process, so it is never reached: our deadlines apply."""
+
+PAUSE_SECONDS = 1e-4
+"""Polling interval for an unfinished all-reduce: a wait inside CUDA could not be abandoned."""
+
+NO_GPU = "none"
+
+
+def join_gpus(
+    store: Store, rank: int, workers: int, device: torch.device, seconds: float, gone: Set[int]
+) -> Any:
+    """A group of the workers' GPUs; None if two workers share one, or a worker's torch has no NCCL.
+
+    All workers call this together and decide alike. Raises PeerLost naming the missing workers.
+    """
+    has_nccl = dist.is_available() and dist.is_nccl_available()
+    own = str(torch.cuda.get_device_properties(device).uuid) if has_nccl else NO_GPU
+    keys = {k: f"shoal/gpu/{k}" for k in range(workers)}
+    store.set(keys[rank], own)
+    if absent := await_keys(store, keys, seconds, gone):
+        raise missing(rank, absent, seconds, "publish its GPU")
+    gpus = [store.get(key).decode() for key in keys.values()]
+    if NO_GPU in gpus or len(set(gpus)) < workers:
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = NEVER
+    c10d: Any = dist  # torch's stubs do not know PrefixStore
+    return c10d.ProcessGroupNCCL(c10d.PrefixStore("shoal/nccl", store), rank, workers, options)
+
+
+def finish_on_gpu(works: Sequence[dist.Work], deadline: float, gone: Set[int]) -> None:
+    """Wait until all is done. Raises RuntimeError on failure, a lost worker, or after the deadline."""
+    while not all(work.is_completed() for work in works):
+        if gone or time.monotonic() > deadline:
+            raise RuntimeError("an all-reduce between GPUs was not done in time, or a worker is gone")
+        time.sleep(PAUSE_SECONDS)
+    for work in works:
+        work.wait()  # raises on failure, and orders later kernels after it
+
+
+def leave_gpus(group: Any) -> None:
+    """Abort the group, even during an all-reduce that will never finish."""
+    with contextlib.suppress(RuntimeError):
+        group.abort()

@@ -1,0 +1,223 @@
+"""Large messages between two processes of one host: written once into memory that both have mapped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from shoal.core.errors import WireError
+from shoal.core.transport import MOST_PARTS
+from shoal.transports.frames import (
+    LARGE_MESSAGE,
+    LOCATION_BYTES,
+    MAGIC,
+    SHARED_MAGIC,
+    MemoryLocation,
+    Shape,
+    decode_location,
+    encode_location,
+)
+from shoal.transports.shared_memory.memory import ALIGNMENT, FREED, SharedMemory, fence, layout
+
+SMALLEST_SHARED = 64 * 1024
+"""Below this many bytes the connection is faster."""
+
+MOST_BUFFERS = 16
+"""Buffers per peer, whatever their size."""
+
+IDLE_SENDS = 64
+"""A buffer that this many sends did not use is released."""
+
+_MOST_MAPPED = 64
+
+
+def capacity(nbytes: int) -> int:
+    """Bytes of the buffer for a message of `nbytes`: at most an eighth more, so that similar ones fit."""
+    step = max(SMALLEST_SHARED, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+def largest(limit_bytes: int) -> int:
+    """Bytes of the largest shared memory that a peer may offer if no message exceeds `limit_bytes`."""
+    return capacity(limit_bytes + MOST_PARTS * ALIGNMENT)
+
+
+class SendBuffers:
+    """The shared buffers of one sender for one receiver. They are few, and stay mapped at both ends.
+
+    Together they take at most twice the largest message. A buffer is free again when the receiver's
+    tensors over it are gone.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._most_bytes = 2 * largest(limit_bytes)
+        self._lock = threading.Lock()
+        self._buffers: list[_Buffer] = []
+        self._sends = 0
+        self._closed = False
+
+    def wrap(self, header: bytes, parts: Sequence[Tensor]) -> tuple[bytes, Sequence[Tensor]]:
+        """Move a large message into a free buffer, which its new header names; else return it unchanged."""
+        if sum(part.nbytes for part in parts) < SMALLEST_SHARED:
+            return header, parts
+        location = self.write(parts)
+        return (header, parts) if location is None else (encode_location(header, location), ())
+
+    def write(self, parts: Sequence[Tensor]) -> MemoryLocation | None:
+        """Copy the parts into a free buffer and return its location; None if there is none."""
+        shapes = [(part.dtype, part.numel()) for part in parts]
+        with self._lock:
+            buffer = self._take(layout(shapes)[1])
+            if buffer is None:
+                return None
+            buffer.number += 1
+        fence()  # the receiver's last reads before our writes
+        memory = buffer.memory
+        for target, part in zip(memory.tensors(shapes), parts, strict=True):
+            target.copy_(part)
+        return MemoryLocation(LARGE_MESSAGE, memory.fd, memory.serial, number=buffer.number)
+
+    def close(self) -> None:
+        """Release all buffers. Tensors at the receiver stay valid through its own mapping."""
+        with self._lock:
+            self._closed = True
+            for buffer in self._buffers:
+                buffer.memory.retire()
+            self._buffers.clear()
+
+    def _take(self, nbytes: int) -> _Buffer | None:
+        if self._closed:
+            return None
+        self._sends += 1
+        free = [buffer for buffer in self._buffers if buffer.is_free()]
+        fitting = [buffer for buffer in free if buffer.memory.nbytes >= nbytes]
+        chosen = min(fitting, key=lambda buffer: buffer.memory.nbytes, default=None)
+        if chosen is not None:
+            chosen.used = self._sends
+            free.remove(chosen)
+            self._retire([buffer for buffer in free if buffer.used < self._sends - IDLE_SENDS])
+            return chosen
+        room = capacity(nbytes)
+        while free and not self._has_room(room):
+            self._retire([free.pop(0)])
+        return self._add(room) if self._has_room(room) else None
+
+    def _has_room(self, nbytes: int) -> bool:
+        taken = sum(buffer.memory.nbytes for buffer in self._buffers)
+        return len(self._buffers) < MOST_BUFFERS and taken + nbytes <= self._most_bytes
+
+    def _add(self, nbytes: int) -> _Buffer | None:
+        try:
+            buffer = _Buffer(SharedMemory.create(nbytes), self._sends)
+        except OSError:  # no memory or too many open files: use the connection
+            return None
+        self._buffers.append(buffer)
+        return buffer
+
+    def _retire(self, buffers: Sequence[_Buffer]) -> None:
+        for buffer in buffers:
+            self._buffers.remove(buffer)
+            buffer.memory.retire()
+
+
+class _Buffer:
+    """Memory that holds one message at a time."""
+
+    def __init__(self, memory: SharedMemory, used: int) -> None:
+        self.memory = memory
+        self.used = used  # number of the last send that used it
+        self.number = 0  # of its latest message
+
+    def is_free(self) -> bool:
+        return self.memory.words[FREED] == self.number
+
+
+class Mappings:
+    """The memory of one peer that this process has mapped."""
+
+    def __init__(self, pid: int, limit_bytes: int) -> None:
+        self._pid = pid
+        self._most_bytes = largest(limit_bytes)
+        self._mapped: dict[int, SharedMemory] = {}
+
+    def read(self, location: MemoryLocation, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
+        """The parts of a large message: views on the sender's buffer, which is free again once they die."""
+        memory = self.at(location)
+        return memory.tensors(shapes, location.offset, _freeing(memory, location.number))
+
+    def at(self, location: MemoryLocation) -> SharedMemory:
+        """The memory at `location`. Raises WireError if it is not what the location says."""
+        for serial, memory in list(self._mapped.items()):
+            if memory.retired:
+                del self._mapped[serial]
+        if location.serial not in self._mapped:
+            while len(self._mapped) >= _MOST_MAPPED:
+                del self._mapped[next(iter(self._mapped))]
+            self._mapped[location.serial] = self.open(location)
+            self._mapped[location.serial].close()
+        return self._mapped[location.serial]
+
+    def clear(self) -> None:
+        """Unmap everything; tensors that view it stay valid."""
+        self._mapped.clear()
+
+    def open(self, location: MemoryLocation) -> SharedMemory:
+        """The same, not cached and with its file open; the caller closes it."""
+        return SharedMemory.attach(self._pid, location.fd, location.serial, self._most_bytes)
+
+
+class LargeMessages:
+    """Large messages to and from one peer. Each direction works, or does not, independently.
+
+    The caller must not run `read` and `close` at the same time.
+    """
+
+    def __init__(self, pid: int, limit_bytes: int, *, is_mapped: bool = False) -> None:
+        self.pid = pid  # of the peer, if its memory can be mapped here; else 0
+        self.is_mapped = is_mapped  # whether the peer can map memory of this process
+        self._send_buffers = SendBuffers(limit_bytes)
+        self._mappings = Mappings(pid, limit_bytes)
+
+    def wrap(self, header: bytes, parts: Sequence[Tensor]) -> tuple[bytes, Sequence[Tensor]]:
+        """As SendBuffers.wrap; returns the message unchanged if the peer cannot map our memory."""
+        return self._send_buffers.wrap(header, parts) if self.is_mapped else (header, parts)
+
+    def open(
+        self, header: memoryview | bytes, rest: memoryview
+    ) -> tuple[memoryview | bytes, MemoryLocation | None, memoryview]:
+        """Undo `wrap`: the ordinary header, the location of the parts if they are shared, and the rest.
+
+        Raises WireError for an invalid location, or if no memory is shared.
+        """
+        if bytes(header[: len(SHARED_MAGIC)]) != SHARED_MAGIC:
+            return header, None, rest
+        if not self.pid:
+            raise WireError("it refers to shared memory, but none was agreed on")
+        if len(rest) != LOCATION_BYTES:
+            raise WireError(f"a memory location has {LOCATION_BYTES} bytes, got {len(rest)}")
+        location = decode_location(rest)
+        if location.kind != LARGE_MESSAGE:
+            raise WireError(f"memory location of kind {location.kind}, only {LARGE_MESSAGE} is allowed here")
+        return MAGIC + bytes(header[len(MAGIC) :]), location, rest[LOCATION_BYTES:]
+
+    def read(self, location: MemoryLocation, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
+        """The parts at `location`. Raises WireError if that is not memory of the peer."""
+        return self._mappings.read(location, shapes)
+
+    def close(self) -> None:
+        """Release all memory; tensors that view it stay valid."""
+        self._send_buffers.close()
+        self._mappings.clear()
+
+
+def _freeing(memory: SharedMemory, number: int) -> Callable[[], None]:
+    # Runs in a finalizer, anywhere: writing to memory is safe there, writing to a socket is not.
+    return partial(_free, memory.words, number)
+
+
+def _free(words: memoryview, number: int) -> None:
+    fence()  # our reads before the word that allows overwriting
+    words[FREED] = number
