@@ -1,4 +1,4 @@
-"""Did one author write both? Two texts through one LSTM, each at a worker of its own.
+"""Did one author write both texts? Two texts through one LSTM, each on its own worker.
 
 shoal run -n 2 examples/branches.py            each worker encodes one text, worker 0 merges
 python examples/branches.py                    the same training in one process
@@ -20,17 +20,17 @@ LENGTH, CHARACTERS, AUTHORS, STATES = 140, 256, 4, 64
 
 
 def texts(authors: Tensor, habits: Tensor, dice: torch.Generator) -> Tensor:
-    """Made-up texts, one-hot: every author has favourite characters."""
+    """Synthetic one-hot texts; every author has favourite characters."""
     return F.one_hot(torch.multinomial(habits[authors], LENGTH, True, generator=dice), CHARACTERS).float()
 
 
 def pairs(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Two texts, and whether one author wrote both; goes on for ever."""
+    """Endless pairs of texts, and whether one author wrote both."""
     dice = torch.Generator().manual_seed(seed)
     habits = torch.softmax(2 * torch.randn(AUTHORS, CHARACTERS, generator=dice), dim=1)
     while True:
         a, b = torch.randint(AUTHORS, (2, batch), generator=dice)
-        b = torch.where(torch.rand(batch, generator=dice) < 0.5, a, b)  # or most pairs would be of two
+        b = torch.where(torch.rand(batch, generator=dice) < 0.5, a, b)  # else most would have two authors
         yield texts(a, habits, dice), texts(b, habits, dice), (a == b).float()
 
 
@@ -42,7 +42,7 @@ parser.add_argument("--devices", default="cpu,cpu", help="of the two branches")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
-# A single layer on top could only add up what speaks for each text; to compare them takes one between.
+# A single layer would only add scores of the two texts; comparing them needs a hidden layer.
 head = nn.Sequential(nn.Linear(2 * STATES, STATES), nn.ReLU(), nn.Linear(STATES, 1), nn.Flatten(0))
 model = BranchModel(LastState(CHARACTERS, STATES), head, args.devices.split(","))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
@@ -50,7 +50,7 @@ training = shoal.attach(model, optimizer, "sync")
 data = pairs(args.batch, args.seed)
 
 for step in range(args.steps):
-    a, b, same = next(data)  # alike at all workers; each uses its own part
+    a, b, same = next(data)  # the same at all workers; each uses its own part
     optimizer.zero_grad()
     loss = drive(propagate(training.node, model, (a, b), same, F.binary_cross_entropy_with_logits))
     optimizer.step()

@@ -1,6 +1,7 @@
 """Caltech-101 with JAX: python examples/caltech_jax.py --machines 2 --strategy downpour
 
-A convolutional network on colour pictures of 64 x 64 pixels. Shoal is told its outputs and its gradients.
+A convolutional network on colour pictures of 64 x 64 pixels.
+Shoal gets a function for its outputs and one for its gradients.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-# Before JAX is imported, here and in every worker process: one core each, and no GPU to quarrel about.
+# Before JAX is imported, here and in every worker process: one core each, and no competition for a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
@@ -21,7 +22,7 @@ from PIL import Image
 import shoal
 
 SIDE, COLOURS, CLASSES = 64, 3, 102
-LAYOUT = ("NHWC", "HWIO", "NHWC")  # of pictures, kernels and what comes out: channels are next to each other
+LAYOUT = ("NHWC", "HWIO", "NHWC")  # of pictures, kernels and outputs: channels last
 MEAN, SPREAD = 135.0, 79.0  # of the bytes
 
 
@@ -77,7 +78,7 @@ def slopes(p, x, y):
     return loss(scores(p, x), y)
 
 
-# -- what Shoal is told: functions that worker processes find by name -------------------------------
+# -- what Shoal calls: functions that worker processes import by name -------------------------------
 
 
 def outputs(p, x):
@@ -101,10 +102,10 @@ if __name__ == "__main__":  # worker processes import this file for its function
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--grow-batch", help="4@8: four times as large after 8 epochs")
+    parser.add_argument("--grow-batch", help="4@8: four times the batch after 8 epochs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--channels", default="16-32-64-128", help="of the convolutions, at most six")
-    parser.add_argument("--pictures", type=int, help="no more than these to train on, and to test on")
+    parser.add_argument("--pictures", type=int, help="at most this many to train on, and to test on")
     parser.add_argument("--data", type=Path, default=folder)
     args = parser.parse_args()
     data, test = caltech(args.data, args.pictures)

@@ -1,6 +1,7 @@
 """Caltech-101 with NumPy alone: python examples/caltech_numpy.py --machines 4 --strategy downpour
 
-A network with one hidden layer, its outputs and its gradients written by hand, is all that Shoal is told.
+A network with one hidden layer.
+Shoal gets a function for its outputs and one for its gradients, both written by hand.
 """
 
 import argparse

@@ -28,8 +28,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--transport", default="sim", help="sim: all in this process; processes: one each")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", help="folder from which the same command goes on")
-    parser.add_argument("--report", help="write a page with filters, fantasies and curves there")
+    parser.add_argument("--checkpoint", help="folder to save to; the same command resumes from it")
+    parser.add_argument("--report", help="write a page with filters, fantasies and curves to this file")
     return parser.parse_args()
 
 
@@ -41,7 +41,7 @@ def tell(stage: Stage) -> None:
 
 
 class Shown:
-    """The progress of one stage after the other."""
+    """Shows the progress of the stages, one after the other."""
 
     def __init__(self, progress: Progress, workers: int) -> None:
         self.progress, self.workers, self.stage = progress, workers, ""
