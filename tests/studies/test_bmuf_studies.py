@@ -23,7 +23,7 @@ from shoal.studies.block_momentum import (
     NESTEROV,
     SINGLE,
     WHOLE,
-    Published,
+    PublishedRow,
     Setting,
     published,
 )
@@ -142,7 +142,7 @@ def test_each_claim_falls_with_its_own_row() -> None:
 
 
 def test_error_and_speed_up_of_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {(SINGLE, 1): Published(14.8, 1.0), (CLASSICAL, 4): Published(15.0, 3.9)}
+    rows = {(SINGLE, 1): PublishedRow(14.8, 1.0), (CLASSICAL, 4): PublishedRow(15.0, 3.9)}
     monkeypatch.setattr(bmuf_wer, "published", {"digits": (1, rows)}.get)
     lab = Lab()
     study = BmufWer(task="digits", workers="2/4", seeds=1, epochs=2, hidden=16, batch=24, lr=0.3)

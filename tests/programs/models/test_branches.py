@@ -119,9 +119,9 @@ def test_a_branch_computes_where_its_device_is(tweets):
 
 
 def test_one_input_for_each_branch():
-    with pytest.raises(ValueError, match="3 inputs for 2 branches; give one to each"):
+    with pytest.raises(ValueError, match="3 inputs for 2 branches; pass one for each"):
         pair()(*(torch.zeros(1, 1, 256),) * 3)
-    with pytest.raises(ValueError, match="devices names none"):
+    with pytest.raises(ValueError, match="devices is empty"):
         pair(())
 
 
@@ -193,7 +193,9 @@ def test_workers_learn_what_one_process_learns(workers, branches):
 
 def test_more_workers_than_branches_are_refused():
     model = BranchModel(LastState(6, 3), nn.Linear(6, 1))
-    with pytest.raises(ValueError, match="3 workers for 2 branches; start at most one for each branch"):
+    with pytest.raises(
+        ValueError, match="3 workers for 2 branches; start at most one worker for each branch"
+    ):
         descend_on(3, model, (torch.zeros(1, 2, 6),) * 2, torch.zeros(1, 1), steps=1)
 
 
