@@ -13,7 +13,7 @@ from shoal.programs.tasks import TASKS
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
-from shoal.studies import STUDIES, bmuf_time, bmuf_wer, calibration
+from shoal.studies import STUDIES, bmuf_time, bmuf_wer
 from shoal.studies.block_momentum import (
     AVERAGING,
     CHUNKS,
@@ -30,11 +30,6 @@ from shoal.studies.block_momentum import (
 from shoal.studies.bmuf_time import BmufTime, validation_seconds
 from shoal.studies.bmuf_wer import BmufWer, beginning_of
 from shoal.studies.study import Lab
-
-
-@pytest.fixture(autouse=True)
-def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "LEAST_SECONDS", 0.02)
 
 
 def wer_row(method: str, workers: int, error: float, spread: float = 0.1, **other: Any) -> dict[str, Any]:

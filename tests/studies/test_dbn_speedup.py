@@ -23,7 +23,7 @@ from shoal.strategies.bmuf import BMUF
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
 from shoal.strategies.sync import Sync
-from shoal.studies import STUDIES, calibration, dbn_speedup
+from shoal.studies import STUDIES, dbn_speedup
 from shoal.studies.belief_stages import Examples, pretraining, read_labelled, read_rows
 from shoal.studies.calibration import Step
 from shoal.studies.dbn_figures import (
@@ -46,14 +46,10 @@ SMALL = DbnSpeedup(
     cores="2/8",
     server="2",
     batch=8,
+    pretrain=1,
     finetune_lr=0.3,
     between="100Mbit,1ms",
 )
-
-
-@pytest.fixture(autouse=True)
-def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "LEAST_SECONDS", 0.02)
 
 
 def line(table: str, cores: int, seconds: float | None) -> dict[str, Any]:
@@ -253,10 +249,27 @@ def test_numbers_that_are_no_longer_finite_leave_an_empty_row(
     assert lab.records == [{"name": name, "diverged": True} for name in ("one worker", "2 x 1")]
 
 
-@pytest.mark.slow
-def test_real_processes_have_a_table_of_their_own() -> None:
-    study = DbnSpeedup(task="digits", layers="8", accuracy=5.0, virtual=False, real="2", batch=32)
-    (table,) = study.run(Lab()).tables
+ON_PROCESSES = DbnSpeedup(task="digits", layers="8", accuracy=5.0, virtual=False, real="2", batch=32)
+
+
+def test_real_processes_have_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run asks for processes with one thread; here they are made in virtual time."""
+    lab = Lab()
+    asked: list[tuple[str, int, int]] = []
+
+    def virtual(name: str, task: Task, strategy: Strategy, **settings: Any) -> Result:
+        asked.append((settings.pop("transport"), settings["workers"], settings.pop("threads")))
+        return run(task, strategy, transport="sim", **settings)
+
+    monkeypatch.setattr(lab, "run", virtual)
+    (table,) = ON_PROCESSES.run(lab).tables
+    assert asked == [("processes", 1, 1)] * 2 + [("processes", 2, 1)] * 2  # a layer and fine-tuning each
+    assert [(row["cores"], row["clock"]) for row in table.rows] == [(1, "real"), (2, "real")]
+
+
+@pytest.mark.soak
+def test_real_processes_take_time() -> None:
+    (table,) = ON_PROCESSES.run(Lab()).tables
     assert [(row["cores"], row["clock"]) for row in table.rows] == [(1, "real"), (2, "real")]
     assert all(row["seconds"] > 0 for row in table.rows)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import branch_training
@@ -12,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
+from shoal.cli import app
 from shoal.core.replica import Parameters
 from shoal.core.vector import Flat
 from shoal.programs.models.branches import BranchModel, LastState, pair, propagate
@@ -216,8 +216,8 @@ def alone():
 
 @pytest.mark.slow
 def test_two_worker_processes_follow_the_trajectory_of_one(tmp_path, alone):
-    command = [sys.executable, "-m", "shoal", "run", "--quiet", "-n", "2", branch_training.__file__]
-    subprocess.run([*command, str(tmp_path)], check=True, timeout=110)
+    done = CliRunner().invoke(app, ["run", "--quiet", "-n", "2", branch_training.__file__, str(tmp_path)])
+    assert done.exit_code == 0, done.output
     losses, weights = alone
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert (weights[0] - weights[-1]).abs().max() > 1e-2  # it moves
