@@ -1,4 +1,4 @@
-"""The laboratory of slow links: what it says, what the kernel counted, and that it leaves nothing behind."""
+"""slow_link.py: its figures, the bytes that the kernel counts, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
