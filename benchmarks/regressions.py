@@ -1,16 +1,17 @@
-"""Notice when something has become slower: quick figures beside the ones that are stored for this machine.
+"""Performance regressions: compare quick figures with the ones stored for this kind of machine.
 
     python benchmarks/regressions.py            measure and print
     python benchmarks/regressions.py --check    exit with status 1 if a stored figure has become slower
-    python benchmarks/regressions.py --save     measure quietly and under load, and store the figures
+    python benchmarks/regressions.py --save     measure several times, also with busy cores, and store
 
 A figure is processor time over the processor time of a calibration loop, which runs in this process right
-before and right after it, so that a slow or busy machine slows both. Rounds visit all figures in turn, and a
-figure is the median over the rounds. benchmarks/figures.json stores each figure with its tolerance by the
-kind of machine. A tolerance is what the figure varied by on an idle machine and on a busy one, and half as
-much again.
+before and right after the workload, so that a slow or busy machine slows both. Rounds visit all workloads in
+turn, and a figure is the median over the rounds. benchmarks/figures.json stores each figure and its tolerance
+by architecture and processor. --save measures with idle and with busy cores, and sets the tolerance to 1.5
+times the largest deviation from the median. --check measures a figure that is too slow once more before it
+fails.
 
-Processor time leaves out time spent waiting. step_time.py and parameter_server.py measure that.
+Processor time leaves out waiting. step_time.py and parameter_server.py measure that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from statistics import median
 import torch
 
 FIGURES = Path(__file__).with_name("figures.json")
-LEAST_TOLERANCE = 0.08  # two quiet runs may agree by chance
+LEAST_TOLERANCE = 0.15  # the few runs of one --save may agree by chance; later runs were 13 % off
 SAFETY = 1.5  # how much more than the variation seen while saving is tolerated
 BUSY_LOOP = "import os\nwhile os.getppid() == {parent}: pass"  # ends with its parent, however that ends
 
@@ -45,7 +46,7 @@ Work = Callable[[], object]
 Ratios = dict[str, float]
 
 
-# -- what is stored, and how it is compared ---------------------------------------------------------------
+# -- stored figures ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Stored:
 
 
 def machine_kind() -> str:
-    """What ratios depend on: the architecture and the model of the processor."""
+    """The architecture and the processor, which ratios depend on."""
     return f"{platform.machine()}, {cpu_model()}"
 
 
@@ -123,7 +124,7 @@ def save(file: Path, kind: str, figures: dict[str, Stored]) -> None:
 
 
 def calibration() -> None:
-    """What the simulator and the transports consist of: calls, heaps and dictionaries, and small tensors."""
+    """The kinds of work that Shoal does: heaps, dictionaries, and operations on small tensors."""
     heap: list[tuple[float, int]] = []
     seen: dict[int, float] = {}
     for number in range(40_000):
@@ -177,7 +178,7 @@ def medians(ratios: dict[str, list[float]]) -> Ratios:
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Another process on every core."""
+    """Keep every core busy with another process."""
     processes = [
         subprocess.Popen([sys.executable, "-c", BUSY_LOOP.format(parent=os.getpid())])
         for _ in range(multiprocessing.cpu_count())
@@ -190,7 +191,7 @@ def busy_cores() -> Iterator[None]:
             process.wait()
 
 
-# -- what is measured -------------------------------------------------------------------------------------
+# -- workloads --------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -307,22 +308,22 @@ def check(file: Path, names: list[str], rounds: int) -> int:
         return 0
     with started(names) as works:
         slower, remarks = compare(stored, medians(measure(works, rounds)))
-        if slower:  # once more before it counts: a machine may stumble
+        if slower:  # measure once more before it counts
             suspects = {name: works[name] for name in names if any(s.startswith(f"{name} ") for s in slower)}
             slower, _ = compare(stored, medians(measure(suspects, rounds)))
-    print("\n".join([*slower, *remarks] or [f"{len(names)} figures are within their tolerances."]))
+    print("\n".join([*slower, *remarks] or [f"Within their tolerances: {', '.join(names)}."]))
     return 1 if slower else 0
 
 
 def save_all(file: Path, names: list[str], rounds: int, runs: int) -> None:
-    """Measure half of the runs as the machine is and half under load, and store what comes of it."""
+    """Measure half of the runs with a busy process on every core, half without, and store the figures."""
     measured = []
     with started(names) as works:
         for number in range(2 * runs):
             with busy_cores() if number % 2 else nullcontext():
                 measured.append(medians(measure(works, rounds)))
             said = ", ".join(f"{name} {ratio:.3f}" for name, ratio in measured[-1].items())
-            print(f"{'busy' if number % 2 else 'as it is'}: {said}", flush=True)
+            print(f"{'with busy cores' if number % 2 else 'without'}: {said}", flush=True)
     figures = summarise(measured)
     save(file, machine_kind(), {**(load(file, machine_kind()) or {}), **figures})
     for name, figure in figures.items():
@@ -339,7 +340,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(WORKLOADS), help="figures separated by commas")
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each figure in a run")
     parser.add_argument(
-        "--runs", type=int, default=5, help="for --save: runs as it is, and as many under load"
+        "--runs", type=int, default=5, help="for --save: runs without busy cores, and as many with them"
     )
     parser.add_argument("--file", type=Path, default=FIGURES, help="where figures are stored")
     options = parser.parse_args()

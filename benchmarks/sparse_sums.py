@@ -48,7 +48,7 @@ def seconds(
 ) -> tuple[float, int]:
     """Virtual seconds of one average, and the bytes sent by worker 0."""
     link = Link.of_network(network.latency, network.bandwidth)
-    x = torch.zeros_like(vectors[0])  # nobody changes it
+    x = torch.zeros_like(vectors[0])  # shared: no worker changes it
     run = Simulation(
         OneAverage(vectors),
         lambda rank: Parameters(x),

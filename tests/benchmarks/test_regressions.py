@@ -107,7 +107,7 @@ def test_a_figure_that_is_slower_once_does_not(
 ) -> None:
     runs += [{"events": 4.0, "steps": 10.0}, {"events": 2.1}]
     assert regressions.check(file, ["events", "steps"], rounds=1) == 0
-    assert capsys.readouterr().out == "2 figures are within their tolerances.\n"
+    assert capsys.readouterr().out == "Within their tolerances: events, steps.\n"
 
 
 def test_the_machine_is_named_by_its_processor(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def many(option: str, text: str) -> list[int]:
-    """The numbers above 1 of such an option; raises ValueError if there are none.
+    """The numbers of workers above 1 of such an option; raises ValueError if there are none.
 
     Every study compares with one worker, so the option need not name it.
     """
