@@ -50,10 +50,12 @@ proto: ## generate control_pb2.py from control.proto
 	$(PROTOC) -m pip install -q grpcio-tools==1.62.3 'setuptools<80'
 	$(PROTOC) -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/shoal/transports/grpc/control.proto
 
-# slow_link.py needs root and half an hour; namespaces.py is what it stands on.
-BENCHES := $(filter-out %/slow_link.py %/namespaces.py, $(sort $(wildcard benchmarks/*.py)))
+# slow_link.py needs root and half an hour; namespaces.py and machine_load.py are imported by others.
+NOT_RUN := slow_link.py slow_link_worker.py namespaces.py machine_load.py regressions.py
+BENCHES := $(filter-out $(NOT_RUN:%=benchmarks/%), $(sort $(wildcard benchmarks/*.py)))
 
-bench: $(READY) ## run the benchmarks; they print ratios taken in one run
+bench: $(READY) ## check the stored figures, then run the benchmarks; they print ratios taken in one run
+	$(BIN)/python benchmarks/regressions.py --check
 	@set -e; for bench in $(BENCHES); do \
 	    echo "== $$bench"; $(BIN)/python "$$bench" $(ARGS); done
 

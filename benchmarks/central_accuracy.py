@@ -1,7 +1,7 @@
-"""What algorithms with a server learn, beside synchronous training from the same number of samples.
+"""Test accuracy of strategies with a server, compared with synchronous training on as many samples.
 
-Real processes on this machine, four workers, every algorithm with its own defaults; EASGD exchanges every two
-steps, as the runs are short.
+Real processes on this machine, four workers, every strategy with its defaults; EASGD exchanges every two
+steps, because the runs are short.
 
     python benchmarks/central_accuracy.py [--task mnist] [--workers 4] [--seeds 0,1,2] [--strategies asgd,ssp]
 

@@ -1,17 +1,17 @@
-"""What context-sensitive chunks are worth: a DBLSTM trained on whole sequences, and in chunks of them.
+"""The effect of context-sensitive chunks: a DBLSTM trained on whole sequences, and on chunks of them.
 
-Both sides begin with the same weights, see every frame once an epoch, and take equally many steps on about
-equally many labelled frames. Their epochs take turns in one process, so the ratio of their times is taken in
-one run; on a processor it is the time that this process had it, on a GPU the time that passed.
+Both sides start from the same weights, see every frame once per epoch, and take the same number of steps on
+about as many labelled frames. Their epochs alternate in one process, so that the ratio of their times is
+taken in one run: processor time on a CPU, wall time on a GPU.
 
     python benchmarks/chunks.py [--chunks 21-64+21] [--connected 10] [--batch 4] [--epochs 6] [--seeds 0,1,2]
         [--layers 2] [--width 64] [--lr 0.2] [--device cpu] [--threads 1] [--json FILE]
 
 SHOAL_DATA in the environment names the folder that holds fsdd/fsdd.npz. Sequences are `connected` digits of
-one speaker. Errors are those of the test part: whole sequences for the one side; for the other, chunks that
-overlap by half a core, and for comparison chunks side by side and whole sequences. The last line is JSON: the
-mean frame errors of both sides, and the time of an epoch on whole sequences over that in chunks, the median
-of all epochs.
+one speaker. Errors are those of the test set: decoded whole for the one side; for the other, in chunks that
+overlap by half a core, and for comparison in adjacent chunks and whole. The last line is JSON: the mean frame
+errors of both sides, and the time of an epoch on whole sequences over that on chunks, the median of all
+epochs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AIM = 1.0  # points of frame error that chunks may be behind
 
 @dataclass
 class Side:
-    """One way to train: its samples and its model, and the seconds of each epoch so far."""
+    """One way to train: its data and model, and the seconds of each epoch so far."""
 
     data: Data
     model: nn.Module
@@ -53,7 +53,7 @@ class Side:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         shuffled = torch.randperm(len(self.data.x), generator=order).to(self.data.x.device)
-        self.propagate(shuffled[: self.batch])  # what is set up for the first batch is not timed
+        self.propagate(shuffled[: self.batch])  # untimed warm-up
         began = self.now()
         for picked in shuffled.split(self.batch):
             self.propagate(picked)
@@ -61,12 +61,12 @@ class Side:
         self.seconds.append(self.now() - began)
 
     def propagate(self, picked: Tensor) -> None:
-        """Leave the gradients of a batch at the parameters."""
+        """Compute the gradients of a batch."""
         self.optimizer.zero_grad()
         sequence_loss(self.model(self.data.x[picked]), self.data.y[picked]).backward()
 
     def now(self) -> float:
-        """Seconds, when everything asked of the device is done."""
+        """The clock, after all work on the device is done."""
         if self.data.x.is_cuda:
             torch.cuda.synchronize()
             return perf_counter()
@@ -74,20 +74,20 @@ class Side:
 
 
 def rate(lr: float, epoch: int, epochs: int) -> float:
-    """The rate of an epoch: full in the first half, then down to a tenth in a straight line."""
+    """The learning rate of an epoch: constant in the first half, then linear decay to a tenth."""
     return lr * (1 - 0.9 * max(0.0, 2 * (epoch + 1) / epochs - 1))
 
 
 @torch.no_grad()
 def errors(model: nn.Module, data: Data) -> dict[str, float]:
-    """Both error rates on the test part."""
+    """Both error rates on the test set."""
     model.eval()
     out = torch.cat([model(x) for x in data.test_x.split(100)])
     return {name: metric(out, data.test_y) for name, metric in METRICS.items()}
 
 
 def net(options: argparse.Namespace, seed: int) -> DBLSTM:
-    """The model with the weights that belong to a seed."""
+    """The model with the initial weights of a seed."""
     torch.manual_seed(seed)
     return DBLSTM(MEL.bands, options.layers, options.width, CLASSES).to(options.device)
 

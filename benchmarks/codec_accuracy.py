@@ -1,6 +1,6 @@
-"""What synchronous training learns through each codec, beside the same training without one.
+"""Test accuracy of synchronous training with each codec, compared with training without one.
 
-The same task, samples and seeds for all, in virtual time by default: numbers are those of real processes.
+All have the same task, samples and seeds. Virtual time by default; results equal those of real processes.
 
     python benchmarks/codec_accuracy.py [--task mnist] [--workers 4] [--epochs 2] [--seeds 0,1,2]
         [--codecs "one_bit;top_k:density=0.01,feedback=none"] [--json FILE]
@@ -33,7 +33,7 @@ AIMS = {
     "ternary": -1.0,
     "threshold": -1.0,
 }
-"""How far behind each may be, with its feedback; the control should be visibly worse."""
+"""How far behind each codec may be, with error feedback; the control should be clearly worse."""
 
 DEFAULT = ";".join(
     [
@@ -44,7 +44,7 @@ DEFAULT = ";".join(
 
 
 MOMENTUM_RATE = 0.3
-"""By what the rate is multiplied for a codec that brings momentum, whose steps are longer."""
+"""Factor of the learning rate for a codec with momentum, whose steps are longer."""
 
 
 def train(codec: str, strategy: Strategy, options: argparse.Namespace, seed: int) -> float:
@@ -64,7 +64,7 @@ def train(codec: str, strategy: Strategy, options: argparse.Namespace, seed: int
         transport=options.transport,
     )
     if result.test_accuracy is None:
-        raise SystemExit(f"{options.task} has no classes to be right about")
+        raise SystemExit(f"{options.task} has no test accuracy; take a task with classes, such as mnist")
     return result.test_accuracy
 
 
@@ -85,7 +85,7 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     print(f"{options.task}, {options.strategy}, {options.workers} workers, {options.epochs} epochs")
     for codec in ["none", *options.codecs.split(";")]:
-        CODECS.read(codec)  # a slip shows at once
+        CODECS.read(codec)  # report a wrong name before training
         found[codec] = [train(codec, strategy, options, seed) for seed in seeds]
         ahead = mean(found[codec]) - mean(found["none"])
         aim = AIMS.get(codec.partition(":")[0])

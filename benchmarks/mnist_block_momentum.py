@@ -1,8 +1,8 @@
-"""What block momentum is worth: MNIST on one worker, by model averaging, and by BMUF on many workers.
+"""The effect of block momentum: MNIST on one worker, and by model averaging and BMUF on many workers.
 
-An MLP 784-256-256-10 sees every image the same number of times on each side. The single worker takes all the
-steps by itself; averaging N models makes N times fewer steps of the same length, and BMUF makes up for it by
-the momentum of its blocks. Virtual time, so the figures are the same on every machine with the same torch.
+An MLP 784-256-256-10 sees every image equally often in each run. One worker takes all the steps; averaging N
+models takes N times fewer steps of the same length, and BMUF makes up for that with block momentum. Virtual
+time, so the figures are the same on every machine with the same torch.
 
     python benchmarks/mnist_block_momentum.py [--epochs 4] [--workers 8] [--period 8] [--seeds 0,1,2]
 

@@ -1,7 +1,7 @@
-"""Lab: hosts that are network namespaces of this machine, joined by links of a given rate. Linux, root only.
+"""Lab: network namespaces as hosts on one machine, joined by links of a given rate. Linux, root only.
 
-Every host has one interface, at a bridge in a namespace of its own; both ends of that link are shaped by a
-token bucket, so that it is as slow in either direction. Nothing outside these namespaces is touched.
+Every host has one interface, connected to a bridge in another namespace. A token bucket shapes both ends of
+that link, so that it has the same rate in both directions. Nothing outside these namespaces changes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from types import TracebackType
 
 INTERFACE = "eth0"
 PREFIX = "shoal-lab"
-COMMAND_SECONDS = 20.0  # that a single `ip` or `tc` may take
-ENDING_SECONDS = 5.0  # that a process may take to die
-QUEUE = "50ms"  # what a link may hold back before it drops packets
+COMMAND_SECONDS = 20.0  # limit for a single `ip` or `tc`
+ENDING_SECONDS = 5.0  # limit for a killed process to end
+QUEUE = "50ms"  # the longest delay in a link's queue before it drops packets
 BURST_SECONDS = 0.002  # how far a link may run ahead of its rate
 LEAST_BURST = 1 << 16  # bytes; a bucket must hold the largest packet
 
 
 def obstacle() -> str | None:
-    """Why there can be no lab here, in one line; None where there can."""
+    """Why no lab can be made here, in one line; None if one can."""
     if sys.platform != "linux":
         return "network namespaces exist on Linux only"
     if os.geteuid() != 0:
@@ -39,9 +39,9 @@ def obstacle() -> str | None:
 
 
 class Lab:
-    """Enter it to make the hosts; they are gone when it is left, whatever happened.
+    """A context manager that makes the hosts, and removes them in the end.
 
-    A run that was killed leaves its namespaces behind: the next lab removes them.
+    A killed run leaves its namespaces behind; the next lab removes them.
     """
 
     def __init__(self, hosts: int, bytes_per_second: float) -> None:
@@ -65,13 +65,13 @@ class Lab:
         self._close()
 
     def address(self, host: int) -> str:
-        """Where the others reach it."""
+        """The IP address of a host."""
         return f"10.77.{host // 200}.{host % 200 + 1}"
 
     def start(
         self, host: int, command: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> subprocess.Popen[str]:
-        """A process on that host, which is told things on its standard input and answers on its output."""
+        """Start a process on a host, with pipes to its standard input and output."""
         with log.open("w") as errors:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", self._host(host), *command],
@@ -80,13 +80,13 @@ class Lab:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for the one that made the lab, which ends the others
+                start_new_session=True,  # Ctrl-C goes to the maker of the lab alone, which ends the others
             )
         self._processes.append(process)
         return process
 
     def end_processes(self) -> None:
-        """End all that was started and still runs."""
+        """Kill the processes that still run."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -109,8 +109,8 @@ class Lab:
             ip("-n", hub, "link", "add", port, *link)
             ip("-n", host, "addr", "add", f"{self.address(number)}/16", "dev", INTERFACE)
             for namespace, device in ((hub, port), (host, INTERFACE)):
-                # without IPv6, so that nothing but the experiment travels; packets as on a real wire, so that
-                # the counters see every header
+                # no IPv6, so that only the experiment sends packets; no segmentation offload, so that the
+                # counters see every header
                 ip("-n", namespace, "link", "set", device, "addrgenmode", "none", "gso_max_segs", "1")
                 self._slow_down(namespace, device)
                 ip("-n", namespace, "link", "set", device, "up")
@@ -137,7 +137,7 @@ def ip(*words: str) -> str:
 
 
 def call(*words: str) -> str:
-    """What a command prints. Raises RuntimeError with its complaint in one line."""
+    """Run a command and return its output. Raises RuntimeError with its error message in one line."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
     except subprocess.CalledProcessError as failed:
@@ -149,13 +149,13 @@ def call(*words: str) -> str:
 
 
 def namespaces() -> list[str]:
-    """All that were made by some lab."""
+    """The namespaces of all labs."""
     listed = json.loads(call("ip", "-json", "netns", "list") or "[]")
     return [each["name"] for each in listed if each["name"].startswith(f"{PREFIX}-")]
 
 
 def remove_leftovers() -> None:
-    """Remove the namespaces of labs whose process is dead."""
+    """Remove the namespaces of labs whose process has ended."""
     for namespace in namespaces():
         pid, moment = namespace.removeprefix(f"{PREFIX}-").split("-")[:2]
         if started(int(pid)) != moment:
@@ -163,7 +163,7 @@ def remove_leftovers() -> None:
 
 
 def remove(namespace: str) -> None:
-    """End what still runs in a namespace of a lab, and delete it."""
+    """Kill the processes in a namespace, and delete it."""
     for pid in ip("netns", "pids", namespace).split():
         try:
             os.kill(int(pid), signal.SIGKILL)
@@ -173,7 +173,7 @@ def remove(namespace: str) -> None:
 
 
 def started(pid: int) -> str:
-    """When that process was started, which tells it from a later one of the same number."""
+    """The start time of a process, which distinguishes it from a later one with the same id."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -182,7 +182,7 @@ def started(pid: int) -> str:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Neither Ctrl-C nor SIGTERM break off what is done in here."""
+    """Ignore Ctrl-C and SIGTERM inside the context."""
     kept = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,7 +1,7 @@
 """Speed of the simulator on one core: bare events of its kernel, and a thousand EASGD workers.
 
-The bare events are the timers of processes that do nothing but sleep. The EASGD run has all that a
-simulation has: a network, jitter, messages to a server, and a gradient of ten elements at every step.
+Bare events are the timers of processes that only sleep. The EASGD run has every part of a simulation: a
+network, jitter, messages to a server, and a gradient of ten elements at every step.
 
     python benchmarks/simulator.py [--events 300000] [--workers 1000] [--steps 20] [--repeats 3] [--json FILE]
 
@@ -34,7 +34,7 @@ COMPUTE = Compute.parse("20ms,10%")
 
 
 def sleep(events: int) -> int:
-    """A thousand processes that sleep, each a little longer than the one before; how many events it took."""
+    """Run a thousand processes that only sleep, each a little longer; returns the number of events."""
     kernel = Kernel()
     switch = Switch(kernel, Network(), seed=0)
 
@@ -49,7 +49,7 @@ def sleep(events: int) -> int:
 
 
 def easgd(workers: int, steps: int) -> Simulation:
-    """EASGD that exchanges with its server at every fourth step."""
+    """EASGD workers that exchange with the server at every fourth step."""
     return simulate(
         EASGD(period=4),
         Quadratic(lr=0.1, targets=(1.0, -1.0)),
@@ -62,7 +62,7 @@ def easgd(workers: int, steps: int) -> Simulation:
 
 
 def clock(action: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds that each of the repeats took."""
+    """Seconds of each repeat."""
     taken = []
     for _ in range(repeats):
         began = time.perf_counter()

@@ -3,7 +3,7 @@
 Every worker is a process with one thread in a network namespace of its own, and the links between them have
 the given rate in both directions. All train the same multilayer perceptron from the same weights on the same
 batches, in the same loop: one wrapped in DDP, the others attached to Shoal, all over gloo. Seconds are those
-of the slowest worker, from the word to go to the merged model; bytes are what the kernel counted at its
+of the slowest worker, from the start signal to the merged model; bytes are the kernel's count at its
 interface.
 
 A codec may follow a strategy, as in sync+one_bit; ddp+powersgd is DDP with torch's own PowerSGD hook of rank
@@ -21,7 +21,6 @@ seconds of a step.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import queue
@@ -32,103 +31,43 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from types import FrameType
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from machine_load import Load
 from namespaces import INTERFACE, Lab, obstacle, undisturbed
 from rich.console import Console
 from rich.table import Table
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn import functional as F
+from slow_link_worker import DDP, POWER_SGD, Trial
 
 import shoal
 from shoal.codecs import CODECS
-from shoal.launch.control import leave_with_parent
 from shoal.programs.tasks import TASKS
-from shoal.replicas.module import Batches
 from shoal.report.units import bytes_text, ratio_text, seconds_text
-from shoal.runs.evaluation import evaluate
 from shoal.sim import Network
 from shoal.strategies import STRATEGIES
-from shoal.vocabulary.strategy import Strategy
 
-DDP = "ddp"
-POWER_SGD = "powersgd"
-BUCKET = 64  # MB: the whole model, or torch's PowerSGD mixes up the sums of several buckets over gloo
 EVERY_STEP: dict[str, Any] = {"lr": 0.1, "sgd_momentum": 0.9}
-TUNED: dict[str, dict[str, Any]] = {  # found by a search for the defaults below; all others have EVERY_STEP
+TUNED: dict[str, dict[str, Any]] = {  # found by search at the default settings; others have EVERY_STEP
     "bmuf": {"lr": 0.25, "sgd_momentum": 0.5, "momentum": 0.4, "warmup": 0, "reset_momentum": "false"},
     "sync+dgc": {"lr": 0.1, "sgd_momentum": 0.0},  # the codec has the momentum
     "diloco": {"lr": 0.25, "sgd_momentum": 0.5, "momentum": 0.5, "rate": 0.9, "warmup": 0},
 }
-PORT = 29500  # where the workers meet; every namespace has all its ports to itself
-STARTING_SECONDS = 180.0  # that workers may take to load the data and to meet
-ALONE_STEPS = 5  # by which computing without exchange is measured
-REPORT_SECONDS = 0.5  # between two reports of a worker
-LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
+WORKER = Path(__file__).resolve().with_name("slow_link_worker.py")
+PORT = 29500  # where the workers connect; every namespace has its own ports
+STARTING_SECONDS = 180.0  # limit for workers to load the data and connect
+LINE_SECONDS = 10.0  # between two lines of progress without a terminal
 SUMMARY = ("seconds", "accuracy", "step")
-STAT = Path("/proc/stat")
 
 
-# -- what is tried ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One training, as all its workers are told of it."""
-
-    word: str  # DDP, or a strategy of Shoal's; a codec may follow behind a plus sign
-    options: dict[str, Any]  # of that strategy
-    lr: float
-    sgd_momentum: float  # of the workers' own optimizers
-    task: str
-    hidden: int
-    batch: int
-    steps: int
-    workers: int
-    seed: int
-    timeout: float
-
-    @property
-    def strategy(self) -> Strategy | None:
-        """None for DDP."""
-        return None if self.kind == DDP else STRATEGIES.make(self.kind, **self.options)
-
-    @property
-    def kind(self) -> str:
-        """The word without its codec."""
-        return self.word.partition("+")[0]
-
-    @property
-    def codec(self) -> str:
-        """That of Shoal's strategy, or of a hook for DDP."""
-        return self.word.partition("+")[2] or "none"
-
-    @property
-    def period(self) -> int:
-        """Steps from one exchange to the next."""
-        return int(getattr(self.strategy, "period", 1))
-
-    @property
-    def nodes(self) -> int:
-        """Processes in all, servers included."""
-        return self.workers + (self.strategy.servers if self.strategy else 0)
-
-    @property
-    def samples(self) -> int:
-        """Samples that all workers take together."""
-        return self.steps * self.batch * self.workers
+# -- trials ----------------------------------------------------------------------------------------
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """One for each word. Raises ValueError where something does not fit."""
+    """One trial for each word. Raises ValueError for settings that do not fit together."""
     own: dict[str, dict[str, Any]] = {
         word: dict(TUNED.get(word) or TUNED.get(word.partition("+")[0], EVERY_STEP))
         for word in options.strategies
@@ -167,118 +106,11 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     return made
 
 
-def mlp(inputs: int, hidden: int) -> nn.Module:
-    """Two hidden layers; 10,004,950 parameters for 784 inputs and 2,790 hidden units."""
-    return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10)
-    )
-
-
-# -- a worker -------------------------------------------------------------------------------------------
-
-
-class Loop:
-    """A training loop as a user writes it; the learning rate falls in a straight line to nothing."""
-
-    def __init__(self, trial: Trial, model: nn.Module, batches: Batches) -> None:
-        self._steps, self._model, self._batches = trial.steps, model, batches
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=trial.lr, momentum=trial.sgd_momentum)
-
-    def train(self, steps: int) -> Iterator[float]:
-        """Takes a step for each of the seconds it yields: those which that step took."""
-        schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 - step / self._steps)
-        for _ in range(steps):
-            began = time.perf_counter()
-            x, y = self._batches.next()
-            self.optimizer.zero_grad()
-            F.cross_entropy(self._model(x), y).backward()
-            self.optimizer.step()
-            schedule.step()
-            yield time.perf_counter() - began
-
-
-def with_hook(model: nn.parallel.DistributedDataParallel, codec: str) -> nn.Module:
-    """DDP with torch's own PowerSGD, or with a codec of Shoal's."""
-    if codec == POWER_SGD:
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None, matrix_approximation_rank=2, start_powerSGD_iter=2
-        )
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    elif codec != "none":
-        model.register_comm_hook(None, shoal.comm_hook(codec))
-    return model
-
-
-def work(trial: Trial) -> None:
-    """The process of one worker: says when it is ready, trains when told to, and reports."""
-    leave_with_parent()
-    torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
-    task = TASKS.make(trial.task)
-    data = task.data()
-    torch.manual_seed(trial.seed)
-    model = mlp(data.x.shape[1], trial.hidden)
-
-    def loop_for(module: nn.Module) -> Loop:
-        cut = {"batch": trial.batch, "rank": rank, "workers": trial.workers, "seed": trial.seed}
-        return Loop(trial, module, Batches(data.x, data.y, **cut))
-
-    alone = list(loop_for(copy.deepcopy(model)).train(1 + ALONE_STEPS))[1:]
-    finish: Callable[[], object]
-    if trial.strategy is None:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=trial.timeout))
-        loop = loop_for(
-            with_hook(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=BUCKET), trial.codec)
-        )
-        finish = dist.barrier  # DDP's models are the same after every step
-    else:
-        loop = loop_for(model)
-        finish = shoal.attach(model, loop.optimizer, trial.strategy, codec=trial.codec).finish
-    say(ready=True)
-    if sys.stdin.readline() != "go\n":
-        return
-    measured = run_loop(loop, trial.steps, finish)
-    if trial.strategy is None:
-        dist.destroy_process_group()
-    if rank == 0:
-        score = evaluate(model, task, data)
-        measured["test_loss"], measured["accuracy"] = score.loss, score.accuracy
-        measured["parameters"] = sum(p.numel() for p in model.parameters())
-    say(done=measured, alone=median(alone))
-
-
-def run_loop(loop: Loop, steps: int, finish: Callable[[], object]) -> dict[str, Any]:
-    """Train, with a word now and then about how it goes; what was measured."""
-    began, computed, before = time.perf_counter(), time.process_time(), bytes_sent()
-    told, seconds = began, []
-    for step, took in enumerate(loop.train(steps), 1):
-        seconds.append(took)
-        if (now := time.perf_counter()) - told > REPORT_SECONDS:
-            told = now
-            say(step=step, seconds=now - began, sent=bytes_sent() - before)
-    finish()
-    return {
-        "seconds": time.perf_counter() - began,
-        "processor_seconds": time.process_time() - computed,
-        "bytes_sent": bytes_sent() - before,
-        "step_seconds": seconds,
-    }
-
-
-def say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
-
-
-def bytes_sent() -> int:
-    """What left this namespace's interface so far, all headers included."""
-    return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text())
-
-
-# -- the one that starts them ---------------------------------------------------------------------------
+# -- starting the workers ---------------------------------------------------------------------------
 
 
 class Crew:
-    """The worker processes of one trial, and what they say. Silence for too long is an error."""
+    """The worker processes of one trial and their reports; one that is silent for too long is an error."""
 
     def __init__(self, lab: Lab, trial: Trial, folder: Path) -> None:
         self._trial = trial
@@ -286,10 +118,9 @@ class Crew:
         self._said: queue.Queue[tuple[int, str | None]] = queue.Queue()
         self._processes = []
         for rank, log in enumerate(self._logs):
-            told = ["--worker", json.dumps(asdict(trial))]
             process = lab.start(
                 rank,
-                [sys.executable, str(Path(__file__).resolve()), *told],
+                [sys.executable, str(WORKER), json.dumps(asdict(trial))],
                 environment(lab, trial, rank),
                 log,
             )
@@ -297,8 +128,8 @@ class Crew:
             threading.Thread(target=self._listen, args=(rank, process.stdout), daemon=True).start()
 
     def see_through(self, tell: Callable[[str], None]) -> tuple[list[dict[str, Any]], float]:
-        """Start them together and wait for the end; what each worker has measured, and what others took."""
-        tell(f"{self._trial.word}: loading and meeting")
+        """Start all workers at once and wait for them; their measurements, and the load by other programs."""
+        tell(f"{self._trial.word}: loading data and connecting")
         workers = set(range(self._trial.workers))
         for _ in self._until(workers, "ready", STARTING_SECONDS):
             pass
@@ -321,7 +152,7 @@ class Crew:
         return [measured[rank] for rank in sorted(measured)], load.of_others(busy)
 
     def _until(self, workers: set[int], word: str, timeout: float) -> Iterator[tuple[int, dict[str, Any]]]:
-        """All that is said until every worker has said that word."""
+        """Yield reports until every worker has sent one with that key."""
         missing = set(workers)
         last_heard = dict.fromkeys(missing, time.monotonic())
         while missing:
@@ -332,7 +163,7 @@ class Crew:
                 )
             except queue.Empty:
                 raise RuntimeError(
-                    f"{self._trial.word}: worker {silent} said nothing for {timeout:g} s\n{self._log(silent)}"
+                    f"{self._trial.word}: worker {silent} sent nothing for {timeout:g} s\n{self._log(silent)}"
                 ) from None
             if line is None:
                 if rank in missing:
@@ -356,7 +187,7 @@ class Crew:
 
 
 def environment(lab: Lab, trial: Trial, rank: int) -> dict[str, str]:
-    """What torchrun would leave to a process on a host of its own."""
+    """The environment that torchrun would give to a process on a host of its own."""
     return {
         **{name: value for name, value in os.environ.items() if name != "SHOAL_PLACE"},
         "RANK": str(rank),
@@ -371,7 +202,7 @@ def environment(lab: Lab, trial: Trial, rank: int) -> dict[str, str]:
 
 
 def measure(lab: Lab, trial: Trial, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Run one trial, and sum up what its workers say."""
+    """Run one trial, and summarise the reports of its workers."""
     load = os.getloadavg()[0]
     try:
         workers, others = Crew(lab, trial, folder).see_through(tell)
@@ -401,7 +232,7 @@ def measure(lab: Lab, trial: Trial, folder: Path, tell: Callable[[str], None]) -
 
 
 def cost_of_a_step(worker: dict[str, Any], period: int) -> tuple[float, float]:
-    """Seconds of a step without exchange, and what an exchange adds to one, with the wait for others."""
+    """Seconds of a step without exchange, and the seconds that an exchange adds, waiting included."""
     seconds: list[float] = worker["step_seconds"]
     merging = seconds[period - 1 :: period]
     rest = [took for step, took in enumerate(seconds, 1) if step % period]
@@ -409,26 +240,8 @@ def cost_of_a_step(worker: dict[str, Any], period: int) -> tuple[float, float]:
     return computing, median(merging) - computing if merging else float("nan")
 
 
-class Load:
-    """What the machine does from now on."""
-
-    def __init__(self) -> None:
-        self._wall, self._busy = time.perf_counter(), busy_seconds()
-
-    def of_others(self, own_seconds: float) -> float:
-        """The share of all cores that was taken by programs other than those who took these seconds."""
-        wall, busy = time.perf_counter() - self._wall, busy_seconds() - self._busy
-        return max(0.0, busy - own_seconds) / (wall * (os.cpu_count() or 1))
-
-
-def busy_seconds() -> float:
-    """Seconds that all cores together have worked since the machine was started."""
-    user, nice, system, _idle, _iowait, *rest = map(int, STAT.read_text().split("\n")[0].split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-
-
 class Teller:
-    """One line that is written over on a terminal; elsewhere a line every ten seconds."""
+    """Progress: one line that is overwritten on a terminal; elsewhere a line every ten seconds."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -442,12 +255,12 @@ class Teller:
             print(line, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Make room for what follows."""
+        """Clear the line."""
         if self._terminal:
             self("")
 
 
-# -- what came of it ------------------------------------------------------------------------------------
+# -- results ------------------------------------------------------------------------------------
 
 
 def show(results: dict[str, dict[str, Any]], trial: Trial, rate: str) -> None:
@@ -457,7 +270,7 @@ def show(results: dict[str, dict[str, Any]], trial: Trial, rate: str) -> None:
         title=f"{trial.task}, {parameters:,} parameters, {trial.workers} workers, links of {rate}",
         caption=f"{trial.samples:,} samples: {trial.steps} steps of {trial.batch} a worker. rate, momentum: "
         f"of the workers' SGD. A model takes at least {wire:.3g} s on the wire; exchange: what it adds to a "
-        f"step. others: the share of the machine that other programs took; its load was {load_of(results)}.",
+        f"step. others: the share of the machine that other programs used; its load was {load_of(results)}.",
     )
     table.add_column("strategy")
     columns = (
@@ -510,7 +323,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds that a step may take at most")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)  # a Trial, for a worker process
     options = parser.parse_args(arguments)
     if min(options.workers, options.batch, options.period, options.hidden, options.samples) < 1:
         parser.error("workers, batch, period, hidden and samples are at least 1")
@@ -518,7 +330,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run_all(options: argparse.Namespace, chosen: list[Trial], results: dict[str, dict[str, Any]]) -> None:
-    """Fill in the results one after the other."""
+    """Run the trials one after the other and fill in their results."""
     tell = Teller()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
@@ -539,18 +351,15 @@ def stop(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     options = parse()
-    if options.worker:
-        work(Trial(**json.loads(options.worker)))
-        return
     if (why := obstacle()) is not None:
         raise SystemExit(f"slow_link.py: {why}")
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell has us ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
     results: dict[str, dict[str, Any]] = {}
     chosen: list[Trial] = []
     try:
         chosen = trials(options)
-        TASKS.make(options.task).data()  # where it is missing, say so before anything starts
+        TASKS.make(options.task).data()  # report missing data before anything starts
         run_all(options, chosen, results)
     except (ValueError, RuntimeError, shoal.ShoalError) as error:
         raise SystemExit(f"slow_link.py: {error}") from None

@@ -1,13 +1,13 @@
-"""Averages of sparse vectors: in stripes and by recursive doubling, in virtual time.
+"""Averages of sparse vectors in virtual time: stripes against recursive doubling.
 
-Every worker has a gradient of its own, drawn at random, and a codec sends a small share of it. Virtual time
-is exact: what is printed depends on nothing but the arguments.
+Every worker has a random gradient, and a codec sends a small share of it. Virtual time is exact: the output
+depends only on the arguments.
 
     python benchmarks/sparse_sums.py [--codec top_k:density=0.001] [--elements 10000000]
         [--workers 2,3,4,8,16] [--rates 100Mbit,1Gbit,10Gbit] [--latencies 100us,1ms,20ms] [--json FILE]
 
-For each number of workers and each network: milliseconds of one average in both ways, how many times faster
-doubling is, and whether `auto` has taken the faster one. The last line is JSON: for each case that ratio.
+For each number of workers and each network: milliseconds of one average by both algorithms, how many times
+faster doubling is, and whether `auto` takes the faster one. The last line is JSON: the ratio of each case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shoal.vocabulary.strategy import Strategy
 
 @dataclass(frozen=True)
 class OneAverage(Strategy):
-    """Every worker brings its vector to one average."""
+    """All workers average one vector each."""
 
     vectors: tuple[Tensor, ...] = ()
 
@@ -46,9 +46,9 @@ class OneAverage(Strategy):
 def seconds(
     collective: str, codec: Codec, vectors: tuple[Tensor, ...], network: Network
 ) -> tuple[float, int]:
-    """Virtual seconds of one average, and the bytes that worker 0 sent."""
+    """Virtual seconds of one average, and the bytes sent by worker 0."""
     link = Link.of_network(network.latency, network.bandwidth)
-    x = torch.zeros_like(vectors[0])  # nobody changes it
+    x = torch.zeros_like(vectors[0])  # shared: no worker changes it
     run = Simulation(
         OneAverage(vectors),
         lambda rank: Parameters(x),
@@ -62,7 +62,7 @@ def seconds(
 
 
 def measure(codec: Codec, vectors: tuple[Tensor, ...], networks: list[str]) -> list[dict[str, Any]]:
-    """Both ways, and what `auto` takes, on each of these networks."""
+    """Both algorithms, and the choice of `auto`, on each of these networks."""
     rows = []
     for text in networks:
         network = Network.parse(text)

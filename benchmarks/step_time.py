@@ -1,11 +1,11 @@
 """Step time of Shoal's `sync` over gloo against DistributedDataParallel, in one run.
 
 Two worker processes with one thread each train the same model twice from the same weights on the same
-batches: once wrapped in DDP, once attached to Shoal as `shoal run --transport gloo` does it. They take turns,
-a block of steps each, in the order ABBA, so that whatever else the machine does falls on both alike.
-Afterwards the weights of both sides must be equal. Worker 0's clock is the one that counts. Both sides hardly
-differ in work but wait differently, so a busy machine distorts the ratio: pairs of blocks during which other
-programs took more than a tenth of the machine do not count, where enough others are left.
+batches: once wrapped in DDP, once attached to Shoal as by `shoal run --transport gloo`. The two sides take
+turns, a block of steps each, in the order ABBA, so that load from other programs affects both. Afterwards
+their weights must be equal. Times are those of worker 0. A busy machine distorts the ratio, because the two
+sides wait in different ways: pairs of blocks during which other programs used over a tenth of the machine are
+discarded if enough pairs remain.
 
     python benchmarks/step_time.py [--models mlp,mlp_30m,cnn] [--blocks 20] [--steps 25] [--json FILE]
 
@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from machine_load import Load
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -41,12 +42,11 @@ from shoal.strategies import Sync
 
 WORKERS = 2
 BATCH = 64
-POOL = 16  # batches that are held in memory and taken in turn
-SETTLING_STEPS = 3  # untimed, at the start of each block: the other side's tensors fill the caches
-STAT = Path("/proc/stat")
-QUIET = 0.1  # share of the machine that other programs may take
-FEWEST_PAIRS = 5  # quiet ones; where there are fewer, all pairs count
-TOLERANCE = 1e-6  # of weights below 1: both sides sum the same two numbers and scale by powers of two
+POOL = 16  # batches in memory, used in turn
+SETTLING_STEPS = 3  # untimed, at the start of each block: the caches still hold the other side's tensors
+QUIET = 0.1  # share of the machine that other programs may use
+FEWEST_PAIRS = 5  # quiet pairs; if there are fewer, all pairs count
+TOLERANCE = 1e-6  # for weights below 1: both sides sum the same two numbers and scale by powers of two
 
 
 def mlp() -> nn.Module:
@@ -81,19 +81,19 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "mlp_30m": mlp_30m, "c
 
 @dataclass
 class Side:
-    """One of the two trainings: its model, and what was measured of it, block by block."""
+    """One of the two trainings: its model and its measurements, block by block."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     seconds: list[list[float]] = field(default_factory=list)  # of each timed step
-    others: list[float] = field(default_factory=list)  # share of the machine that other programs took
+    others: list[float] = field(default_factory=list)  # share of the machine that other programs used
     steps: int = 0
 
     def train(self, batches: list[tuple[Tensor, Tensor]], steps: int) -> None:
-        """A block of steps, written as a user writes them."""
+        """A block of steps, written as in a user's script."""
         seconds = []
         dist.barrier()
-        load = Load()
+        load, before = Load(), time.process_time()
         for _ in range(SETTLING_STEPS + steps):
             x, y = batches[self.steps % len(batches)]
             began = time.perf_counter()
@@ -103,29 +103,9 @@ class Side:
             seconds.append(time.perf_counter() - began)
             self.steps += 1
         self.seconds.append(seconds[SETTLING_STEPS:])
-        self.others.append(load.of_others())
-
-
-class Load:
-    """What the machine does from now on besides this benchmark."""
-
-    def __init__(self) -> None:
-        self._wall, self._busy, self._own = time.perf_counter(), busy_seconds(), time.process_time()
-
-    def of_others(self) -> float:
-        """The share of all cores that other programs took; 0 where the system does not tell."""
-        own = torch.tensor([time.process_time() - self._own], dtype=torch.float64)
-        busy, wall = busy_seconds() - self._busy, time.perf_counter() - self._wall
+        own = torch.tensor([time.process_time() - before], dtype=torch.float64)
         dist.all_reduce(own)  # of both workers
-        return max(0.0, busy - float(own)) / (wall * (os.cpu_count() or 1))
-
-
-def busy_seconds() -> float:
-    """Seconds that all cores together have worked since the machine was started."""
-    if not STAT.exists():
-        return 0.0
-    user, nice, system, _idle, _iowait, *rest = map(int, STAT.read_text().split("\n")[0].split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+        self.others.append(load.of_others(float(own)))
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -133,7 +113,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def work(name: str, blocks: int, steps: int, folder: Path) -> None:
-    """One worker process: both sides, in turn. Worker 0 leaves what it measured in the folder."""
+    """One worker process: both sides, in turn. Worker 0 writes its measurements to the folder."""
     torch.set_num_threads(1)
     rank = Place.find().rank
     generator = torch.Generator().manual_seed(rank)
@@ -163,7 +143,7 @@ def work(name: str, blocks: int, steps: int, folder: Path) -> None:
 
 
 def measure(name: str, blocks: int, steps: int) -> dict[str, Any]:
-    """Start the worker processes for one model, and sum up what worker 0 measured."""
+    """Start the worker processes for one model, and summarise the measurements of worker 0."""
     with tempfile.TemporaryDirectory() as folder:
         run_script(
             __file__,
@@ -177,7 +157,7 @@ def measure(name: str, blocks: int, steps: int) -> dict[str, Any]:
         raw = json.loads((Path(folder) / "measured").read_text())
     if raw["apart"] > TOLERANCE:
         raise SystemExit(
-            f"{name}: the weights of both sides differ by {raw['apart']:g}, so they did other work"
+            f"{name}: the weights of both sides differ by {raw['apart']:g}, so they did different work"
         )
     others = [max(pair) for pair in zip(raw["ddp"]["others"], raw["shoal"]["others"], strict=True)]
     quiet = [pair for pair, share in enumerate(others) if share <= QUIET]
@@ -204,7 +184,7 @@ def show(results: dict[str, dict[str, Any]], steps: int) -> None:
     table = Table(
         title=f"Step time, {WORKERS} workers over gloo, batch {BATCH} each, SGD with momentum",
         caption=f"Medians of blocks of {steps} steps, in brackets their quartiles; others: the share of the "
-        f"machine that other programs took. Weights of both sides equal within {TOLERANCE:g}.",
+        f"machine that other programs used. Weights of both sides equal within {TOLERANCE:g}.",
     )
     table.add_column("model")
     for column in ("parameters", "DDP, ms", "Shoal, ms", "ratio", "ratio by pairs", "pairs", "others"):

@@ -1,8 +1,8 @@
-"""One worker that is slower than the others: what is left of their speed, with --balance and without.
+"""Throughput with one slow worker, with --balance and without.
 
-Real processes on this machine. A gradient takes a fixed time for each sample, several times as long at one of
-the workers: the loss function sleeps. That stands for a slower device; it takes no core, so that a machine
-with few cores can have many workers. The ideal is the sum of the workers' own speeds.
+Real processes on this machine. The loss function sleeps for a fixed time per sample, several times as long on
+one worker, in place of a slower device; sleeping needs no core, so a machine with few cores can have many
+workers. The ideal throughput is the sum of the workers' speeds.
 
     python benchmarks/uneven.py [--runs sync,sync+balance,adpsgd] [--workers 4] [--factor 5] [--json FILE]
 
@@ -37,19 +37,19 @@ PERIOD = 8  # of strategies that have one; the runs are short
 
 @dataclass(frozen=True)
 class SlowLoss:
-    """Cross-entropy that takes its time for every sample, `factor` times as long at the first to come."""
+    """Cross-entropy that sleeps for every sample, `factor` times as long in the first process to call it."""
 
     folder: str
     seconds: float
     factor: float
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        if torch.is_grad_enabled():  # not in a test of the model
+        if torch.is_grad_enabled():  # not in evaluation
             time.sleep(len(labels) * self.seconds * (self.factor if self._is_slow() else 1.0))
         return F.cross_entropy(outputs, labels)
 
     def _is_slow(self) -> bool:
-        """Whether this process is the one whose number is in the folder; the first writes its own."""
+        """Whether this process is the slow one: the first that wrote its id to the folder."""
         place = Path(self.folder) / "slow"
         with suppress(FileExistsError):
             place.symlink_to(str(os.getpid()))

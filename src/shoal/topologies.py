@@ -1,7 +1,7 @@
-"""Topologies: who talks to whom in which round, where workers have no server.
+"""Topologies: which workers exchange models in each round of a strategy without a server.
 
-A topology is a word with options: 'ring', 'torus:rows=2', 'random:seed=3', 'file:graph.txt'. It is worked out
-from ranks and the number of the round alone, so all workers agree on it without a message.
+A topology is a name with options: 'ring', 'torus:rows=2', 'random:seed=3', 'file:graph.txt'. It depends only
+on ranks and the number of the round, so all workers agree on it without messages.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from shoal.core.seeds import stream
 
 @dataclass(frozen=True)
 class Topology(ABC):
-    """The neighbours of each of so many workers. Frozen: options only."""
+    """The neighbours of each worker in each round. Frozen: holds options only."""
 
     @property
     def symmetric(self) -> bool:
-        """Whether everybody hears from those it sends to, and from nobody else."""
+        """Whether every worker receives from exactly the workers it sends to."""
         return True
 
     @property
     def static(self) -> bool:
-        """Whether neighbours are the same in every round."""
+        """Whether the neighbours are the same in every round."""
         return True
 
     def check(self, workers: int) -> None:
-        """Raise ValueError for a number of workers that it cannot have. A single one always fits."""
+        """Raise ValueError if the topology does not exist for so many workers; 1 worker always fits."""
         return
 
     @abstractmethod
     def out_of(self, rank: int, workers: int, t: int) -> list[int]:
-        """Whom `rank` sends to in round `t`, in rank order."""
+        """The workers that `rank` sends to in round `t`, in rank order."""
 
     def into(self, rank: int, workers: int, t: int) -> list[int]:
-        """Whom `rank` hears from in round `t`, in rank order."""
+        """The workers that `rank` receives from in round `t`, in rank order."""
         return self.out_of(rank, workers, t)
 
     def weights(self, rank: int, workers: int, t: int) -> dict[int, float]:
-        """How much `rank` takes of each neighbour's model in round `t`; what is missing to 1 is its own.
+        """The weight of each neighbour's model for `rank` in round `t`; its own weight is the rest to 1.
 
-        Metropolis-Hastings: 1 / (1 + the larger of both degrees). Of all workers together they are a
-        symmetric, doubly stochastic matrix, so mixing by them conserves the sum. Symmetric topologies only.
+        Metropolis-Hastings: 1 / (1 + the larger of both degrees). The weights of all workers form a
+        symmetric, doubly stochastic matrix, so mixing conserves the sum. Symmetric topologies only.
         """
         if not self.symmetric:
             raise ValueError(f"{self} has edges that lead one way only, so it has no symmetric weights")
@@ -58,7 +58,7 @@ class Topology(ABC):
 
 @dataclass(frozen=True)
 class Ring(Topology):
-    """Two neighbours: the one before and the one after."""
+    """Two neighbours: the previous and the next rank."""
 
     def out_of(self, rank: int, workers: int, t: int) -> list[int]:
         return _others(rank, workers, (rank - 1, rank + 1))
@@ -66,20 +66,20 @@ class Ring(Topology):
 
 @dataclass(frozen=True)
 class Torus(Topology):
-    """Four neighbours on a grid whose edges are joined."""
+    """Four neighbours on a grid that wraps around."""
 
-    rows: int | None = None  # None: as many as make it the most square
+    rows: int | None = None  # None: as close to a square as possible
 
     def check(self, workers: int) -> None:
         fits = [d for d in range(2, workers) if workers % d == 0]
         if workers > 1 and not fits:
             raise ValueError(
-                f"{workers} workers make a ring, not a torus; "
+                f"{workers} workers cannot form a torus, which needs 2 or more rows and columns; "
                 f"take topology 'ring', or {max(4, workers + 1)} workers"
             )
         if workers > 1 and self.rows is not None and self.rows not in fits:
             raise ValueError(
-                f"rows={self.rows} does not cut {workers} workers into a torus; "
+                f"rows={self.rows} does not divide {workers} workers into a torus; "
                 f"take rows={' or '.join(map(str, fits))}"
             )
 
@@ -93,14 +93,14 @@ class Torus(Topology):
 
 @dataclass(frozen=True)
 class Hypercube(Topology):
-    """Those whose rank differs in one binary digit."""
+    """The ranks that differ in one binary digit."""
 
     def check(self, workers: int) -> None:
         below = 1 << (workers.bit_length() - 1)
         if workers != below:
             raise ValueError(
                 f"a hypercube has 2, 4, 8, ... workers, not {workers}; "
-                f"take {below} or {2 * below} of them, or topology 'ring'"
+                f"take {below} or {2 * below} workers, or topology 'ring'"
             )
 
     def out_of(self, rank: int, workers: int, t: int) -> list[int]:
@@ -109,7 +109,7 @@ class Hypercube(Topology):
 
 @dataclass(frozen=True)
 class Exponential(Topology):
-    """One way, to those 1, 2, 4, ... places further on."""
+    """One-way edges to the ranks 1, 2, 4, ... further on."""
 
     @property
     def symmetric(self) -> bool:
@@ -124,7 +124,7 @@ class Exponential(Topology):
 
 @dataclass(frozen=True)
 class OnePeer(Topology):
-    """The exponential graph, one of its hops in each round."""
+    """The exponential graph, one edge per worker in each round."""
 
     @property
     def symmetric(self) -> bool:
@@ -143,7 +143,7 @@ class OnePeer(Topology):
 
 @dataclass(frozen=True)
 class Complete(Topology):
-    """Everybody talks to everybody."""
+    """Every worker exchanges with every other."""
 
     def out_of(self, rank: int, workers: int, t: int) -> list[int]:
         return _others(rank, workers, range(workers))
@@ -151,7 +151,7 @@ class Complete(Topology):
 
 @dataclass(frozen=True)
 class RandomPairs(Topology):
-    """New pairs in every round, drawn by all alike."""
+    """New random pairs in every round."""
 
     seed: int = 0
 
@@ -161,20 +161,20 @@ class RandomPairs(Topology):
 
     def out_of(self, rank: int, workers: int, t: int) -> list[int]:
         order = torch.randperm(workers, generator=stream(self.seed, "pairs", t)).tolist()
-        place = order.index(rank) ^ 1
-        return [order[place]] if place < workers else []
+        partner = order.index(rank) ^ 1
+        return [order[partner]] if partner < workers else []
 
 
 @dataclass(frozen=True)
-class File(Topology):
-    """A graph of your own, file:PATH, with lines 'i j' or 'i -> j'."""
+class GraphFile(Topology):
+    """A graph from a file, file:PATH, with lines 'i j' or 'i -> j'."""
 
     path: str = ""
     edges: dict[tuple[int, int], int] = field(init=False, repr=False, compare=False)  # (from, to) -> line
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ValueError("topology 'file' needs the path of a graph, as in file:graph.txt")
+            raise ValueError("topology 'file' needs the path of a file with edges, as in file:graph.txt")
         object.__setattr__(self, "edges", _read(self.path))
 
     @property
@@ -185,7 +185,8 @@ class File(Topology):
         for edge, line in self.edges.items():
             if max(edge) >= workers:
                 raise ValueError(
-                    f"{self.path}, line {line}: there is no worker {max(edge)} among {workers}, from 0 on"
+                    f"{self.path}, line {line}: there is no worker {max(edge)}; "
+                    f"the {workers} workers are numbered from 0"
                 )
         for k in cut_off(lambda i: self.out_of(i, workers, 0), workers):
             raise ValueError(f"{self.path} is not connected: no path leads from worker 0 to worker {k}")
@@ -209,32 +210,32 @@ TOPOLOGIES: Catalogue[Topology] = Catalogue(
         "one_peer": OnePeer,
         "complete": Complete,
         "random": RandomPairs,
-        "file": File,
+        "file": GraphFile,
     },
 )
 
 
 def named(text: str) -> Topology:
-    """The topology that a word stands for, with its options if it has any: 'torus:rows=2'."""
+    """Read a topology from its name and options, such as 'torus:rows=2'."""
     word, _, rest = text.partition(":")
     if word == "file":
-        return File(rest)
+        return GraphFile(rest)
     return TOPOLOGIES.read(text)
 
 
 def both_ways(text: str) -> Topology:
-    """The same, for who mixes both ways: raises ValueError for a topology whose edges lead one way."""
+    """Read a symmetric topology; raises ValueError if it has one-way edges."""
     found = named(text)
     if not found.symmetric:
         raise ValueError(
-            f"topology {text!r} has edges that lead one way only; take one that leads both ways, "
-            "as ring, torus, hypercube, complete or random, or strategy 'sgp', which needs none"
+            f"topology {text!r} has edges that lead one way only; take a symmetric topology (ring, torus, "
+            "hypercube, complete or random), or strategy 'sgp', which accepts such edges"
         )
     return found
 
 
 def cut_off(near: Callable[[int], Iterable[int]], workers: int) -> list[int]:
-    """Who is not found from worker 0 by going to those who are near, again and again."""
+    """The workers that cannot be reached from worker 0 along the edges of `near`."""
     found, fresh = {0}, {0}
     while fresh:
         fresh = {k for i in fresh for k in near(i)} - found
@@ -243,18 +244,18 @@ def cut_off(near: Callable[[int], Iterable[int]], workers: int) -> list[int]:
 
 
 def _others(rank: int, workers: int, near: Iterable[int]) -> list[int]:
-    """Ranks without oneself, wrapped around, each once and in order."""
+    """Distinct ranks modulo `workers` in order, without `rank` itself."""
     return sorted({k % workers for k in near} - {rank})
 
 
 def _hops(workers: int, t: int | None = None) -> list[int]:
-    """1, 2, 4, ... below the number of workers; or the one of round `t`."""
+    """The hops 1, 2, 4, ... below the number of workers; with `t`, only the hop of that round."""
     hops = [1 << power for power in range((workers - 1).bit_length())]
     return hops if t is None or not hops else [hops[t % len(hops)]]
 
 
 def _read(path: str) -> dict[tuple[int, int], int]:
-    """The edges of a file, both directions of one that leads both ways, with the line each stands in."""
+    """Read edges from a file, with their line numbers; 'i j' gives both directions."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as problem:
@@ -266,10 +267,10 @@ def _read(path: str) -> dict[tuple[int, int], int]:
             continue
         match = re.fullmatch(r"(\d+)\s*(->|\s)\s*(\d+)", text)
         if match is None:
-            raise ValueError(f"{path}, line {number}: {text!r} is neither an edge 'i j' nor 'i -> j'")
+            raise ValueError(f"{path}, line {number}: {text!r} is not an edge; write 'i j' or 'i -> j'")
         i, j = int(match[1]), int(match[3])
         if i == j:
-            raise ValueError(f"{path}, line {number}: an edge joins two workers, not {i} with itself")
+            raise ValueError(f"{path}, line {number}: an edge cannot join worker {i} with itself")
         edges.setdefault((i, j), number)
         if match[2] != "->":
             edges.setdefault((j, i), number)

@@ -1,15 +1,21 @@
-"""The benchmarks run and end with the figures they promise. How large those are is not a test's business."""
+"""The benchmarks run and print the figures that they document. Tests do not judge the figures.
+
+Benchmarks without worker processes run in this interpreter, which saves the start of another.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
 
 import pytest
+import torch
 
 from shoal.core.errors import DataMissing
 from shoal.programs.tasks.recordings import recordings
@@ -20,14 +26,40 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def last_line(script: str, *arguments: str) -> dict[str, float]:
-    """What the script says to machines."""
+    """The figures that the script prints as JSON, run in a process of its own."""
     command = [sys.executable, str(FOLDER / script), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return finite(done.stdout)
+
+
+def finite(printed: str) -> dict[str, float]:
+    """The figures in the last line, all of them finite."""
+    figures: dict[str, float] = json.loads(printed.splitlines()[-1])
     assert all(isfinite(value) for value in figures.values()), figures
     return figures
+
+
+@pytest.fixture
+def in_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., dict[str, float]]]:
+    """The same in this process, for scripts that start no others."""
+    threads = torch.get_num_threads()
+
+    def run(script: str, *arguments: str) -> dict[str, float]:
+        spec = importlib.util.spec_from_file_location(f"benchmark_{Path(script).stem}", FOLDER / script)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        spec.loader.exec_module(module)
+        module.main()
+        return finite(capsys.readouterr().out)
+
+    yield run
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.soak
@@ -36,18 +68,17 @@ def test_step_time_prints_a_ratio_for_each_model():
     assert figures.keys() == {"cnn"}
 
 
-@pytest.mark.soak
-def test_simulator_prints_its_two_figures():
-    figures = last_line(
+def test_simulator_prints_its_two_figures(in_process):
+    figures = in_process(
         "simulator.py", "--events", "2000", "--workers", "10", "--steps", "4", "--repeats", "1"
     )
     assert figures.keys() == {"events_per_second", "easgd_10x4_seconds"}
 
 
 @pytest.mark.soak
-def test_block_momentum_prints_three_accuracies():
+def test_block_momentum_prints_three_accuracies(in_process):
     pytest.importorskip("sklearn")
-    figures = last_line("mnist_block_momentum.py", "--task", "digits", "--epochs", "1", "--workers", "2")
+    figures = in_process("mnist_block_momentum.py", "--task", "digits", "--epochs", "1", "--workers", "2")
     assert figures.keys() == {"single", "local", "bmuf"}
     assert all(accuracy <= 100 for accuracy in figures.values())
 
@@ -83,26 +114,25 @@ def test_parameter_server_prints_its_ratios():
     }
 
 
-def test_codecs_prints_a_share_of_a_copy_for_each_codec():
-    figures = last_line(
+def test_codecs_prints_a_share_of_a_copy_for_each_codec(in_process):
+    figures = in_process(
         "codecs.py", "--elements", "300000", "--rounds", "2", "--codecs", "bf16,one_bit,ternary"
     )
     assert figures.keys() == {"bf16", "one_bit", "one_bit_none", "ternary", "ternary_none"}
 
 
 @pytest.mark.soak
-def test_chunks_prints_two_frame_errors_and_a_ratio():
+def test_chunks_prints_two_frame_errors_and_a_ratio(in_process):
     try:
         recordings()
     except DataMissing as error:
         pytest.skip(str(error))
     command = "--connected 10 --batch 90 --epochs 1 --seeds 0 --layers 1 --width 4"
-    assert last_line("chunks.py", *command.split()).keys() == {"whole", "chunks", "speed_up"}
+    assert in_process("chunks.py", *command.split()).keys() == {"whole", "chunks", "speed_up"}
 
 
-@pytest.mark.soak
-def test_sparse_sums_prints_a_ratio_for_each_case():
-    figures = last_line(
+def test_sparse_sums_prints_a_ratio_for_each_case(in_process):
+    figures = in_process(
         "sparse_sums.py", "--elements", "20000", "--workers", "2,3", "--rates", "1Gbit", "--latencies", "1ms"
     )
     assert figures.keys() == {"2,1Gbit,1ms", "3,1Gbit,1ms"}

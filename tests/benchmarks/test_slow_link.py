@@ -1,4 +1,4 @@
-"""The laboratory of slow links: what it says, what the kernel counted, and that it leaves nothing behind."""
+"""slow_link.py: its figures, the bytes that the kernel counts, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def left_by(process: subprocess.Popen[str]) -> list[str]:
     return [name for name in namespaces.namespaces() if f"-{process.pid}-" in name]
 
 
+@pytest.mark.soak
 def test_every_strategy_has_its_figures_and_the_kernel_counts_what_is_expected(tmp_path):
     with start("--rate", "1gbit", "--strategies", "ddp,sync", "--json", str(tmp_path / "all")) as run:
         said, complaints = run.communicate(timeout=240)
@@ -70,6 +71,7 @@ def test_every_strategy_has_its_figures_and_the_kernel_counts_what_is_expected(t
     assert left_by(run) == []
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_whoever_is_stopped_removes_namespaces_and_workers(number, status):
     with start("--steps", "100000") as run:
@@ -83,6 +85,7 @@ def test_whoever_is_stopped_removes_namespaces_and_workers(number, status):
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.soak
 def test_what_a_killed_run_leaves_is_removed_by_the_next():
     with start("--steps", "100000") as run:
         wait_until_workers_start(run)

@@ -13,7 +13,7 @@ from shoal.programs.tasks import TASKS
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
-from shoal.studies import STUDIES, bmuf_time, bmuf_wer, calibration
+from shoal.studies import STUDIES, bmuf_time, bmuf_wer
 from shoal.studies.block_momentum import (
     AVERAGING,
     CHUNKS,
@@ -23,18 +23,13 @@ from shoal.studies.block_momentum import (
     NESTEROV,
     SINGLE,
     WHOLE,
-    Published,
+    PublishedRow,
     Setting,
     published,
 )
 from shoal.studies.bmuf_time import BmufTime, validation_seconds
 from shoal.studies.bmuf_wer import BmufWer, beginning_of
 from shoal.studies.study import Lab
-
-
-@pytest.fixture(autouse=True)
-def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "LEAST_SECONDS", 0.02)
 
 
 def wer_row(method: str, workers: int, error: float, spread: float = 0.1, **other: Any) -> dict[str, Any]:
@@ -142,7 +137,7 @@ def test_each_claim_falls_with_its_own_row() -> None:
 
 
 def test_error_and_speed_up_of_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {(SINGLE, 1): Published(14.8, 1.0), (CLASSICAL, 4): Published(15.0, 3.9)}
+    rows = {(SINGLE, 1): PublishedRow(14.8, 1.0), (CLASSICAL, 4): PublishedRow(15.0, 3.9)}
     monkeypatch.setattr(bmuf_wer, "published", {"digits": (1, rows)}.get)
     lab = Lab()
     study = BmufWer(task="digits", workers="2/4", seeds=1, epochs=2, hidden=16, batch=24, lr=0.3)

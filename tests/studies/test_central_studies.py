@@ -28,7 +28,7 @@ def test_time_to_an_accuracy_lies_between_two_points() -> None:
 
 def test_staleness_has_a_row_for_each_n() -> None:
     lab = Lab()
-    findings = Staleness(**SMALL, workers=4, n="1/4").run(lab)
+    findings = Staleness(**SMALL, workers=4, batch=16, n="1/4").run(lab)
     (table,) = findings.tables
     assert [row["n"] for row in table.rows] == [1, 4] and len(lab.records) == 4
     assert table.rows[0]["published_fixed"] == 18.0 and table.rows[1]["published_fixed"] is None

@@ -23,7 +23,7 @@ from shoal.strategies.bmuf import BMUF
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single
 from shoal.strategies.sync import Sync
-from shoal.studies import STUDIES, calibration, dbn_speedup
+from shoal.studies import STUDIES, dbn_speedup
 from shoal.studies.belief_stages import Examples, pretraining, read_labelled, read_rows
 from shoal.studies.calibration import Step
 from shoal.studies.dbn_figures import (
@@ -35,7 +35,7 @@ from shoal.studies.dbn_figures import (
     claims,
     compared,
 )
-from shoal.studies.dbn_speedup import Bench, DbnSpeedup, Place
+from shoal.studies.dbn_speedup import Cluster, ClusterRuns, DbnSpeedup
 from shoal.studies.study import Lab
 from shoal.vocabulary.strategy import Strategy
 
@@ -46,14 +46,10 @@ SMALL = DbnSpeedup(
     cores="2/8",
     server="2",
     batch=8,
+    pretrain=1,
     finetune_lr=0.3,
     between="100Mbit,1ms",
 )
-
-
-@pytest.fixture(autouse=True)
-def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "LEAST_SECONDS", 0.02)
 
 
 def line(table: str, cores: int, seconds: float | None) -> dict[str, Any]:
@@ -98,14 +94,14 @@ def test_published_times_and_speed_ups_belong_together() -> None:
 
 
 def test_tasks_of_a_node_have_the_better_links() -> None:
-    network = Place(2, 2).network("80Gbit,2us", "10Gbit,50us")
+    network = Cluster(2, 2).network("80Gbit,2us", "10Gbit,50us")
     assert set(network.links) == {(0, 1), (1, 0), (2, 3), (3, 2)}
     assert network.link(0, 1) == Link(2e-6, 1e10)
     assert network.link(1, 2) == Link(50e-6, 1.25e9)
 
 
 def test_a_server_stands_on_the_first_node() -> None:
-    links = Place(2, 2).network("80Gbit,2us", "10Gbit,50us", servers=1).links
+    links = Cluster(2, 2).network("80Gbit,2us", "10Gbit,50us", servers=1).links
     assert {pair for pair in links if 4 in pair} == {(0, 4), (4, 0), (1, 4), (4, 1)}
 
 
@@ -139,7 +135,7 @@ def test_a_strategy_gets_those_options_that_it_has() -> None:
 @pytest.mark.parametrize("strategy", [BMUF(period=3, momentum=0.5, warmup=0), Sync(), Local(period=2)])
 def test_a_clockwork_takes_as_long_as_the_run_it_stands_for(strategy: Strategy, tmp_path: Path) -> None:
     examples = Examples(small_data(), tmp_path)
-    network = Place(2, 2).network("1Gbit,10us", "10Mbit,1ms")
+    network = Cluster(2, 2).network("1Gbit,10us", "10Mbit,1ms")
 
     def make(stage: str, task: Task, strategy: Strategy, epochs: int) -> Result:
         own: dict[str, Any] = {"workers": 4, "transport": "sim", "network": network, "collective": "ring"}
@@ -247,16 +243,33 @@ def test_numbers_that_are_no_longer_finite_leave_an_empty_row(
 
     monkeypatch.setattr(lab, "run", diverges)
     study = DbnSpeedup(task="digits", layers="4", cores="2", server=None)
-    rows = Bench(study, lab, Examples(TASKS.make("digits").data(), tmp_path)).virtual()
+    rows = ClusterRuns(study, lab, Examples(TASKS.make("digits").data(), tmp_path)).virtual()
     assert {row["seconds"] for row in rows} == {row["speed_up"] for row in rows} == {None}
     assert not any(claim.met for claim in claims(rows))
     assert lab.records == [{"name": name, "diverged": True} for name in ("one worker", "2 x 1")]
 
 
-@pytest.mark.slow
-def test_real_processes_have_a_table_of_their_own() -> None:
-    study = DbnSpeedup(task="digits", layers="8", accuracy=5.0, virtual=False, real="2", batch=32)
-    (table,) = study.run(Lab()).tables
+ON_PROCESSES = DbnSpeedup(task="digits", layers="8", accuracy=5.0, virtual=False, real="2", batch=32)
+
+
+def test_real_processes_have_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run asks for processes with one thread; here they are made in virtual time."""
+    lab = Lab()
+    asked: list[tuple[str, int, int]] = []
+
+    def virtual(name: str, task: Task, strategy: Strategy, **settings: Any) -> Result:
+        asked.append((settings.pop("transport"), settings["workers"], settings.pop("threads")))
+        return run(task, strategy, transport="sim", **settings)
+
+    monkeypatch.setattr(lab, "run", virtual)
+    (table,) = ON_PROCESSES.run(lab).tables
+    assert asked == [("processes", 1, 1)] * 2 + [("processes", 2, 1)] * 2  # a layer and fine-tuning each
+    assert [(row["cores"], row["clock"]) for row in table.rows] == [(1, "real"), (2, "real")]
+
+
+@pytest.mark.soak
+def test_real_processes_take_time() -> None:
+    (table,) = ON_PROCESSES.run(Lab()).tables
     assert [(row["cores"], row["clock"]) for row in table.rows] == [(1, "real"), (2, "real")]
     assert all(row["seconds"] > 0 for row in table.rows)
 
@@ -264,12 +277,12 @@ def test_real_processes_have_a_table_of_their_own() -> None:
 def test_it_is_in_the_catalogue_and_says_what_is_wrong(tmp_path: Path) -> None:
     read = STUDIES.read("dbn-speedup:virtual=false,real=1/2/4/8/16")
     assert read == DbnSpeedup(virtual=False, real="1/2/4/8/16")
-    with pytest.raises(ValueError, match=r"layers='200,200'.*as 200-200"):
+    with pytest.raises(ValueError, match=r"layers='200,200'.*as in 200-200"):
         DbnSpeedup(layers="200,200").recipe(1, 100)
     with pytest.raises(ValueError, match=r"cores='3'.*even numbers"):
         DbnSpeedup(task="digits", cores="3").run(Lab())
-    with pytest.raises(ValueError, match="nothing to do; name processes"):
+    with pytest.raises(ValueError, match="nothing to do; add numbers of processes"):
         DbnSpeedup(virtual=False)
     x, y = torch.rand(4, 2), torch.rand(4)
-    with pytest.raises(ValueError, match=r"tell classes.*take mnist"):
+    with pytest.raises(ValueError, match=r"needs a task with classes, such as mnist"):
         Examples(Data(x, y, x, y), tmp_path)

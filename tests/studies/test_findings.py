@@ -118,10 +118,10 @@ def test_its_claims_can_fail() -> None:
 
 def test_the_command_writes_page_and_figures(tmp_path: Path) -> None:
     page, figures = tmp_path / "sum.html", tmp_path / "sum.json"
-    word = "allreduce-cost:workers=2/4,kilobytes=1/1024,real=0"
+    word = "allreduce-cost:workers=2/4,kilobytes=1/16,real=0"
     done = CliRunner().invoke(app, f"reproduce {word} --quiet --report {page} --json {figures}".split())
     assert done.exit_code == 0, done.output
-    assert "What a sum over all workers costs" in done.output and f"report: {page}" in done.output
+    assert "The cost of an all-reduce" in done.output and f"report: {page}" in done.output
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert len(json.loads(figures.read_text())["runs"]) == 20
 

@@ -23,7 +23,7 @@ from shoal.core.codec import Codec
 from shoal.core.growth import Growth
 from shoal.core.seeds import derive
 from shoal.core.task import Data, Task
-from shoal.programs.models.belief import BeliefNet, perceptron
+from shoal.programs.models.belief_network import BeliefNet, perceptron
 from shoal.programs.models.pretraining import Momentum, Pretraining
 from shoal.programs.models.rbm import RBM
 from shoal.replicas.module import steps_per_epoch

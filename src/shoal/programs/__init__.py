@@ -1,1 +1,1 @@
-"""What is trained: tasks with their data, and the models they are made of."""
+"""Programs: the tasks that Shoal trains, with their data and models."""

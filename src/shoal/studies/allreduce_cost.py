@@ -1,4 +1,4 @@
-"""What a sum over all workers costs (Ben-Nun & Hoefler 2018): the formulas, and the algorithms at work."""
+"""The cost of an all-reduce: formulas (Ben-Nun & Hoefler 2018) and measured algorithms."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class AllreduceCost(Study):
-    """Cost of a sum by tree, butterfly, ring, Rabenseifner and through a server: formula and clock.
+    """The cost of an all-reduce by tree, butterfly, ring, Rabenseifner and server: formula and clock.
 
-    In virtual time the links have the latency and bandwidth of `network`. On real processes, of which there
-    are `real`, the formula is not known before: what is compared is which algorithm is fastest.
+    In virtual time, links have the latency and bandwidth of `network`. On `real` processes of this machine
+    the formula's constants are unknown, so only the order of the algorithms is compared.
     """
 
     source: ClassVar[str] = "Ben-Nun & Hoefler, Demystifying parallel and distributed deep learning (2018)"
@@ -71,16 +71,16 @@ class AllreduceCost(Study):
             tables.append(Table(f"{self.real} real processes on this machine", short, measured))
         return Findings(
             study="allreduce-cost",
-            title="What a sum over all workers costs",
+            title="The cost of an all-reduce",
             source=self.source,
             tables=tables,
             charts=list(charts(rows)),
             claims=list(claims(rows)),
             remarks=[
-                "Messages have headers, which the formulas leave out; they show with small vectors.",
-                "The formula of the server has pushes and pulls one after the other. Links here carry both "
-                "at once, so ours takes less for large vectors. For small ones it takes more: each message "
-                "has a latency of its own.",
+                "Messages have headers, which the formulas leave out; with small vectors they matter.",
+                "The server's formula has pushes and pulls one after the other. Links here carry both at "
+                "once, so large vectors take less time. Small ones take more, because every message has a "
+                "latency of its own.",
             ],
             settings=asdict(self),
         )
@@ -103,7 +103,7 @@ class AllreduceCost(Study):
         }
 
     def _seconds(self, lab: Lab, name: str, workers: int, kilobytes: int, **settings: Any) -> float:
-        """Seconds of one sum, by the mean over the workers of what they sent and waited."""
+        """Seconds of one all-reduce: in real time, the mean over workers of sending and waiting."""
         task = clockwork("numbers", kilobytes * 250, rows=workers * ROUNDS, batch=1)
         strategy: Strategy = Sync()
         if name == "server":
@@ -119,25 +119,26 @@ class AllreduceCost(Study):
 
 
 def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
-    """What the formulas say, and whether the clock agrees."""
+    """The formulas agree with the clock, and the fastest algorithm is the expected one."""
     largest = max(row["kilobytes"] for row in rows)
     sums = [row for row in rows if row["algorithm"] != "server" and row["kilobytes"] == largest]
     worst = max(abs(row["ratio"] - 1) for row in sums)
     yield Claim(
-        f"at {largest:,} kB every sum takes what its formula says, within {worst:.1%} (aim 1 %)", worst < 0.01
+        f"at {largest:,} kB every algorithm takes the time of its formula within {worst:.1%} (aim 1 %)",
+        worst < 0.01,
     )
     most = max(row["workers"] for row in rows)
     for size, expected in ((min(row["kilobytes"] for row in rows), "butterfly"), (largest, "rabenseifner")):
         there = [row for row in rows if row["workers"] == most and row["kilobytes"] == size]
         fastest = min((row for row in there if row["algorithm"] != "server"), key=lambda row: row["ms"])
         yield Claim(
-            f"the fastest sum of {size:,} kB on {most} workers is {expected}; here {fastest['algorithm']}",
+            f"{expected} is the fastest for {size:,} kB on {most} workers; here {fastest['algorithm']}",
             fastest["algorithm"] == expected,
         )
 
 
 def charts(rows: list[dict[str, Any]]) -> Iterable[Chart]:
-    """Seconds over bytes, for the most workers."""
+    """Time over bytes, for the largest number of workers."""
     most = max(row["workers"] for row in rows)
     lines = []
     for name in PUBLISHED:
@@ -149,5 +150,10 @@ def charts(rows: list[dict[str, Any]]) -> Iterable[Chart]:
             )
         )
     yield Chart(
-        f"{most} workers, virtual time", "kilobytes", "milliseconds of a sum", lines, log_x=True, log_y=True
+        f"{most} workers, virtual time",
+        "kilobytes",
+        "milliseconds of an all-reduce",
+        lines,
+        log_x=True,
+        log_y=True,
     )

@@ -1,4 +1,4 @@
-"""A deep belief network in stages, each a run by itself: for studies that time them (Hinton et al. 2006)."""
+"""A deep belief network trained in stages, each a run of its own, so that studies can time them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 
 from shoal.api.deep_belief import Array, Rows, finetuning, matrix
 from shoal.core.task import Data, Task
-from shoal.programs.models.belief import BeliefNet
+from shoal.programs.models.belief_network import BeliefNet
 from shoal.programs.models.pretraining import Momentum, Pretraining
 from shoal.programs.models.rbm import RBM
 from shoal.runs.result import Result
 from shoal.studies.clockwork import clockwork
 from shoal.vocabulary.strategy import Strategy
 
-MONITORED = 500  # test rows by which pretraining is looked at
-LIKELIEST = 0.99  # no unit is taken to be on, or off, more often than this
+MONITORED = 500  # test rows that pretraining is evaluated on
+LIKELIEST = 0.99  # the highest probability of a unit being on, or off
 
 Runner = Callable[[str, Task, Strategy, int], Result]
-"""Makes the run of a stage: its name, its task, how workers are kept together, and how many epochs."""
+"""Makes the run of a stage, given its name, task, strategy and number of epochs."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What each worker does. `labelled` rows are what fine-tuning may see, each of them once."""
+    """How a network is trained. Fine-tuning sees `labelled` rows, each once."""
 
     strategy: Strategy
     finetune_strategy: Strategy
@@ -46,25 +46,25 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Net:
-    """What came of all stages."""
+    """The results of all stages."""
 
     layers: Sequence[Result]
     finetuning: Result
 
     @property
     def pretraining_seconds(self) -> float:
-        """Of all layers together."""
+        """Seconds of pretraining all layers."""
         return sum(result.seconds for result in self.layers)
 
     @property
     def reconstruction(self) -> float:
-        """The reconstruction error of the first layer: those above are about other inputs in every net."""
+        """Reconstruction error of the first layer; layers above have different inputs in every network."""
         return self.layers[0].metrics["reconstruction error"]
 
     def timed(self, recipe: Recipe, run: Runner) -> Net:
-        """The same net by other clocks: runs that send as much as often, and compute nothing.
+        """The same network with the times of runs that send the same messages and compute nothing.
 
-        For strategies whose numbers do not depend on who is late, that is what the net would have taken.
+        Exact for strategies whose results do not depend on the order of arrival.
         """
         layers = [
             on_the_clock(result, run(f"layer {level}", as_large(result), recipe.strategy, recipe.epochs))
@@ -75,11 +75,11 @@ class Net:
 
 
 class Examples:
-    """Inputs from 0 to 1 and their classes in files: worker processes read them and are sent nothing."""
+    """Inputs in [0, 1] and their classes in files, which worker processes read themselves."""
 
     def __init__(self, data: Data, folder: Path) -> None:
         if data.y.ndim != 1 or data.y.is_floating_point():
-            raise ValueError("a net is fine-tuned to tell classes, which this task has not; take mnist")
+            raise ValueError("fine-tuning needs a task with classes, such as mnist")
         low, high = data.x.min(), data.x.max()
         self.folder = folder
         self.classes = int(data.y.max()) + 1
@@ -87,19 +87,21 @@ class Examples:
         save(folder, x=self.rows.x, test_x=self.rows.test_x, y=data.y.numpy(), test_y=data.test_y.numpy())
 
     def train(self, recipe: Recipe, run: Runner) -> Net:
-        """Make the runs of all stages, one after the other."""
+        """Run all stages, one after the other."""
         rows, folder = self.rows, self.folder
         rbms: list[RBM] = []
         results: list[Result] = []
         for level, hidden in enumerate(recipe.layers, start=1):
-            if level > 1:  # one folder for all levels above the first: the one before is not needed again
+            if level > 1:  # one folder for all levels above the first: the previous level is not needed again
                 rows, folder = rows.through(rbms[-1], "cpu"), self.folder / "above"
                 save(folder, x=rows.x, test_x=rows.test_x)
             task = pretraining(recipe, rows, folder, hidden)
             results.append(run(f"layer {level}", task, recipe.strategy, recipe.epochs))
             model = results[-1].model
             if not isinstance(model, RBM):
-                raise ValueError(f"{results[-1].strategy} ends with several models, not one; take 'local'")
+                raise ValueError(
+                    f"{results[-1].strategy} ends with several models; take 'local', which ends with one"
+                )
             rbms.append(model.cpu().eval())
         task = finetuning(
             BeliefNet(rbms),
@@ -113,7 +115,7 @@ class Examples:
 
 
 def pretraining(recipe: Recipe, rows: Rows, folder: Path, hidden: int) -> Task:
-    """One RBM. Its visible units begin with biases by which each is on as often as in the data."""
+    """The task of one RBM. Its initial visible biases turn each unit on as often as the data does."""
     often = np.clip(rows.x.mean(axis=0), 1 - LIKELIEST, LIKELIEST)
     settings = Pretraining(
         lr=recipe.lr, batch=recipe.batch, optimizer=Momentum(recipe.momentum, recipe.momentum)
@@ -122,17 +124,17 @@ def pretraining(recipe: Recipe, rows: Rows, folder: Path, hidden: int) -> Task:
     return settings.task(rows.x.shape[1], hidden, partial(read_rows, folder), bias)
 
 
-# -- clocks ---------------------------------------------------------------------------------------------
+# -- runs that only measure time ------------------------------------------------------------------------
 
 
 def as_large(result: Result) -> Task:
-    """A task with as many parameters and steps as that of a run, that computes nothing."""
+    """A task with the parameters and steps of a run that computes nothing."""
     rows = result.samples // result.config["epochs"]
     return clockwork(f"clockwork of {result.task}", result.parameters, rows, result.config["batch"])
 
 
 def on_the_clock(result: Result, clock: Result) -> Result:
-    """What a run came to, at the times of another that took the same steps."""
+    """The result of one run with the times of another that took the same steps."""
     points = [
         {**point, "seconds": other["seconds"]} for point, other in zip(result.curve, clock.curve, strict=True)
     ]
@@ -150,19 +152,19 @@ def save(folder: Path, **arrays: Array) -> None:
 
 
 def read_rows(folder: Path) -> Data:
-    """The inputs alone."""
+    """The inputs without labels, and test rows at even distances."""
     x, test_x = read(folder, "x"), read(folder, "test_x")
-    test_x = test_x[:: max(1, len(test_x) // MONITORED)][:MONITORED]  # from all over
+    test_x = test_x[:: max(1, len(test_x) // MONITORED)][:MONITORED]
     return Data(x, torch.zeros(len(x)), test_x, torch.zeros(len(test_x)))
 
 
 def read_labelled(folder: Path, most: int) -> Data:
-    """The first so many rows with their classes, and all test rows."""
+    """The first `most` rows with their classes, and all test rows."""
     x, y, test_x, test_y = (read(folder, name) for name in ("x", "y", "test_x", "test_y"))
     return Data(x[:most], y[:most], test_x, test_y)
 
 
 def read(folder: Path, name: str) -> Tensor:
-    """A file as a tensor, all of it: a page that is read when it is needed would count as time of a step."""
+    """A file as a tensor, read at once: pages loaded on demand would count as time of a step."""
     array: Array = np.load(folder / f"{name}.npy")
     return torch.from_numpy(array)

@@ -1,4 +1,4 @@
-"""Where the time of a sweep goes with block momentum: optimise, aggregate, validate (Chen & Huo 2016)."""
+"""Time of a sweep with block momentum: optimise, aggregate, validate (Chen & Huo 2016)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shoal.studies.study import Lab, Study, many
 
 Row = Mapping[str, Any]
 REPEATS = 7
-MOST_SHARE = 10.0  # per cent of a sweep that aggregating may take; the paper's is 5 to 8
+MOST_SHARE = 10.0  # per cent of a sweep that aggregation may take; 5 to 8 in the paper
 NAMES = (Heading("method", "method"), Heading("partition", "N x M"), Heading("clock", "clock"))
 SECONDS = (
     *NAMES,
@@ -51,10 +51,10 @@ SHARES = (
 
 @dataclass(frozen=True)
 class BmufTime(Study):
-    """Seconds of a sweep that go into optimising, aggregating and validating, on N workers.
+    """Seconds of a sweep spent optimising, aggregating and validating, on N workers.
 
-    The numbers of workers in `real` are processes on this machine; those in `workers` are in virtual time, by
-    a step that was measured. All of one setting, that of bmuf-wer.
+    `real` gives numbers of processes on this machine, `workers` numbers of workers in virtual time with a
+    measured step. Task, batch and block length are those of bmuf-wer.
     """
 
     source: ClassVar[str] = f"{SOURCE}, table 4"
@@ -62,24 +62,24 @@ class BmufTime(Study):
     task: str = "mnist"
     real: str | None = "2/4"  # none: virtual time alone
     workers: str = "8/16/32/64"
-    hidden: int | None = 64  # units of the one hidden layer; none: the task's own model
+    hidden: int | None = 64  # units of the hidden layer; none: the task's own model
     batch: int = 7
     period: int = 2
     network: str = "56Gbit,2us"  # the paper's InfiniBand
 
     def __post_init__(self) -> None:
-        places("real", self.real)
-        places("workers", self.workers)
+        cases("real", self.real)
+        cases("workers", self.workers)
 
     def run(self, lab: Lab) -> Findings:
         setting = Setting.of(self.task, self.hidden, self.batch, self.period)
         lab.say("measuring a step")
         step = measure_step(setting.loaded)
-        rows = [self._real(lab, setting, *place) for place in places("real", self.real)]
-        rows += [self._virtual(lab, setting, step, *place) for place in places("workers", self.workers)]
+        rows = [self._real(lab, setting, *case) for case in cases("real", self.real)]
+        rows += [self._virtual(lab, setting, step, *case) for case in cases("workers", self.workers)]
         return Findings(
             study="bmuf-time",
-            title="Block momentum: where the time of a sweep goes",
+            title="Block momentum: time of a sweep",
             source=self.source,
             tables=[
                 Table(f"{setting.task.name}, one sweep over the data", SECONDS, rows),
@@ -107,29 +107,29 @@ class BmufTime(Study):
 
     def _remarks(self, setting: Setting, step: Step) -> list[str]:
         return [
-            f"Virtual times: a step of {1e3 * step.seconds:.2f} ms, measured here, with a jitter of "
-            f"{step.jitter:.0%}; {self.network}; sums by {COLLECTIVE}. Arithmetic on models takes no virtual "
-            "time, so there the methods cannot differ. Real times are of processes with one thread each on "
-            f"{os.cpu_count()} cores, with whatever else ran there.",
-            "Optimising is computing gradients and steps, by the mean over the workers; aggregating is all "
-            "the rest of the sweep, above all waiting for the others and for the wire.",
-            f"Validating is one test of the model a sweep on the test set of {len(setting.data.test_x):,} "
-            "samples, an N-th of it at each worker, as the paper shares it out: measured by itself and "
-            "added, for our runs are tested when they are over. The paper tests 30 hours every 600 of 1,860.",
-            f"A block is {setting.split} samples of each worker, as in bmuf-wer; the "
-            "paper's is 135,000 frames, and its model has 63 million parameters.",
+            f"Virtual times: a measured step of {1e3 * step.seconds:.2f} ms with a jitter of "
+            f"{step.jitter:.0%}; {self.network}; all-reduce by {COLLECTIVE}. Arithmetic on models takes no "
+            "virtual time, so the methods do not differ in it. Real times are of processes with one thread "
+            f"each on {os.cpu_count()} cores, which other programs may have used too.",
+            "Optimising is computing gradients and steps, averaged over workers; aggregating is the rest of "
+            "the sweep, mostly waiting for other workers and for the network.",
+            f"Validating is one evaluation per sweep of all {len(setting.data.test_x):,} test samples, "
+            "split among the workers as in the paper. It is measured separately and added, because our runs "
+            "are evaluated after they end. The paper evaluates 30 hours of speech every 600 of 1,860.",
+            f"A block is {setting.split} samples of each worker, as in bmuf-wer; in the paper it is 135,000 "
+            "frames, and the model has 63 million parameters.",
         ]
 
 
-def places(option: str, text: str | None) -> list[tuple[str, int]]:
-    """All methods on the numbers of workers of such an option, after the single worker."""
+def cases(option: str, text: str | None) -> list[tuple[str, int]]:
+    """One worker, then every method with each number of workers of an option."""
     if text is None:
         return []
     return [(SINGLE, 1), *((method, count) for method in MERGING for count in many(option, text))]
 
 
 def validation_seconds(task: Task, data: Data, workers: int, clock: Callable[[], float]) -> float:
-    """What one test of the model costs a worker on one thread, where each tests its part of the samples."""
+    """Seconds that a worker takes on one thread to evaluate its part of the test set."""
     part = max(1, len(data.test_x) // workers)
     own = Data(data.x[:0], data.y[:0], data.test_x[:part], data.test_y[:part])
     model, before = build_model(task, 0), torch.get_num_threads()
@@ -148,7 +148,7 @@ def validation_seconds(task: Task, data: Data, workers: int, clock: Callable[[],
 def tabulate(
     setting: Setting, method: str, count: int, clock: str, result: Result, validate: float
 ) -> dict[str, Any]:
-    """The row of one run, with the paper's beside it. One worker has nothing to aggregate."""
+    """The row of one run, with the figures of the paper. One worker has nothing to aggregate."""
     alone = method == SINGLE
     optimise = result.seconds if alone else fmean(node["compute_seconds"] for node in result.nodes)
     aggregate = None if alone else result.seconds - optimise
@@ -171,18 +171,18 @@ def tabulate(
 
 
 def percent(part: float | None, whole: float) -> float | None:
-    """A part in per cent of the whole, if there is one."""
+    """A part in per cent of the whole; None if there is no part."""
     return None if part is None else 100.0 * part / whole
 
 
 def claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    """What the paper's table shows, looked for in the rows of virtual time alone."""
+    """The observations of the paper, for the rows in virtual time."""
     virtual = [row for row in rows if row["clock"] == "virtual"]
     merging = [row for row in virtual if row["method"] in MERGING]
     shares = [row["aggregate_share"] for row in merging]
     paper = [100.0 * (p.aggregate or 0.0) / p.minutes for (method, _), p in DNN.items() if method != SINGLE]
     yield Claim(
-        f"aggregating takes at most {MOST_SHARE:g} % of a sweep: {min(shares):.1f} to {max(shares):.1f} % "
+        f"aggregation takes at most {MOST_SHARE:g} % of a sweep: {min(shares):.1f} to {max(shares):.1f} % "
         f"(paper {min(paper):.1f} to {max(paper):.1f} %)",
         max(shares) <= MOST_SHARE,
     )
@@ -199,7 +199,7 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Shares of a sweep over the number of workers; the paper's are dashed."""
+    """Shares of a sweep over the number of workers; the figures of the paper are dashed."""
     for key, title in (("aggregate_share", "Aggregating"), ("validate_share", "Validating")):
         lines = []
         for method in MERGING:

@@ -1,4 +1,4 @@
-"""Model averaging and block momentum on more and more workers: error and speed-up (Chen & Huo 2016)."""
+"""Error and speed-up of model averaging and block momentum on many workers (Chen & Huo 2016)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from shoal.studies.block_momentum import (
     NESTEROV,
     SINGLE,
     SOURCE,
-    Place,
-    Published,
+    Case,
+    PublishedRow,
     Setting,
     published,
 )
@@ -36,10 +36,10 @@ from shoal.studies.study import Lab, Study, check_seeds, many, mean_and_spread
 Row = Mapping[str, Any]
 
 BEGINNING = 6  # the first model is trained on a sixth of the data, as the paper's on 309 hours of 1,860
-FASTER = {8: 4.0, 16: 8.0, 32: 8.0, 64: 8.0}  # averaging's rate over the single worker's; see the remarks
+FASTER = {8: 4.0, 16: 8.0, 32: 8.0, 64: 8.0}  # learning rate of averaging over that of one worker
 FEW, FEW_POINTS = 16, 0.5
 MANY, MANY_POINTS = 64, 1.0
-HEADINGS = (  # words of a heading stand one below the other, so that all fits a terminal
+HEADINGS = (  # headings wrap at spaces, so that the table fits a terminal
     Heading("method", "method"),
     Heading("partition", "N x M"),
     Heading("error", "error %"),
@@ -55,9 +55,9 @@ HEADINGS = (  # words of a heading stand one below the other, so that all fits a
 class BmufWer(Study):
     """Error and speed-up of model averaging and of classical and Nesterov block momentum on N workers.
 
-    All begin with the same model, of one worker, and see all data equally often; the learning rate is halved
-    after every sweep. A block is `period` batches of each worker. Virtual time, by a step that was measured.
-    The tasks speech-csc and speech-dblstm stand beside the tables of the DBLSTM, all others beside the DNN's.
+    All start from the same model, trained by one worker, and see all data equally often; the learning rate
+    is halved after every sweep. A block is `period` batches of each worker. Virtual time, with a measured
+    step. speech-csc and speech-dblstm are compared with the tables of the DBLSTM, other tasks with the DNN's.
     """
 
     source: ClassVar[str] = f"{SOURCE}, tables 1 to 3"
@@ -66,11 +66,11 @@ class BmufWer(Study):
     workers: str = "8/16/32/64"
     seeds: int = 3
     epochs: int = 4
-    hidden: int | None = 64  # units of the one hidden layer; none: the task's own model
+    hidden: int | None = 64  # units of the hidden layer; none: the task's own model
     batch: int = 7
     period: int = 2
     lr: float = 0.05
-    tuned: bool = True  # averaging has rates of its own; false: the rate of all others
+    tuned: bool = True  # averaging has learning rates of its own; false: the same as all others
     network: str = "56Gbit,2us"  # the paper's InfiniBand
 
     def __post_init__(self) -> None:
@@ -82,12 +82,12 @@ class BmufWer(Study):
         setting = Setting.of(self.task, self.hidden, self.batch, self.period)
         lab.say("measuring a step")
         step = measure_step(setting.loaded)
-        places = [(SINGLE, 1), *((method, count) for method in MERGING for count in counts)]
-        runs: dict[Place, list[Result]] = {place: [] for place in places}
+        cases = [(SINGLE, 1), *((method, count) for method in MERGING for count in counts)]
+        runs: dict[Case, list[Result]] = {case: [] for case in cases}
         for seed in range(self.seeds):
             begun = self._begin(lab, setting, seed)
-            for place in places:
-                runs[place].append(self._train(lab, setting, step, begun, place, seed))
+            for case in cases:
+                runs[case].append(self._train(lab, setting, step, begun, case, seed))
         table, paper = published(self.task)
         rows = list(tabulate(setting, runs, paper))
         return Findings(
@@ -102,7 +102,7 @@ class BmufWer(Study):
         )
 
     def _begin(self, lab: Lab, setting: Setting, seed: int) -> Task:
-        """The task from a model that one worker has trained on a part of the data, once."""
+        """The task, starting from a model that one worker trained once on a part of the data."""
         part = beginning_of(setting.data)
         task = replace(setting.task, data=lambda: part)
         settings: dict[str, Any] = {"seed": seed, "lr": self.lr, "transport": "sim"}
@@ -110,8 +110,8 @@ class BmufWer(Study):
         assert isinstance(result.model, nn.Module)
         return replace(setting.loaded, model=partial(deepcopy, result.model))
 
-    def _train(self, lab: Lab, setting: Setting, step: Step, begun: Task, place: Place, seed: int) -> Result:
-        method, count = place
+    def _train(self, lab: Lab, setting: Setting, step: Step, begun: Task, case: Case, seed: int) -> Result:
+        method, count = case
         halvings = ",".join(f"2@{epoch}" for epoch in range(1, self.epochs))
         return lab.run(
             f"{method}, N = {count}, seed {seed}",
@@ -122,7 +122,9 @@ class BmufWer(Study):
             seed=seed,
             lr=self.lr * (FASTER.get(count, 1.0) if self.tuned and method == AVERAGING else 1.0),
             grow_batch=halvings or None,
-            largest_batch=self.batch if halvings else None,  # so that the rate is halved instead
+            largest_batch=self.batch
+            if halvings
+            else None,  # the batch cannot grow: the rate is halved instead
             transport="sim",
             collective=COLLECTIVE,
             network=Network.parse(self.network),
@@ -130,34 +132,34 @@ class BmufWer(Study):
         )
 
     def _remarks(self, setting: Setting, step: Step) -> list[str]:
-        factors = ", ".join(f"{factor:g} times it with {count} workers" for count, factor in FASTER.items())
-        own = f"Averaging has its own, for the paper tunes every rate: {factors}; doubling was tried until "
-        own += "it did not help on 5,000 images of MNIST, held out of the training data. "
+        factors = ", ".join(f"{factor:g} times that with {count} workers" for count, factor in FASTER.items())
+        own = f"Averaging has its own, because the paper tunes every rate: {factors}. It was doubled until "
+        own += "that no longer helped on 5,000 images of MNIST held out of the training data. "
         return [
-            f"Our times are virtual: a step of {1e3 * step.seconds:.2f} ms, measured here, with a jitter of "
-            f"{step.jitter:.0%}; {self.network}; sums by {COLLECTIVE}. Speed-up is in samples a second; the "
-            "first model, which all share, is left out of it, and so are tests of the model.",
-            f"The rule: there should be as many samples as a split, here {setting.split}, times N squared. "
-            "It is kept where a sweep has at least as many blocks as workers, M >= N. As in the paper the "
-            "split is the same for all N, so the most workers decide.",
-            f"One rate, {self.lr:g}, for one worker and block momentum, halved after each sweep. "
-            f"{own if self.tuned else 'Averaging has the same. '}Block momentum is the paper's, else 1 - 1/N;"
-            " steps are of plain SGD, whatever the task's own optimizer.",
-            "The paper's are word error rates on Eval2000, ours are classes that are wrong in the test set. "
-            "Compare what is above or below one worker.",
+            f"Our times are virtual: a measured step of {1e3 * step.seconds:.2f} ms with a jitter of "
+            f"{step.jitter:.0%}; {self.network}; all-reduce by {COLLECTIVE}. Speed-up is in samples/s, "
+            "without the first model, which all share, and without evaluation.",
+            f"The rule: there should be at least split times N squared samples; a split is {setting.split}. "
+            "Equivalently, a sweep has at least as many blocks as workers, M >= N. As in the paper, "
+            "the split is the same for all N.",
+            f"One learning rate, {self.lr:g}, for one worker and block momentum, halved after each sweep. "
+            f"{own if self.tuned else 'Averaging has the same. '}Block momentum is that of the paper, or "
+            "1 - 1/N for other N. The optimizer is plain SGD for every task.",
+            "The paper has word error rates on Eval2000; ours are classification errors on the test set. "
+            "Compare the differences from one worker.",
         ]
 
 
 def beginning_of(data: Data) -> Data:
-    """A part of the data that is trained on first."""
+    """The part of the data that the first model is trained on."""
     rows = max(1, len(data.x) // BEGINNING)
     return Data(data.x[:rows], data.y[:rows], data.test_x, data.test_y)
 
 
 def tabulate(
-    setting: Setting, runs: Mapping[Place, Sequence[Result]], table: Mapping[Place, Published]
+    setting: Setting, runs: Mapping[Case, Sequence[Result]], table: Mapping[Case, PublishedRow]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each method and number of workers, with the paper's beside it."""
+    """A row for each method and number of workers, with the figures of the paper."""
     alone = runs[SINGLE, 1]
     baseline = fmean(errors(alone))
     for (method, count), results in runs.items():
@@ -179,16 +181,16 @@ def tabulate(
 
 
 def errors(results: Sequence[Result]) -> list[float]:
-    """Per cent of the test set that each of them has wrong."""
+    """Test error of each result in per cent."""
     return [100.0 - result.test_accuracy for result in results if result.test_accuracy is not None]
 
 
 def claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    """What the paper says and what we aim at, from the rows alone."""
+    """The observations of the paper and our aims."""
     merging = [row for row in rows if row["method"] in MERGING]
     scarce = min(merging, key=lambda row: row["plenty"])
     yield Claim(
-        f"the data is enough for every N: at least {scarce['plenty']:.2f} times what the rule asks for, "
+        f"there is enough data for every N: {scarce['plenty']:.2f} times what the rule asks for "
         f"with {scarce['workers']} workers",
         scarce["plenty"] >= 1,
     )
@@ -201,7 +203,7 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def degrades(rows: Sequence[Row]) -> Claim:
-    """Averaging has more errors with more workers: no step down beyond the spreads, and up as a whole."""
+    """Averaging has more errors with more workers: no decrease beyond the spreads, and an overall rise."""
     ordered = sorted(rows, key=lambda row: row["workers"])
     rises = all(
         after["error"][0] >= before["error"][0] - before["error"][1] - after["error"][1]
@@ -211,13 +213,13 @@ def degrades(rows: Sequence[Row]) -> Claim:
     apart = last["error"][0] - first["error"][0] > first["error"][1] + last["error"][1]
     listed = ", ".join(f"{row['error'][0]:.2f} % with {row['workers']}" for row in ordered)
     return Claim(
-        f"averaging gets worse with more workers: {listed}; {last['above']:+.2f} points beside one worker",
+        f"averaging gets worse with more workers: {listed}; {last['above']:+.2f} points from one worker",
         rises and apart and last["above"] > 0,
     )
 
 
 def stays(method: str, rows: Sequence[Row], points: float) -> Claim:
-    """Block momentum is hardly worse than one worker."""
+    """Block momentum is at most `points` worse than one worker."""
     listed = ", ".join(f"{row['above']:+.2f} with {row['workers']}" for row in rows)
     most = max(row["workers"] for row in rows)
     return Claim(
@@ -227,9 +229,9 @@ def stays(method: str, rows: Sequence[Row], points: float) -> Claim:
 
 
 def charts(rows: Sequence[Row]) -> Iterable[Chart]:
-    """Errors beside one worker's, and speed-ups, over the number of workers; the paper's are dashed."""
+    """Errors and speed-ups relative to one worker; the figures of the paper are dashed."""
     for key, title, y, log_y in (
-        ("above", "Errors beside one worker's", "points above one worker", False),
+        ("above", "Errors relative to one worker", "points above one worker", False),
         ("speed_up", "Speed-up, virtual time", "times one worker", True),
     ):
         lines = []
@@ -243,11 +245,11 @@ def charts(rows: Sequence[Row]) -> Iterable[Chart]:
         yield Chart(title, "workers", y, [line for line in lines if line.points], log_x=True, log_y=log_y)
 
 
-def curves(runs: Mapping[Place, Sequence[Result]], samples: int, most: int) -> Chart:
-    """How the error falls with the most workers, by the mean over the seeds."""
+def curves(runs: Mapping[Case, Sequence[Result]], samples: int, most: int) -> Chart:
+    """Error over sweeps with the largest number of workers, averaged over seeds."""
     lines = []
     for (method, count), results in sorted(runs.items(), key=lambda run: run[0] == (SINGLE, 1)):
-        if count in (1, most):  # the single worker last: the others have the colours of the other charts
+        if count in (1, most):  # one worker last, so that the others keep the colours of the other charts
             points = zip(*(result.curve for result in results), strict=False)
             lines.append(
                 Line(

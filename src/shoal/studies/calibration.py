@@ -1,4 +1,4 @@
-"""Calibration: what a step costs on this machine, so that virtual time is about a real one."""
+"""Calibration: measure a training step on this machine, so that virtual time resembles real time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WARM_UP, LEAST_STEPS, LEAST_SECONDS = 3, 10, 1.0
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was measured: gradient and optimizer of one batch, on one thread."""
+    """A measured step: gradient and optimizer update of one batch, on one thread."""
 
     seconds: float  # median
-    jitter: float  # standard deviation over mean, without the tenth of the steps that took longest
+    jitter: float  # standard deviation over mean, without the slowest tenth of the steps
     steps: int
 
     def compute(self) -> Compute:
@@ -32,9 +32,7 @@ class Step:
 def measure_step(task: Task, seed: int = 0) -> Step:
     """Time steps of a task on one thread for a second or more.
 
-    It is the thread's own time: what other programs take, and the operating system now and then, is no part
-    of the machine that is modelled. The slowest tenth is left out of the jitter, and the median stands for
-    the rest.
+    Measures processor time of the thread, because other programs are no part of the modelled machine.
     """
     replica = build_replica(task, build_model(task, seed), task.data(), Single(), 0, 1, seed)
     before = torch.get_num_threads()

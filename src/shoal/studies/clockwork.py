@@ -1,4 +1,4 @@
-"""Clockwork: a task that computes nothing, for runs that only keep time."""
+"""Clockwork: a task with zero gradients, for runs that only measure time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shoal.core.task import Data, Task
 
 
 def clockwork(name: str, parameters: int, rows: int, batch: int) -> Task:
-    """So many parameters whose gradient is nought, and so many rows of nothing."""
+    """A task of this size whose gradients and data are zero."""
     return Task(
         name=name,
         model=partial(Clockwork, parameters),
-        data=partial(blank, rows),
-        loss=nought,
+        data=partial(zero_data, rows),
+        loss=zero_loss,
         batch=batch,
     )
 
 
 class Clockwork(nn.Module):
-    """Parameters, of which the first is multiplied by what comes in."""
+    """A vector of parameters whose first element is multiplied by the input."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class Clockwork(nn.Module):
         return self.x[:1] * rows
 
 
-def nought(out: Tensor, _: Tensor) -> Tensor:
-    """A loss of nothing, whatever comes out."""
+def zero_loss(out: Tensor, _: Tensor) -> Tensor:
+    """A loss of 0 for any output."""
     return 0.0 * out.sum()
 
 
-def blank(rows: int) -> Data:
-    """Zeros, of which the first is the test set as well."""
+def zero_data(rows: int) -> Data:
+    """Rows of zeros; the first is also the test set."""
     x, y = torch.zeros(rows, 1), torch.zeros(rows)
     return Data(x, y, x[:1], y[:1])

@@ -1,4 +1,4 @@
-"""What compression saves and what it costs in accuracy: the codecs beside what their papers say."""
+"""Compression: bytes, time and accuracy of each codec, beside the claims of its paper."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread
 
 
-class Published(NamedTuple):
-    """What a paper says of its codec, and how far behind dense training we allow ours to be."""
+class PublishedCodec(NamedTuple):
+    """The claim of a paper about its codec, and how far behind dense training we allow ours to be."""
 
     codec: str
     says: str
     allowed: float | None  # points of accuracy
-    rate: float = 1.0  # by which the learning rate is multiplied: momentum within a codec makes steps longer
+    rate: float = 1.0  # factor of the learning rate: a codec with momentum makes longer steps
 
 
 PUBLISHED = (
-    Published("fp16", "half the bytes", 0.5),
-    Published("one_bit", "a bit and two means a column; little is lost", 0.5),
-    Published("ternary", "16 times less, 20 at best", 1.0),
-    Published("qsgd", "unbiased, of a few bits", 0.5),
-    Published("low_rank:rank=2", "on par with SGD", 0.5),
-    Published("threshold", "278 times less, and 3 times more with coded gaps", 1.0),
-    Published("top_k:density=0.001", "–", None),
-    Published("dgc:density=0.001,warmup=10", "270 to 600 times less; no loss", 0.5, 0.3),
-    Published("top_k:density=0.001,feedback=none", "the control: what is left out is lost", None),
+    PublishedCodec("fp16", "half the bytes", 0.5),
+    PublishedCodec("one_bit", "a bit per element and two means per column; little loss", 0.5),
+    PublishedCodec("ternary", "16 times less, 20 at best", 1.0),
+    PublishedCodec("qsgd", "unbiased, a few bits per element", 0.5),
+    PublishedCodec("low_rank:rank=2", "on par with SGD", 0.5),
+    PublishedCodec("threshold", "278 times less, 3 times that with coded gaps", 1.0),
+    PublishedCodec("top_k:density=0.001", "–", None),
+    PublishedCodec("dgc:density=0.001,warmup=10", "270 to 600 times less; no loss", 0.5, 0.3),
+    PublishedCodec("top_k:density=0.001,feedback=none", "the control: no error feedback", None),
 )
 CONTROL = PUBLISHED[-1].codec
 HEADINGS = (
     Heading("codec", "codec"),
-    Heading("ratio", "bytes: times less", 1),
+    Heading("ratio", "bytes: times fewer", 1),
     Heading("change", "accuracy, points"),
     Heading("speed_up", "step: times faster", 1),
     Heading("says", "paper"),
@@ -51,10 +51,10 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Compression(Study):
-    """Synchronous training through each codec on a slow network: bytes, time and accuracy.
+    """Synchronous training with each codec on a slow network: bytes, time and accuracy.
 
-    Virtual time has the measured step and the network; encoding and decoding take none in it, so what it says
-    is what a codec can save at most: `benchmarks/slow_link.py` measures the rest on real links.
+    Virtual time models the measured step and the network, but not encoding and decoding: it shows what a
+    codec can save at most. `benchmarks/slow_link.py` measures real links.
     """
 
     source: ClassVar[str] = "Seide 2014, Strom 2015, Wen 2017, Alistarh 2017, Lin 2018, Vogels 2019"
@@ -84,15 +84,15 @@ class Compression(Study):
             rows.append(row(published, runs, dense))
         return Findings(
             study="compression",
-            title="What compression saves, and what it costs",
+            title="Compression: bytes saved, accuracy lost",
             source=self.source,
             tables=[Table(f"{self.workers} workers on {self.network}, {self.task}", HEADINGS, rows)],
             charts=[chart(rows)],
             claims=list(claims(rows)),
             remarks=[
-                f"Without a codec: {accuracies(dense)} % right. Changes are means over {self.seeds} seeds.",
-                "dgc brings momentum, which the others do without, and takes three tenths of their rate.",
-                "Bytes are those of what was compressed; encoding and decoding take no virtual time.",
+                f"Accuracy without codec: {accuracies(dense)} %. Changes are means over {self.seeds} seeds.",
+                "dgc has momentum, the others do not; its learning rate is three tenths of theirs.",
+                "Bytes are those of compressed messages; encoding and decoding take no virtual time.",
             ],
             settings={**asdict(self), "step_seconds": compute.mean},
         )
@@ -103,7 +103,7 @@ class Compression(Study):
 
 
 def accuracies(runs: list[Result]) -> str:
-    """Mean and spread of the test accuracy, in words."""
+    """Mean and spread of the test accuracy, as text."""
     reached = [_accuracy(run) for run in runs]
     mean, spread = mean_and_spread(reached)
     return f"{mean:.2f} ± {spread:.2f}"
@@ -111,12 +111,12 @@ def accuracies(runs: list[Result]) -> str:
 
 def _accuracy(run: Result) -> float:
     if run.test_accuracy is None:
-        raise ValueError(f"task={run.task!r} has no classes to be right about; take mnist")
+        raise ValueError(f"task={run.task!r} has no test accuracy; take a task with classes, such as mnist")
     return run.test_accuracy
 
 
-def row(published: Published, attempts: Sequence[Result | None], dense: list[Result]) -> dict[str, Any]:
-    """One line of the table: the same seeds with a codec and without; no figures where one diverged."""
+def row(published: PublishedCodec, attempts: Sequence[Result | None], dense: list[Result]) -> dict[str, Any]:
+    """One row: the same seeds with and without a codec; no figures if one of them diverged."""
     line = {
         "codec": published.codec,
         "says": published.says,
@@ -138,7 +138,7 @@ def row(published: Published, attempts: Sequence[Result | None], dense: list[Res
 
 
 def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
-    """Each codec with feedback stays close to dense training, and the control does not."""
+    """Each codec with error feedback stays close to dense training, and the control does not."""
     for line in rows:
         if line["allowed"] is not None:
             behind = lag(line)
@@ -149,16 +149,16 @@ def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
     control = next((line for line in rows if line["codec"] == CONTROL), None)
     if control is not None:
         behind = lag(control)
-        yield Claim(f"without feedback top_k is visibly worse: {behind:.2f} points behind", behind > 1)
+        yield Claim(f"top_k without error feedback is worse: {behind:.2f} points behind", behind > 1)
 
 
 def lag(line: Mapping[str, Any]) -> float:
-    """How many points of accuracy a line is behind; all where it diverged."""
+    """How many points of accuracy a row is behind dense training; 100 if it diverged."""
     return -float(line["change"][0]) if line["change"] else 100.0
 
 
 def chart(rows: list[dict[str, Any]]) -> Chart:
-    """Accuracy over bytes, a point a codec."""
+    """Accuracy over bytes, one point for each codec."""
     lines = [
         Line(line["codec"], [(line["ratio"], line["change"][0])])
         for line in rows

@@ -1,4 +1,4 @@
-"""What a net took on so many cores, row by row: the published figures, our claims and charts (Ma 2014)."""
+"""Tables, claims and charts of the study dbn-speedup, with the published figures (Ma 2014)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PUBLISHED = {
         32: (856, 5.2054),
     },
 }
-"""Cores -> seconds until the accuracy was above 90 %, and the speed-up."""
+"""Cores -> seconds until the accuracy exceeds 90 %, and the speed-up."""
 
-AIMS = {16: 14.2, 32: 20.0}  # cores -> speed-up: the paper's best, and no collapse after it
+AIMS = {16: 14.2, 32: 20.0}  # cores -> speed-up: the best of the paper, and more on more cores
 HEADINGS = (
     Heading("cores", "cores", 0),
     Heading("place", "nodes x tasks"),
@@ -54,9 +54,9 @@ HEADINGS = (
 def tabulate(
     table: str, place: tuple[int, int], net: Net | None, accuracy: float, clock: str
 ) -> dict[str, Any]:
-    """The row of one net on so many nodes with so many tasks each.
+    """The row of one network on `place` = (nodes, tasks per node).
 
-    Without a net there are no figures; where it never came so far, no times.
+    A diverged network (None) has no figures; one that never reaches the accuracy has no times.
     """
     cores = place[0] * place[1]
     paper = PUBLISHED.get(table, {}).get(cores, (None, None))
@@ -77,7 +77,7 @@ def tabulate(
 
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with their speed-ups over the first, which is one worker."""
+    """Add speed-ups relative to the first row, which is one worker."""
     for key, whole in (("speed_up", "seconds"), ("finetuning_speed_up", "finetuning")):
         for line in rows:
             line[key] = rows[0][whole] / line[whole] if rows[0][whole] and line[whole] else None
@@ -85,17 +85,17 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def of_table(rows: Sequence[Row], table: str) -> dict[int, Row]:
-    """The rows of one table by their cores."""
+    """The rows of one table by their number of cores."""
     return {row["cores"]: row for row in rows if row["table"] == table}
 
 
 def tables(rows: Sequence[Row], ours: str) -> Iterator[Table]:
-    """One for each set of rows that there is."""
+    """One table for each set of rows present."""
     titles = {
         FIXED_NODES: f"2 nodes: {ours}",
         FIXED_TASKS: f"2 tasks a node: {ours}",
-        SERVER: "The paper's way, asynchronous SGD through one server: 2 nodes",
-        REAL: f"Processes on this machine, a thread each: {ours}",
+        SERVER: "The paper's method, asynchronous SGD with one server: 2 nodes",
+        REAL: f"Processes on this machine, one thread each: {ours}",
     }
     for table, title in titles.items():
         own = list(of_table(rows, table).values())
@@ -107,7 +107,7 @@ def tables(rows: Sequence[Row], ours: str) -> Iterator[Table]:
 
 
 def claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Our aims and what the paper saw, of the tables that there are."""
+    """Our aims and the observations of the paper, for the tables present."""
     nodes, tasks = of_table(rows, FIXED_NODES), of_table(rows, FIXED_TASKS)
     for table, own in ((FIXED_NODES, nodes), (FIXED_TASKS, tasks)):
         for cores, aim in AIMS.items():
@@ -124,7 +124,7 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def enough(table: str, row: Row, aim: float) -> Claim:
-    """Whether the speed-up is that aimed at."""
+    """The speed-up reaches the aim."""
     said = times(row["speed_up"])
     sentence = f"{table}: {said} times as fast on {row['cores']} cores (aim {aim:g}"
     sentence += f", paper {row['paper_speed_up']:.1f})" if row["paper_speed_up"] else ")"
@@ -132,39 +132,39 @@ def enough(table: str, row: Row, aim: float) -> Claim:
 
 
 def no_collapse(table: str, own: Mapping[int, Row]) -> Claim:
-    """Whether the most cores are the fastest; in the paper 16 are."""
+    """The largest number of cores is the fastest; in the paper 16 cores are."""
     said = ", ".join(f"{times(row['speed_up'])} on {cores}" for cores, row in own.items())
     best = max(own.values(), key=lambda row: row["speed_up"] or 0.0)
-    return Claim(f"{table}: the more cores, the faster, to the last: {said}", best is own[max(own)])
+    return Claim(f"{table}: the largest number of cores is the fastest: {said}", best is own[max(own)])
 
 
 def dearer_between(nodes: Mapping[int, Row], tasks: Mapping[int, Row]) -> Claim:
-    """Whether the same cores are faster where more of them share a node."""
+    """The same number of cores is faster on fewer nodes."""
     both = [(nodes[cores], tasks[cores]) for cores in nodes if cores in tasks and cores > 4]
     ratios = [b["seconds"] / a["seconds"] for a, b in both if a["seconds"] and b["seconds"]]
     said = f"{min(ratios):.2f} to {max(ratios):.2f} times as long" if ratios else "not seen"
-    sentence = f"talking between nodes costs more than within: with 2 tasks a node it takes {said}"
+    sentence = f"messages between nodes cost more than within: 2 tasks a node take {said}"
     return Claim(sentence, bool(ratios) and len(ratios) == len(both) and min(ratios) > 1)
 
 
 def held_up(server: Mapping[int, Row], ours: Mapping[int, Row]) -> Claim:
-    """Whether the paper's way falls behind on the most cores, as it did there."""
+    """The paper's method falls behind on the largest number of cores, as it did in the paper."""
     last = max(server)
     row, other = server[last], ours[last]["speed_up"] if last in ours else None
-    said = "it never gets there" if row["speed_up"] is None else f"{times(row['speed_up'])} times as fast"
+    said = "never reached" if row["speed_up"] is None else f"{times(row['speed_up'])} times as fast"
     return Claim(
-        f"one server holds {last} cores up: {said}, {times(other)} without",
+        f"one server is the bottleneck of {last} cores: {said}, {times(other)} without",
         row["speed_up"] is not None and other is not None and row["speed_up"] < other / 2,
     )
 
 
 def times(value: float | None) -> str:
-    """A speed-up in words."""
+    """A speed-up as text."""
     return "never" if value is None else f"{value:.1f}"
 
 
 def charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Speed-up and time over cores; the paper's are dashed."""
+    """Speed-up and time over cores; the figures of the paper are dashed."""
     for key, title, y in (("speed_up", "Speed-up", "times one worker"), ("seconds", "Time", "seconds")):
         lines = []
         for table in (FIXED_NODES, FIXED_TASKS, SERVER, REAL):
@@ -176,5 +176,5 @@ def charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def points(own: Iterable[Row], key: str) -> list[tuple[float, float]]:
-    """What is known of a column, over cores."""
+    """The known values of a column, over cores."""
     return [(row["cores"], row[key]) for row in own if row[key] is not None]

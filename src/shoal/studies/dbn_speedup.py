@@ -1,4 +1,4 @@
-"""Time to 90 % of a deep belief network against cores, within nodes and between them (Ma 2014)."""
+"""Time to 90 % accuracy of a deep belief network on many cores of several nodes (Ma 2014)."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)
-class Place:
-    """So many tasks, one a core, on each of so many nodes. A server has a core of its own on the first."""
+class Cluster:
+    """A number of nodes with `tasks` workers each, one per core. A server has its own core on node 0."""
 
     nodes: int
     tasks: int
 
     @property
     def cores(self) -> int:
-        """Of all workers."""
+        """The number of cores of all workers."""
         return self.nodes * self.tasks
 
     def __str__(self) -> str:
         return f"{self.nodes} x {self.tasks}"
 
     def network(self, within: str, between: str, servers: int = 0) -> Network:
-        """Links inside a node, and between two."""
+        """A network with one kind of link within a node and another between nodes."""
         node = [*(rank // self.tasks for rank in range(self.cores)), *[0] * servers]
         inside = Network.parse(within)
         link = Link(inside.latency, inside.bandwidth)
@@ -63,14 +63,14 @@ class Place:
 
 @dataclass(frozen=True)
 class DbnSpeedup(Study):
-    """Seconds of pretraining, layer by layer, and of fine-tuning until the test accuracy is above `accuracy`.
+    """Seconds of pretraining, layer by layer, and of fine-tuning until the test accuracy exceeds `accuracy`.
 
-    `pretrain` epochs a layer with `strategy`, whatever the number of workers. Models are averaged `averages`
-    times an epoch; block momentum, if there is any, is 1 - 1/workers, up to `most_block_momentum`. Then
-    fine-tuning with `finetune_strategy`, its rate that of one worker times the workers, up to
-    `most_finetune_lr`. It may see `labelled` rows, or `labelled_each` times the workers, each row once.
-    `server` names numbers of cores for the paper's own way, asynchronous SGD through one server; `real` names
-    numbers of processes on this machine. none leaves them out, `virtual=false` the rest.
+    Pretraining takes `pretrain` epochs per layer with `strategy` for any number of workers. Models are
+    averaged `averages` times per epoch; block momentum is 1 - 1/workers, at most `most_block_momentum`.
+    Fine-tuning takes `finetune_strategy` and the learning rate of one worker times the number of workers, at
+    most `most_finetune_lr`. It sees `labelled` rows, or `labelled_each` per worker if that is more, once.
+    `server` gives numbers of cores for the paper's method, asynchronous SGD with one server; `real` gives
+    numbers of processes on this machine; none skips them. `virtual=false` skips virtual time.
     """
 
     source: ClassVar[str] = "Ma, Parallel implementation of deep learning using MPI (2014), tables 1 and 2"
@@ -103,14 +103,14 @@ class DbnSpeedup(Study):
 
     def __post_init__(self) -> None:
         if not (self.virtual or self.real):
-            raise ValueError("virtual=false leaves nothing to do; name processes, as real=1/2/4")
+            raise ValueError("virtual=false leaves nothing to do; add numbers of processes, as in real=1/2/4")
 
     def run(self, lab: Lab) -> Findings:
         with TemporaryDirectory(prefix="shoal-") as folder:
             lab.say("reading the data")
-            bench = Bench(self, lab, Examples(TASKS.make(self.task).data(), Path(folder)))
-            rows = bench.virtual() if self.virtual else []
-            rows += bench.real() if self.real else []
+            runs = ClusterRuns(self, lab, Examples(TASKS.make(self.task).data(), Path(folder)))
+            rows = runs.virtual() if self.virtual else []
+            rows += runs.real() if self.real else []
         return Findings(
             study="dbn-speedup",
             title=f"A deep belief network: time to {self.accuracy:g} % against cores",
@@ -119,11 +119,11 @@ class DbnSpeedup(Study):
             charts=list(charts(rows)),
             claims=list(claims(rows)),
             remarks=list(self._remarks()),
-            settings={**asdict(self), "step_seconds": bench.step_seconds},
+            settings={**asdict(self), "step_seconds": runs.step_seconds},
         )
 
     def recipe(self, workers: int, rows: int) -> Recipe:
-        """What each of so many workers does, with so many rows in all."""
+        """The settings for a number of workers and of training rows."""
         lr, most = self.finetune_lr, max(self.finetune_lr, self.most_finetune_lr)
         steps = steps_per_epoch(rows, self.batch, workers)
         return Recipe(
@@ -140,7 +140,7 @@ class DbnSpeedup(Study):
         )
 
     def papers(self, workers: int, rows: int) -> Recipe:
-        """The paper's way: plain gradients to one server, at rates that come to those of one worker."""
+        """The paper's method: gradients without momentum to one server, at equivalent learning rates."""
         one = self.recipe(1, rows)
         return replace(
             one,
@@ -154,7 +154,7 @@ class DbnSpeedup(Study):
         )
 
     def _chosen(self, word: str, workers: int, steps: int) -> Strategy:
-        """A strategy, with those of our options that it has."""
+        """A strategy by name, with those of our options that it accepts."""
         if workers == 1:
             return Single()
         momentum = min(1 - 1 / workers, self.most_block_momentum)
@@ -168,37 +168,37 @@ class DbnSpeedup(Study):
 
     def _remarks(self) -> Iterator[str]:
         yield (
-            f"The time is that of pretraining, {self.pretrain} epoch(s) a layer, which is the same work for "
-            f"all, and of fine-tuning to {self.accuracy:g} %. The paper does not say how long it pretrained, "
-            "nor how large its layers were. Its times are another machine's: compare speed-ups."
+            f"The time is that of pretraining, {self.pretrain} epoch(s) per layer, the same work for all, "
+            f"and of fine-tuning to {self.accuracy:g} %. The paper does not give the length of "
+            "pretraining or the sizes of its layers. Its times are of another machine: compare speed-ups."
         )
         yield (
-            "Tuning: fine-tuning. Error: what the first layer loses of a test row on the way up and down, in "
-            "nats; where it is above one worker's, the same work has taught many workers less."
+            "Tuning: fine-tuning. Error: reconstruction error of the first layer on test rows, in nats; if "
+            "it exceeds that of one worker, many workers learnt less from the same work."
         )
         if self.virtual:
             yield (
-                "Virtual time on steps measured stage by stage, with a jitter of "
-                f"{self.jitter:.0%}; the numbers are computed in full. Links: {self.within} within a node, "
+                "Virtual time with steps measured for each stage and a jitter of "
+                f"{self.jitter:.0%}; the models are trained in full. Links: {self.within} within a node, "
                 f"{self.between} between nodes. In a ring one task of a node sends to another node and one "
-                "receives, so tasks do not share the node's card. Adding models up takes no time, nor does "
-                "feeding the rows up to the next layer, with one worker or many."
+                "receives, so tasks do not share the network card. Averaging models and computing the inputs "
+                "of the next layer take no virtual time."
             )
             yield (
-                "2 tasks a node: where links change no number, as with bmuf and sync, these are the nets of "
-                "the first table, on the clock of runs that send as much and compute nothing."
+                "2 tasks a node: if links do not change results, as with bmuf and sync, these are the "
+                "networks of the first table, timed by runs that send the same messages and compute nothing."
             )
         if self.virtual and self.server:
             yield (
-                "One server: each worker fetches the model before every step and pushes every gradient, "
-                "which is applied when it comes, at one worker's rates. The server's core is not counted."
+                "One server: each worker pulls the model before every step and pushes every gradient, which "
+                "the server applies on arrival at the rates of one worker. Its core is not counted."
             )
         if self.real:
-            yield f"Real times are those of processes on {os.cpu_count()} cores, whatever else ran there."
+            yield f"Real times are of processes on {os.cpu_count()} cores that other programs may have used."
 
 
-class Bench:
-    """Makes the runs of a study, and a row of each net."""
+class ClusterRuns:
+    """Makes the runs of the study, and a row for each network."""
 
     def __init__(self, study: DbnSpeedup, lab: Lab, examples: Examples) -> None:
         self._study, self._lab, self._examples = study, lab, examples
@@ -207,35 +207,35 @@ class Bench:
 
     @property
     def step_seconds(self) -> dict[str, float]:
-        """What a step of each stage took, where it was measured."""
+        """The measured seconds of a step, by stage."""
         return {stage: step.mean for stage, step in self._steps.items()}
 
     def virtual(self) -> list[dict[str, Any]]:
-        """One worker, both of the paper's tables, and the paper's own way."""
+        """The rows of one worker, of both tables of the paper, and of its own method."""
         counts = even("cores", self._study.cores)
         served = even("server", self._study.server) if self._study.server else []
-        alone = Place(1, 1)
+        alone = Cluster(1, 1)
         nets = {alone: self._net("one worker", alone, self._recipe(1))}
         rows = [self._row(FIXED_NODES, alone, nets[alone])]
         for cores in counts:
-            place = on_two_nodes(cores)
-            nets[place] = self._net(str(place), place, self._recipe(cores))
-            rows.append(self._row(FIXED_NODES, place, nets[place]))
+            cluster = on_two_nodes(cores)
+            nets[cluster] = self._net(str(cluster), cluster, self._recipe(cores))
+            rows.append(self._row(FIXED_NODES, cluster, nets[cluster]))
         rows.append(self._row(FIXED_TASKS, alone, nets[alone]))
         for cores in counts:
-            place, known = by_two_tasks(cores), nets[on_two_nodes(cores)]
-            if place not in nets:
-                nets[place] = known and self._elsewhere(known, place, self._recipe(cores))
-            rows.append(self._row(FIXED_TASKS, place, nets[place]))
+            cluster, known = by_two_tasks(cores), nets[on_two_nodes(cores)]
+            if cluster not in nets:
+                nets[cluster] = known and self._elsewhere(known, cluster, self._recipe(cores))
+            rows.append(self._row(FIXED_TASKS, cluster, nets[cluster]))
         rows += [self._row(SERVER, alone, nets[alone])] if served else []
-        for place in map(on_two_nodes, served):
-            papers = self._study.papers(place.cores, self._rows)
-            net = self._net(f"one server, {place}", place, papers)
-            rows.append(self._row(SERVER, place, net))
+        for cluster in map(on_two_nodes, served):
+            papers = self._study.papers(cluster.cores, self._rows)
+            net = self._net(f"one server, {cluster}", cluster, papers)
+            rows.append(self._row(SERVER, cluster, net))
         return compared(rows)
 
     def real(self) -> list[dict[str, Any]]:
-        """Processes on this machine, a thread each."""
+        """The rows of processes on this machine, one thread each."""
         rows = []
         for count in sorted({1, *numbers("real", self._study.real or "")}):
             settings = {"workers": count, "transport": "processes", "threads": 1}
@@ -247,31 +247,31 @@ class Bench:
     def _recipe(self, workers: int) -> Recipe:
         return self._study.recipe(workers, self._rows)
 
-    def _row(self, table: str, place: Place, net: Net | None) -> dict[str, Any]:
-        return tabulate(table, (place.nodes, place.tasks), net, self._study.accuracy, "virtual")
+    def _row(self, table: str, cluster: Cluster, net: Net | None) -> dict[str, Any]:
+        return tabulate(table, (cluster.nodes, cluster.tasks), net, self._study.accuracy, "virtual")
 
-    def _net(self, name: str, place: Place, recipe: Recipe) -> Net | None:
+    def _net(self, name: str, cluster: Cluster, recipe: Recipe) -> Net | None:
         servers = max(recipe.strategy.servers, recipe.finetune_strategy.servers)
-        return self._train(name, recipe, self._simulator(name, place, servers))
+        return self._train(name, recipe, self._simulator(name, cluster, servers))
 
-    def _elsewhere(self, net: Net, place: Place, recipe: Recipe) -> Net | None:
-        """What a net would have taken on other nodes."""
+    def _elsewhere(self, net: Net, cluster: Cluster, recipe: Recipe) -> Net | None:
+        """The same network on other nodes; trained again if links may change its results."""
         if any(s.servers or s.survives for s in (recipe.strategy, recipe.finetune_strategy)):
-            return self._net(str(place), place, recipe)  # who is late may change the numbers
-        return net.timed(recipe, self._simulator(f"{place}, the clock", place, 0))
+            return self._net(str(cluster), cluster, recipe)  # the order of arrival may change results
+        return net.timed(recipe, self._simulator(f"{cluster}, the clock", cluster, 0))
 
     def _train(self, name: str, recipe: Recipe, run: Runner) -> Net | None:
-        """A net, or none where its numbers were no longer finite."""
+        """Train a network; None if it diverged."""
         try:
             return self._examples.train(recipe, run)
         except Diverged:
             self._lab.keep(name, {"diverged": True})
             return None
 
-    def _simulator(self, name: str, place: Place, servers: int) -> Runner:
-        """Makes runs in virtual time."""
-        network = place.network(self._study.within, self._study.between, servers)
-        settings = {"workers": place.cores, "transport": "sim", "network": network}
+    def _simulator(self, name: str, cluster: Cluster, servers: int) -> Runner:
+        """A runner in virtual time."""
+        network = cluster.network(self._study.within, self._study.between, servers)
+        settings = {"workers": cluster.cores, "transport": "sim", "network": network}
         return self._runner(name, {**settings, "collective": self._study.collective})
 
     def _runner(self, name: str, settings: dict[str, Any]) -> Runner:
@@ -284,7 +284,7 @@ class Bench:
         return run
 
     def _step(self, stage: str, task: Task) -> Compute:
-        """What a step of a stage costs: measured the first time, the same for all numbers of workers."""
+        """The cost of a step of a stage: measured once, the same for all numbers of workers."""
         if stage not in self._steps:
             self._lab.say(f"measuring a step of {stage}")
             self._steps[stage] = replace(measure_step(task).compute(), jitter=self._study.jitter)
@@ -292,26 +292,30 @@ class Bench:
 
 
 def even(option: str, text: str) -> list[int]:
-    """Numbers of cores that both tables have: two tasks or two nodes at least."""
+    """Numbers of cores for both tables; they must be even."""
     counts = numbers(option, text)
     if any(count % 2 for count in counts):
-        raise ValueError(f"{option}={text!r}: two nodes, or two tasks a node, make even numbers, as 4/8/16")
+        raise ValueError(
+            f"{option}={text!r}: two nodes, or two tasks a node, need even numbers, as in 4/8/16"
+        )
     return counts
 
 
-def on_two_nodes(cores: int) -> Place:
-    """The paper's first table."""
-    return Place(2, cores // 2)
+def on_two_nodes(cores: int) -> Cluster:
+    """The layout of the first table of the paper."""
+    return Cluster(2, cores // 2)
 
 
-def by_two_tasks(cores: int) -> Place:
-    """The paper's second table."""
-    return Place(cores // 2, 2)
+def by_two_tasks(cores: int) -> Cluster:
+    """The layout of the second table of the paper."""
+    return Cluster(cores // 2, 2)
 
 
 def hidden_layers(text: str) -> tuple[int, ...]:
-    """The sizes of hidden layers from text such as 500-500."""
+    """Read the sizes of hidden layers from text such as 500-500."""
     words = text.split("-")
     if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"layers={text!r}: write the sizes of the hidden layers with - between, as 200-200")
+        raise ValueError(
+            f"layers={text!r}: write the sizes of the hidden layers with - between, as in 200-200"
+        )
     return tuple(int(word) for word in words)

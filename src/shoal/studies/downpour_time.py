@@ -1,4 +1,4 @@
-"""Time to accuracy with many replicas (Dean et al. 2012): SGD, Downpour, and Downpour with Adagrad."""
+"""Time to accuracy with many replicas: SGD, Downpour, and Downpour with Adagrad (Dean et al. 2012)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, time_t
 from shoal.vocabulary.strategy import Strategy
 
 Record: TypeAlias = "dict[str, Any] | None"
-"""What a run measured; nothing of one whose numbers were no longer finite."""
+"""The record of a run; None if it diverged."""
 
 HEADINGS = (
     Heading("method", "method"),
@@ -28,7 +28,7 @@ HEADINGS = (
     Heading("speed_up", "speed up", 1),
     Heading("paper", "paper rank", 0),
     Heading("rank", "our rank", 0),
-    Heading("accuracy", "right % in the end", 1),
+    Heading("accuracy", "final accuracy %", 1),
     Heading("staleness", "stale", 0),
     Heading("clock", "clock"),
 )
@@ -36,7 +36,7 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Method:
-    """A line of the figure: a name, how many replicas, and the strategy."""
+    """A line of the figure: its name, number of replicas and strategy."""
 
     name: str
     replicas: int
@@ -45,9 +45,10 @@ class Method:
 
 @dataclass(frozen=True)
 class DownpourTime(Study):
-    """Virtual seconds until the test accuracy is above `accuracy`, with 20 and 200 replicas.
+    """Virtual seconds until the test accuracy exceeds `accuracy`, with 20 and 200 replicas.
 
-    The paper's order, slowest first: SGD, Downpour with 20 replicas, the same with Adagrad, Adagrad with 200.
+    The order in the paper, slowest first: SGD, Downpour with 20 replicas, the same with Adagrad, Adagrad
+    with 200 replicas.
     """
 
     source: ClassVar[str] = "Dean et al., Large scale distributed deep networks (2012), figures 4 and 5"
@@ -59,11 +60,11 @@ class DownpourTime(Study):
     batch: int = 16
     lr: float = 0.02
     rate: float = 0.005  # of Adagrad with few replicas
-    many_rate: float = 0.001  # and with many, whose gradients are older
+    many_rate: float = 0.001  # of Adagrad with many replicas, whose gradients are staler
     servers: int = 4
     epochs: int = 3
     seeds: int = 3
-    network: str = "50us"  # as wide as need be: the paper has as many shards as keep up
+    network: str = "50us"  # unlimited bandwidth: the paper has enough shards to keep up
 
     def __post_init__(self) -> None:
         check_seeds(self.seeds)
@@ -83,17 +84,17 @@ class DownpourTime(Study):
             charts=[chart(found)],
             claims=list(claims(rows)),
             remarks=[
-                f"Virtual time on a measured step of {1e3 * compute.mean:.2f} ms with a jitter of 10 %; the "
-                "numbers are computed in full.",
-                f"SGD and Downpour share the rate {self.lr:g}, as in the paper; Adagrad, by which the server "
-                "of Downpour learns, has rates of its own, which were looked for.",
-                "The paper has a figure of hours on a speech network: its order is what is compared.",
+                f"Virtual time with a measured step of {1e3 * compute.mean:.2f} ms and a jitter of 10 %; the "
+                "models are trained in full.",
+                f"SGD and Downpour share the learning rate {self.lr:g}, as in the paper. Adagrad, which the "
+                "server uses, has tuned rates of its own.",
+                "The paper plots hours for a speech network: only the order of the methods is compared.",
             ],
             settings={**asdict(self), "step_seconds": compute.mean},
         )
 
     def methods(self) -> Iterable[Method]:
-        """The paper's, slowest first."""
+        """The methods of the paper, slowest first."""
         yield Method("SGD", 1, Single())
         yield Method("Downpour", self.few, Downpour())
         for replicas, rate in ((self.few, self.rate), (self.many, self.many_rate)):
@@ -113,7 +114,7 @@ class DownpourTime(Study):
 
 
 def row(method: Method, runs: Sequence[Record], accuracy: float) -> dict[str, Any]:
-    """One line of the table, from the runs of all seeds; no time where a seed never got there."""
+    """One row, from the runs of all seeds; no time if a seed never reaches the accuracy."""
     finite = [run for run in runs if run is not None]
     known = [time for run in finite if (time := time_to(accuracy, run["curve"])) is not None]
     ends = [run["test_accuracy"] for run in finite]
@@ -129,7 +130,7 @@ def row(method: Method, runs: Sequence[Record], accuracy: float) -> dict[str, An
 
 
 def ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, in the paper's order, with their ranks by time: 1 is the slowest."""
+    """Add ranks by time to the rows, which are in the order of the paper; 1 is the slowest."""
     slowest = sorted(rows, key=lambda line: -line["seconds"][0] if line["seconds"] else float("-inf"))
     first = rows[0]["seconds"]
     for place, line in enumerate(rows, 1):
@@ -139,17 +140,17 @@ def ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
-    """The paper's order, pair by pair."""
+    """The order of the paper, pair by pair."""
     for slower, faster in pairwise(rows):
         names = [f"{line['method']} ({line['replicas']})" for line in (faster, slower)]
         times = [line["seconds"][0] if line["seconds"] else float("inf") for line in (faster, slower)]
         words = [f"{time:.3g} s" if time < float("inf") else "never" for time in times]
-        sentence = f"{names[0]} gets there before {names[1]}: {words[0]}, {words[1]}"
+        sentence = f"{names[0]} reaches the accuracy before {names[1]}: {words[0]}, {words[1]}"
         yield Claim(sentence, times[0] < times[1])
 
 
 def chart(found: Iterable[tuple[Method, Sequence[Record]]]) -> Chart:
-    """Accuracy over virtual time, of the first seed, where it did not diverge."""
+    """Accuracy over virtual time for the first seed, unless it diverged."""
     lines = [
         Line(
             f"{method.name}, {method.replicas}",

@@ -1,4 +1,4 @@
-"""Old gradients (Zhang, Gupta, Lian & Liu 2016): a fixed rate against a rate divided by the staleness."""
+"""Stale gradients: a fixed learning rate against a rate divided by staleness (Zhang et al. 2016)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, numbers
 
 PUBLISHED = {1: (18.0, 18.0), 15: (90.0, 18.0), 30: (90.0, 18.0)}
-"""n of n-softsync -> error in per cent on CIFAR-10 with 30 workers, at a fixed rate and at rate/staleness."""
+"""n of n-softsync -> error % on CIFAR-10 with 30 workers, at a fixed rate and at rate/staleness."""
 
-LATENCY = 20e-6  # links are as wide as they need to be: staleness comes from computing, not from queues
-CHANCE = 90.0  # error of a model that knows nothing, of ten classes
+LATENCY = 20e-6  # bandwidth is unlimited: staleness comes from computing, not from queues
+CHANCE = 90.0  # error % of guessing among ten classes
 FAILED = 50.0
 HEADINGS = (
     Heading("n", "n", 0),
@@ -34,9 +34,10 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Staleness(Study):
-    """n-softsync on 30 workers: from a certain staleness on a fixed rate fails, a divided one does not.
+    """n-softsync on 30 workers: with enough staleness a fixed rate fails and a divided rate does not.
 
-    `n` is the paper's: a new version for every workers/n gradients, whose mean staleness is then about n.
+    `n` as in the paper: the server makes a new version from every workers/n gradients, so that the mean
+    staleness is about n.
     """
 
     source: ClassVar[str] = "Zhang, Gupta, Lian & Liu, Staleness-aware async-SGD (2016), CIFAR-10"
@@ -67,15 +68,15 @@ class Staleness(Study):
             rows.append(row(n, [late for _, late in divided], [e for e, _ in fixed], [e for e, _ in divided]))
         return Findings(
             study="staleness",
-            title="Old gradients: a fixed rate, and a rate divided by the staleness",
+            title="Stale gradients: a fixed rate, and a rate divided by the staleness",
             source=self.source,
             tables=[Table(f"{self.workers} workers, batches of {self.batch}, {self.task}", HEADINGS, rows)],
             charts=[chart(rows)],
             claims=list(claims(rows)),
             remarks=[
-                "Virtual time on a measured step with a jitter of 10 %; the numbers are computed in full.",
-                "Links have a latency of 20 us and carry any number of bytes at once.",
-                "A run whose numbers are no longer finite counts as chance, 90 %.",
+                "Virtual time with a measured step and a jitter of 10 %; the models are trained in full.",
+                "Links have a latency of 20 us and unlimited bandwidth.",
+                "A run that diverges counts as chance, 90 %.",
             ],
             settings={**asdict(self), "step_seconds": compute.mean},
         )
@@ -83,7 +84,7 @@ class Staleness(Study):
     def _error(
         self, lab: Lab, task: Task, n: int, aware: bool, seed: int, **settings: Any
     ) -> tuple[float, float | None]:
-        """Test error in per cent and mean staleness; chance where the run diverged."""
+        """Test error in per cent and mean staleness; chance if the run diverged."""
         strategy = SoftSync(collect=max(1, self.workers // n), staleness_aware=aware)
         name = f"{n}-softsync, {'rate/staleness' if aware else 'fixed rate'}, seed {seed}"
         settings |= {"workers": self.workers, "epochs": self.epochs, "seed": seed}
@@ -92,12 +93,14 @@ class Staleness(Study):
         if result is None:
             return CHANCE, None
         if result.test_accuracy is None:
-            raise ValueError(f"task={self.task!r} has no classes to be right about; take mnist")
+            raise ValueError(
+                f"task={self.task!r} has no test accuracy; take a task with classes, such as mnist"
+            )
         return 100 - result.test_accuracy, result.staleness_mean
 
 
 def row(n: int, late: list[float | None], fixed: list[float], divided: list[float]) -> dict[str, Any]:
-    """One line of the table, from the runs of all seeds."""
+    """One row, from the runs of all seeds."""
     known = [value for value in late if value is not None]
     published = PUBLISHED.get(n, (None, None))
     return {
@@ -112,10 +115,10 @@ def row(n: int, late: list[float | None], fixed: list[float], divided: list[floa
 
 
 def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
-    """What the paper says of them."""
+    """The claims of the paper."""
     first, last = rows[0], rows[-1]
     yield Claim(
-        f"a fixed rate fails where gradients are old: {last['fixed'][0]:.1f} % error at n = {last['n']}, "
+        f"a fixed rate fails with stale gradients: {last['fixed'][0]:.1f} % error at n = {last['n']}, "
         f"{first['fixed'][0]:.1f} % at n = {first['n']}",
         last["fixed"][0] >= FAILED > first["fixed"][0],
     )

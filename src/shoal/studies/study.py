@@ -1,4 +1,4 @@
-"""Study: a published table, made again. Lab: where its runs are made."""
+"""Study: a program that reproduces a published table. Lab: makes its runs and keeps their records."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from shoal.runs.result import Result
 from shoal.vocabulary.strategy import Strategy
 
 Saver = Callable[[list[dict[str, Any]]], None]
-"""Told of all runs so far whenever one is done, so that nothing is lost when a later one fails."""
+"""Called with the records of all runs so far after each run, so that a later failure loses nothing."""
 
 
 class Study(ABC):
     """A table of a paper as a program; a frozen dataclass whose fields are its options.
 
-    Runs have real numerics, but for those that only keep time (clockwork.py). Times are those of real
-    processes, or virtual ones calibrated on a step that was measured (calibration.py); every row says which.
+    Runs train real models, except those that only measure time (clockwork.py). Times come from real
+    processes, or from virtual time with a measured step (calibration.py); every row says which.
     """
 
     source: ClassVar[str]  # the paper and its table
 
     @abstractmethod
     def run(self, lab: Lab) -> Findings:
-        """Make the runs and put them beside what was published."""
+        """Make the runs and compare them with the published figures."""
 
 
 class Lab:
-    """Makes runs one after the other, shows how they get on, and keeps what they measured."""
+    """Makes runs one after the other, shows their progress, and keeps their records."""
 
     def __init__(self, progress: Progress | None = None, save: Saver | None = None) -> None:
         self.records: list[dict[str, Any]] = []
@@ -42,7 +42,7 @@ class Lab:
         self._save = save or (lambda records: None)
 
     def run(self, name: str, task: Task, strategy: Strategy, **settings: Any) -> Result:
-        """One run with `shoal.run`'s own settings, kept under that name."""
+        """One run with the settings of `shoal.run`; its record is kept under `name`."""
         workers, shards = settings.get("workers", 1), settings.get("servers", 1)
         self._progress.start(name, workers, strategy.servers * shards)
         result = run(task, strategy, **settings, on_progress=self._progress.update)
@@ -50,7 +50,7 @@ class Lab:
         return result
 
     def attempt(self, name: str, task: Task, strategy: Strategy, **settings: Any) -> Result | None:
-        """The same, or none where its numbers were no longer finite."""
+        """The same; None if the run diverged."""
         try:
             return self.run(name, task, strategy, **settings)
         except Diverged:
@@ -58,28 +58,28 @@ class Lab:
             return None
 
     def keep(self, name: str, figures: dict[str, Any]) -> None:
-        """Keep figures that no run of `run` gave."""
+        """Keep figures under a name."""
         self.records.append({"name": name, **figures})
         self._save(self.records)
 
     def say(self, sentence: str) -> None:
-        """Show what is being done between runs."""
+        """Show a sentence about the work between runs."""
         self._progress.start(sentence, 0)
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and the standard deviation of what several seeds gave; one seed has no spread."""
+    """Mean and standard deviation over seeds; the deviation of one seed is 0."""
     return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
 
 def check_seeds(seeds: int) -> None:
-    """Raise ValueError unless there is a seed."""
+    """Raise ValueError unless there is at least 1 seed."""
     if seeds < 1:
         raise ValueError(f"seeds={seeds}: a study needs at least 1 seed")
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """The numbers of an option such as "8/16/32", in order, each once."""
+    """The distinct numbers of an option such as "8/16/32", in ascending order."""
     words = [word.strip() for word in text.split("/") if word.strip()]
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise ValueError(f"{option}={text!r} is not a number, or several with / between, as in 8/16/32")
@@ -87,20 +87,20 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def many(option: str, text: str) -> list[int]:
-    """The numbers of workers of such an option, which are more than one; raises ValueError if there is none.
+    """The numbers of workers above 1 of such an option; raises ValueError if there are none.
 
-    One worker is what all others are compared with, and needs no word.
+    Every study compares with one worker, so the option need not name it.
     """
     counts = [count for count in numbers(option, text) if count > 1]
     if not counts:
-        raise ValueError(f"{option}={text!r}: take 2 or more workers, which are compared with 1")
+        raise ValueError(f"{option}={text!r}: take 2 or more workers; they are compared with 1")
     return counts
 
 
 def time_to(accuracy: float, curve: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds until the test accuracy was above so many per cent; None if it never was.
+    """Seconds until the test accuracy exceeds `accuracy` per cent; None if it never does.
 
-    Between two points of a curve, the first of which is below, it is taken to grow evenly.
+    Interpolates linearly between the points of the curve.
     """
     before: Mapping[str, Any] | None = None
     for point in curve:

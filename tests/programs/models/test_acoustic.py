@@ -49,7 +49,7 @@ def test_a_size_below_one_is_refused(size: str):
 
 
 def test_a_negative_context_is_refused():
-    with pytest.raises(ValueError, match=r"context=-1.*0 takes each frame alone"):
+    with pytest.raises(ValueError, match=r"context=-1.*0 gives each frame no neighbours"):
         DNN(context=-1)
 
 

@@ -41,12 +41,12 @@ def test_the_notation_is_left_core_right():
 
 @pytest.mark.parametrize("text", ["", "64", "21-64", "21+64-21", "-1-64+21", "21-64+21 ", "a-b+c"])
 def test_another_notation_is_refused_with_an_example(text: str):
-    with pytest.raises(ValueError, match=r"take a text such as '21-64\+21'"):
+    with pytest.raises(ValueError, match=r"write left-core\+right, such as '21-64\+21'"):
         Chunks.parse(text)
 
 
 def test_a_core_without_frames_is_refused():
-    with pytest.raises(ValueError, match=r"chunks 21-0\+21 cannot be; take a core of at least 1"):
+    with pytest.raises(ValueError, match=r"chunks 21-0\+21: the core must be at least 1"):
         Chunks.parse("21-0+21")
 
 

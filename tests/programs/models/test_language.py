@@ -100,10 +100,10 @@ def test_it_learns_what_follows_what():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(
-        ValueError, match="width=32 cannot be shared among heads=5; take a multiple, such as 30"
+        ValueError, match="width=32 cannot be divided among heads=5; take a multiple, such as 30"
     ):
         Sizes(heads=5)
-    with pytest.raises(ValueError, match="layers=0: a language model has at least 1 of them"):
+    with pytest.raises(ValueError, match="layers=0: a language model needs at least 1"):
         Sizes(layers=0)
-    with pytest.raises(ValueError, match="a sequence of 65 symbols; this model sees at most 64"):
+    with pytest.raises(ValueError, match="a sequence of 65 symbols is longer than the context of 64"):
         LanguageModel()(torch.zeros(1, 65, dtype=torch.int64))

@@ -105,7 +105,7 @@ def real_data() -> Data:
         caltech.decoded.cache_clear()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_real_file_is_whole(monkeypatch):
     monkeypatch.setenv("SHOAL_OFFLINE", "1")
     data = real_data()
@@ -240,13 +240,22 @@ def test_the_gradients_of_the_example_are_those_of_its_loss():
 
 
 @pytest.mark.slow
-def test_a_network_of_jax_tells_red_from_blue_on_two_machines(tmp_path):
+@pytest.mark.parametrize("transport", ["sim", pytest.param("processes", marks=pytest.mark.soak)])
+def test_a_network_of_jax_tells_red_from_blue_on_two_machines(tmp_path, transport):
     pytest.importorskip("jax")
     red, blue = (255, 0, 0), (0, 0, 255)
     contents = packed([red, blue] * 16, labels=[0, 1] * 16, split=[0] * 24 + [1] * 8)
     (tmp_path / "caltech101_64.npz").write_bytes(contents)
-    options = "--machines 2 --strategy sync --epochs 4 --batch 4 --channels 4-4 --pictures 20"
-    program = [sys.executable, EXAMPLES / "caltech_jax.py", *options.split(), "--data", tmp_path]
+    options = f"--machines 2 --transport {transport} --strategy sync --epochs 4 --batch 4 --channels 4-4"
+    program = [
+        sys.executable,
+        EXAMPLES / "caltech_jax.py",
+        *options.split(),
+        "--pictures",
+        "20",
+        "--data",
+        tmp_path,
+    ]
     said = subprocess.run(program, capture_output=True, text=True, timeout=100)
     assert said.returncode == 0, said.stderr
     assert "samples/s on 2 machines" in said.stdout

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -141,7 +142,7 @@ def test_a_damaged_file_is_named(machine: Machine, packed: bytes) -> None:
     path = machine.put(machine.own, packed)
     machine.put(machine.debian, gzip.compress(CONTENTS))  # a good copy elsewhere does not hide it
     for use in (find, read):
-        with pytest.raises(DataMissing, match=r"damaged or cannot be read: .*Remove it") as caught:
+        with pytest.raises(DataMissing, match=r"damaged or cannot be read: .*or remove it") as caught:
             use(LETTERS)
         assert str(caught.value).startswith(str(path))
 
@@ -149,7 +150,7 @@ def test_a_damaged_file_is_named(machine: Machine, packed: bytes) -> None:
 def test_contents_without_end_are_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "LARGEST_BYTES", 5)
     machine.put(machine.own, gzip.compress(CONTENTS))
-    with pytest.raises(DataMissing, match="unpacks to more than 5 bytes"):
+    with pytest.raises(DataMissing, match="decompresses to more than 5 bytes"):
         read(LETTERS)
 
 
@@ -168,15 +169,15 @@ def test_missing_everywhere_names_all_places(machine: Machine) -> None:
         find(packaged)
     assert str(caught.value) == (
         f"data set 'letters': {FILE} is in none of {machine.own}/letters, {machine.cache}/shoal/letters, "
-        f"{machine.debian}/letters; SHOAL_OFFLINE is set, so nothing was downloaded. What to do: "
-        f"set SHOAL_DATA to the folder that holds letters/{FILE}, or on Debian: apt install dataset-letters."
+        f"{machine.debian}/letters; SHOAL_OFFLINE is set, so nothing was downloaded. "
+        f"Set SHOAL_DATA to the folder that holds letters/{FILE}, or on Debian: apt install dataset-letters."
     )
 
 
 def test_without_an_address_nothing_is_downloaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_OFFLINE", "0")
     monkeypatch.delenv("SHOAL_DATA")
-    with pytest.raises(DataMissing, match="no download address is known") as caught:
+    with pytest.raises(DataMissing, match="it has no download address") as caught:
         find(LETTERS)
     assert str(machine.own) not in str(caught.value)
     assert "apt install" not in str(caught.value)
@@ -254,7 +255,9 @@ def test_progress_is_shown_on_a_terminal(
     monkeypatch.setattr("sys.stderr", Terminal())
     (machine.mirror / FILE).write_bytes(gzip.compress(CONTENTS))
     find(at(mirror))
-    assert data.sys.stderr.getvalue() == f"\r{mirror}{FILE}: 0.0 of 0.0 MB\n"  # type: ignore[attr-defined]
+    size = len(gzip.compress(CONTENTS))
+    assert FILE in sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert f"{size}/{size} bytes" in sys.stderr.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_download_is_silent_elsewhere(

@@ -256,7 +256,7 @@ def test_a_clone_of_the_repository_does_as_well(own_data: Path, monkeypatch: pyt
     assert found[which].samples.tolist() == [which / 32768] * 300
     wrong = own_data / "recordings" / "9_yweweler_49.wav"
     wrong.write_bytes(wrong.read_bytes()[:-2] + b"\1\1")
-    with pytest.raises(DataMissing, match=r"have SHA-256 .*, expected .*. Put those of https://"):
+    with pytest.raises(DataMissing, match=r"have SHA-256 .*, expected .*. Take the files of https://"):
         recordings.recordings()
     wrong.unlink()
     with pytest.raises(DataMissing, match=r"9_yweweler_49.wav cannot be read"):

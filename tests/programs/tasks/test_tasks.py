@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,15 +29,6 @@ def data_or_skip(task: Task) -> Data:
         return task.data()
     except (DataMissing, Unavailable) as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Small models learn faster on one core than on several that others use as well."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def accuracy(task: Task, data: Data, epochs: int, workers: int = 1, seed: int = 0) -> float:
@@ -78,7 +68,10 @@ def test_the_model_takes_one_example_and_answers_ten_classes(name: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name != "caltech-large" else pytest.param(name, marks=pytest.mark.soak) for name in TASKS],
+)
 def test_the_model_begins_alike_from_a_like_seed(name: str) -> None:
     with torch.random.fork_rng():
         starts = []
@@ -119,14 +112,12 @@ def test_without_scikit_learn_digits_say_what_to_install(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
 def test_digits_are_learnt() -> None:
     task = TASKS["digits"]()
     assert accuracy(task, data_or_skip(task), epochs=5) > 0.93
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
 def test_digits_are_learnt_by_four_synchronous_workers() -> None:
     task = TASKS["digits"]()
     assert accuracy(task, data_or_skip(task), epochs=5, workers=4) > 0.80
@@ -166,7 +157,7 @@ def test_the_image_sets_on_this_machine_are_the_published_ones() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("offline", "one_thread")
+@pytest.mark.usefixtures("offline")
 def test_mnist_is_learnt_in_one_epoch() -> None:
     task = TASKS["mnist"]()
     assert accuracy(task, data_or_skip(task), epochs=1) > 0.94

@@ -1,1 +1,1 @@
-"""Models: torch modules that tasks train."""
+"""Models: the torch modules that tasks train."""

@@ -1,6 +1,6 @@
-"""Acoustic models: a class for every frame of speech, from eleven frames (DNN) or from the whole (DBLSTM).
+"""Acoustic models: classify each frame of speech from eleven frames (DNN) or a whole utterance (DBLSTM).
 
-The two of Chen & Huo, "Scalable Training of Deep Learning Machines by Incremental Block Training with
+The two models of Chen & Huo, "Scalable Training of Deep Learning Machines by Incremental Block Training with
 Intra-block Parallel Optimization and Blockwise Model-Update Filtering", 2016; their sizes are the defaults.
 """
 
@@ -15,21 +15,21 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 
 class DNN(nn.Sequential):
-    """Linear layers with ReLU between them; takes spliced frames, answers the logits of the classes."""
+    """Linear layers with ReLU between them: spliced frames in, logits of the classes out."""
 
     def __init__(
         self, inputs: int = 52, context: int = 5, layers: int = 7, width: int = 2048, classes: int = 18_002
     ) -> None:
         check_sizes("DNN", inputs=inputs, layers=layers, width=width, classes=classes)
         if context < 0:
-            raise ValueError(f"DNN(context={context}) cannot be; 0 takes each frame alone")
+            raise ValueError(f"DNN(context={context}) is negative; 0 gives each frame no neighbours")
         widths = [inputs * (2 * context + 1), *[width] * layers]
         hidden = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
         super().__init__(*hidden, nn.Linear(width, classes))
 
 
 class DBLSTM(nn.Module):
-    """Deep bidirectional LSTM: `width` cells forward and as many backward in each layer, then the classes."""
+    """Deep bidirectional LSTM with `width` cells for each direction in each layer, and a linear output."""
 
     def __init__(self, inputs: int = 52, layers: int = 5, width: int = 256, classes: int = 9_304) -> None:
         check_sizes("DBLSTM", inputs=inputs, layers=layers, width=width, classes=classes)
@@ -38,20 +38,20 @@ class DBLSTM(nn.Module):
         self.output = nn.Linear(2 * width, classes)
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The logits of (sequences, frames, inputs), each sequence run through from zero state.
+        """The logits of (sequences, frames, inputs), each sequence read from zero state.
 
-        With `lengths`, what lies behind a sequence's end is no part of it, in either direction: its own
-        outputs do not change by a bit, and those behind the end are zero.
+        With `lengths`, padding has no influence in either direction: not a bit of a sequence's own outputs
+        depends on it, and outputs at padded frames are zero.
         """
         if lengths is None:
-            return self.output(self.lstm(frames)[0])  # type: ignore[no-any-return]  # modules answer Any
+            return self.output(self.lstm(frames)[0])  # type: ignore[no-any-return]  # modules return Any
         longest = int(lengths.max())
         read = self.read_by_direction if frames.device.type == "cpu" else self.read_packed
         logits = read(frames[:, :longest], lengths)
         return F.pad(logits, (0, 0, 0, frames.shape[1] - longest))
 
     def read_packed(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """The logits of padded sequences as torch packs them, which GPUs read in one go."""
+        """The logits of padded sequences by torch's packed sequences, which GPUs read in one kernel."""
         packed = pack_padded_sequence(frames, lengths.cpu(), batch_first=True, enforce_sorted=False)
         hidden, _ = self.lstm(packed)
         logits = PackedSequence(
@@ -60,10 +60,10 @@ class DBLSTM(nn.Module):
         return pad_packed_sequence(logits, batch_first=True)[0]
 
     def read_by_direction(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """The same, one direction at a time; the backward one reads each sequence turned round in its place.
+        """The same, one direction at a time; the backward one reads each sequence reversed in place.
 
-        So both come to the padding last. On a processor packed sequences of unequal lengths go step by step
-        through autograd, and take several times as long.
+        Both directions thus reach the padding last. On a CPU, packed sequences of unequal lengths go through
+        autograd step by step, which takes several times as long.
         """
         places = torch.arange(frames.shape[1])
         inside = places < lengths.cpu()[:, None]
@@ -80,9 +80,9 @@ class DBLSTM(nn.Module):
 
 
 def splice(frames: Tensor, context: int) -> Tensor:
-    """Each frame of one utterance (frames, bands) in a row with `context` frames before and after it.
+    """Join each frame of an utterance (frames, bands) with `context` frames before and after it.
 
-    At the ends the outermost frame stands in for those that are not there.
+    At both ends the outermost frame is repeated.
     """
     steps = torch.arange(-context, context + 1, device=frames.device)
     places = torch.arange(len(frames), device=frames.device)[:, None] + steps

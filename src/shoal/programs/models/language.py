@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SPREAD = 0.02  # standard deviation of the first embeddings: so small that every symbol is about as likely
+SPREAD = 0.02  # standard deviation of initial embeddings: small, so that all symbols start equally likely
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a language model is; the defaults are a small one over 65 characters."""
+    """The sizes of a language model; the defaults are a small one for 65 characters."""
 
     symbols: int = 65
-    context: int = 64  # symbols it sees at most
+    context: int = 64  # longest sequence
     width: int = 32
     heads: int = 2
     layers: int = 2
@@ -25,18 +25,18 @@ class Sizes:
     def __post_init__(self) -> None:
         for name in ("symbols", "context", "width", "heads", "layers"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a language model has at least 1 of them")
+                raise ValueError(f"{name}={getattr(self, name)}: a language model needs at least 1")
         if self.width % self.heads:
             raise ValueError(
-                f"width={self.width} cannot be shared among heads={self.heads}; "
+                f"width={self.width} cannot be divided among heads={self.heads}; "
                 f"take a multiple, such as {self.heads * max(1, round(self.width / self.heads))}"
             )
 
 
 class LanguageModel(nn.Module):
-    """Scores of the next symbol at every place of a sequence; no place sees those after it.
+    """Logits of the next symbol at every position of a sequence; attention is causal.
 
-    The symbols' embeddings are also the rows of the last layer. With the default sizes there are 29,600
+    The output layer shares its weights with the embedding. With the default sizes there are 29,600
     parameters.
     """
 
@@ -51,22 +51,24 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.positions, std=SPREAD)
 
     def forward(self, symbols: Tensor) -> Tensor:
-        """(batch, length) whole numbers -> (batch, length, symbols) scores."""
+        """(batch, length) integers -> (batch, length, symbols) logits."""
         length = symbols.shape[-1]
         if length > self.sizes.context:
-            raise ValueError(f"a sequence of {length} symbols; this model sees at most {self.sizes.context}")
+            raise ValueError(
+                f"a sequence of {length} symbols is longer than the context of {self.sizes.context}"
+            )
         places = self.embedding(symbols) + self.positions[:length]
         return F.linear(self.norm(self.blocks(places)), self.embedding.weight)
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a layer at each place; each adds to what it is given."""
+    """Causal self-attention and a feed-forward layer, each with layer normalisation and a residual path."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.before_attention = nn.LayerNorm(width)
-        self.questions = nn.Linear(width, 3 * width)  # and keys, and values
+        self.questions = nn.Linear(width, 3 * width)  # queries, keys and values
         self.answers = nn.Linear(width, width)
         self.before_layer = nn.LayerNorm(width)
         self.layer = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
@@ -77,8 +79,8 @@ class Block(nn.Module):
         return cast(Tensor, x + self.layer(self.before_layer(x)))
 
     def attend(self, x: Tensor) -> Tensor:
-        """What each place learns from itself and those before it."""
+        """Self-attention of each position to itself and the ones before it."""
         apart = self.questions(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = apart.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width of a head)
+        query, key, value = apart.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return cast(Tensor, self.answers(seen.transpose(1, 2).flatten(2)))

@@ -1,7 +1,7 @@
-"""Sequences of different lengths in one tensor, which carries the lengths with it.
+"""Sequences of different lengths in one tensor that carries a mask of the lengths.
 
-A further channel behind the others is 1 where a sequence has a frame and 0 behind its end. So whole sequences
-can be the samples of a task, and are shuffled, shared out and moved like any others.
+The last channel is 1 at frames of the sequence and 0 at padding. Whole sequences can thus be the samples of a
+task, and are shuffled, split among workers and moved between devices like any others.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from shoal.core.task import UNLABELLED
 
 
 def pad(sequences: Sequence[Tensor]) -> Tensor:
-    """Sequences of (frames, channels) as (sequences, frames of the longest, channels + 1)."""
+    """Sequences of (frames, channels) as (sequences, longest length, channels + 1)."""
     return pad_sequence([F.pad(frames, (0, 1), value=1.0) for frames in sequences], batch_first=True)
 
 
 def pad_labels(labels: Sequence[Tensor]) -> Tensor:
-    """A label for every frame, as (sequences, frames of the longest); UNLABELLED behind the end."""
+    """Labels of (frames) as (sequences, longest length); padding is UNLABELLED."""
     return pad_sequence(list(labels), batch_first=True, padding_value=UNLABELLED)
 
 
 def unpad(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What `pad` was given as one tensor, without the further channel, and the lengths."""
+    """Split the result of `pad` into the padded sequences and their lengths."""
     return x[..., :-1], x[..., -1].sum(dim=1).long()
 
 
 class Padded(nn.Module):
-    """A model that is called with frames and lengths, as one that takes what `pad` answers."""
+    """Wraps a model that takes frames and lengths, so that it takes the result of `pad`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model(*unpad(x))  # type: ignore[no-any-return]  # modules answer Any
+        return self.model(*unpad(x))  # type: ignore[no-any-return]  # modules return Any

@@ -1,6 +1,6 @@
-"""How an RBM is trained: as a task like any other, with the monitors and the momentum that belong to it.
+"""Pretraining: an RBM as a task like any other, with its own metrics and momentum schedule.
 
-Defaults by Hinton's guide (2012): small batches, momentum that begins low, decay of the weights alone.
+Defaults follow Hinton's guide (2012): small batches, low momentum at first, decay of weights but not biases.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from shoal.core.task import Data, Metric, Task
 from shoal.programs.models.rbm import RBM
 
-MONITORED = 2000  # test rows that the monitors look at, and as many training rows
+MONITORED = 2000  # test rows that the metrics are taken of, and as many training rows
 
 
 @dataclass(frozen=True)
 class Momentum:
-    """SGD with momentum, at first a lower one; matrices decay, biases do not. Called like an optimizer."""
+    """SGD with a lower momentum for `first_steps`; only matrices decay. Called like an optimizer class."""
 
     momentum: float = 0.9
     first: float = 0.5
@@ -31,12 +31,14 @@ class Momentum:
     def __post_init__(self) -> None:
         for name in ("momentum", "first"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: momentum lies between 0 and 1, without 1")
+                raise ValueError(f"{name}={getattr(self, name)}: momentum must be at least 0 and below 1")
         if self.decay < 0 or self.first_steps < 0:
-            raise ValueError("decay and first_steps are not negative; take 0 for none")
+            raise ValueError(
+                f"decay={self.decay}, first_steps={self.first_steps}: neither may be negative; 0 means none"
+            )
 
     def __call__(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """The optimizer of these parameters."""
+        """The optimizer for these parameters."""
         own = list(parameters)
         groups = [
             {"params": [p for p in own if p.ndim > 1], "weight_decay": self.decay},
@@ -46,7 +48,7 @@ class Momentum:
 
 
 class _TwoMomenta(torch.optim.SGD):
-    """SGD that counts its steps in its groups, where a checkpoint finds them."""
+    """SGD that counts its steps in its parameter groups, which checkpoints save."""
 
     def __init__(self, groups: Any, lr: float, plan: Momentum) -> None:
         super().__init__(groups, lr=lr, momentum=plan.first if plan.first_steps else plan.momentum)
@@ -64,18 +66,18 @@ class _TwoMomenta(torch.optim.SGD):
 
 @dataclass(frozen=True)
 class Pretraining:
-    """The settings of one RBM and of its training."""
+    """The settings of one RBM and its training."""
 
     units: str = "binary"  # of the visible layer, or "gaussian"
     steps: int = 1  # k
-    chains: int = 0  # persistent ones; 0: the chain begins at the data
+    chains: int = 0  # persistent chains; 0: chains start at the data
     positive: str = "probability"  # or "sample"
     lr: float = 0.1
     batch: int = 100
     optimizer: Momentum = Momentum()
 
     def name(self, visible: int, hidden: int) -> str:
-        """What a checkpoint calls the task: all that must be the same for it to be resumed."""
+        """The name of the task in checkpoints; names everything that must be equal to resume."""
         method = f"pcd-{self.steps} with {self.chains} chains" if self.chains else f"cd-{self.steps}"
         units = "gaussian units, v / sigma, " if self.units == "gaussian" else ""
         return f"rbm {visible}-{hidden}, {units}{method}, {self.positive}"
@@ -88,7 +90,7 @@ class Pretraining:
         visible_bias: Sequence[float] | None = None,
         augment: Callable[[Tensor], Tensor] | None = None,
     ) -> Task:
-        """Train an RBM on the inputs of `data`; its test set is what the monitors look at."""
+        """The task of training an RBM on the inputs of `data`; the metrics are taken of its test set."""
         return Task(
             name=self.name(visible, hidden)
             + (", shared bias" if visible_bias is not None else "")
@@ -119,12 +121,12 @@ def _build(settings: Pretraining, visible: int, hidden: int, visible_bias: Seque
 
 
 def contrast(out: Tensor, _: Tensor) -> Tensor:
-    """The loss: the mean contrast in training; on the test set the reconstruction error of the test rows."""
+    """The loss: the mean contrast in training, the mean reconstruction error of test rows in evaluation."""
     return out.mean() if out.ndim == 1 else out[:, 0, 0].mean()
 
 
 def monitored(data: Callable[[], Data]) -> Data:
-    """The inputs alone; at the side of each test row that is looked at stands a training row, for the gap."""
+    """The inputs without labels; each test row is paired with a training row, for the free-energy gap."""
     given = data()
     x, test = given.x.flatten(1), given.test_x.flatten(1)
     rows = min(MONITORED, len(x), len(test))
@@ -133,12 +135,12 @@ def monitored(data: Callable[[], Data]) -> Data:
 
 
 def _spread(x: Tensor, rows: int) -> Tensor:
-    """So many rows from all over: a file may begin with the easy ones."""
+    """Rows at even distances: a file may begin with easy ones."""
     return x[torch.arange(rows, device=x.device) * len(x) // max(1, rows)]
 
 
 def monitors(units: str) -> dict[str, Metric]:
-    """Figures of `RBM.measure` by name; free energies have no scale of their own, their difference has."""
+    """Metrics from `RBM.measure` by name. Only differences of free energies have a meaning."""
     named: dict[str, Metric] = {"reconstruction error": reconstruction_error}
     if units == "binary":
         named["pseudo-likelihood"] = pseudo_likelihood
@@ -146,15 +148,15 @@ def monitors(units: str) -> dict[str, Metric]:
 
 
 def reconstruction_error(out: Tensor, _: Tensor) -> float:
-    """Of the test rows, in nats a row."""
+    """Mean reconstruction error of the test rows, in nats per row."""
     return float(out[:, 0, 0].mean())
 
 
 def pseudo_likelihood(out: Tensor, _: Tensor) -> float:
-    """The pseudo-log-likelihood of the test rows, in nats a row."""
+    """Mean pseudo-log-likelihood of the test rows, in nats per row."""
     return float(out[:, 0, 2].mean())
 
 
 def free_energy_gap(out: Tensor, _: Tensor) -> float:
-    """How much less likely test rows are than training rows: F(test) - F(training), in nats a row."""
+    """Mean of F(test) - F(training), in nats per row; positive if test rows are less likely."""
     return float((out[:, 0, 1] - out[:, 1, 1]).mean())

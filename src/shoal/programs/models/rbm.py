@@ -1,6 +1,6 @@
-"""The restricted Boltzmann machine: contrastive divergence (Hinton 2002), also persistent (Tieleman 2008).
+"""The restricted Boltzmann machine: contrastive divergence (Hinton 2002), persistent too (Tieleman 2008).
 
-E(v, h) = -c.v - b.h - h'Wv, with v and h of zeros and ones. Gaussian visible units instead have
+E(v, h) = -c.v - b.h - h'Wv for binary v and h. Gaussian visible units instead have
 E(v, h) = sum (v - c)^2 / (2 sigma^2) - b.h - h'W(v / sigma): the weights see v / sigma, not v / sigma^2.
 """
 
@@ -15,17 +15,17 @@ POSITIVE = ("probability", "sample")
 
 
 class RBM(nn.Module):
-    """W and both biases, and the chain of samples that learning needs.
+    """W, both biases, and the Gibbs chain that learning needs.
 
-    In training, `forward` gives each row its contrast: its free energy minus that of what the chain dreams.
-    The gradient of its mean is -(statistics of the data - statistics of the model), so that a task whose loss
-    is that mean learns by contrastive divergence with any optimizer, strategy and codec (but for `factors`,
-    which is about layers of nn.Linear). The value itself is no measure of anything. In evaluation, `forward`
-    gives what the monitors are made of: see `measure`.
+    In training, `forward` returns the contrast of each row: its free energy minus the free energy of the
+    sample at the end of the chain. The gradient of the mean contrast is -(statistics of the data - statistics
+    of the model), so a task with that loss learns by contrastive divergence with any optimizer, strategy and
+    codec (except `factors`, which needs nn.Linear). The value of the contrast means nothing by itself. In
+    evaluation, `forward` returns the result of `measure`.
 
-    `steps` of the chain are taken (k of CD-k). It begins at the data; with `chains` it is persistent: so many
-    are kept as a buffer, go on where they were, and are shared with nobody. The positive statistic takes
-    `positive` = "probability" or "sample" of the hidden units. Draws come from torch's global generator.
+    The chain takes `steps` steps (k of CD-k) from the data. With `chains`, that many persistent chains are
+    kept in a buffer and continue from step to step; workers do not share them. The positive statistic takes
+    the "probability" or a "sample" of the hidden units. Draws come from torch's global random generator.
     """
 
     sigma: Tensor
@@ -47,7 +47,7 @@ class RBM(nn.Module):
         _check(visible, hidden, units, sigma, steps, chains, positive)
         if scale == 0 and positive == "probability":
             raise ValueError(
-                "scale=0: hidden units that begin alike stay alike; take 0.01, or positive='sample'"
+                "scale=0: hidden units that start equal stay equal; take 0.01, or positive='sample'"
             )
         self.units, self.steps, self.positive = units, steps, positive
         self.weight = nn.Parameter(scale * torch.randn(hidden, visible))  # W
@@ -63,7 +63,7 @@ class RBM(nn.Module):
     # -- the two layers --------------------------------------------------------------------------
 
     def hidden_input(self, v: Tensor) -> Tensor:
-        """What the hidden units receive: Wv + b."""
+        """The input of the hidden units: Wv + b."""
         return F.linear(v if self.units == "binary" else v / self.sigma, self.weight, self.bias)
 
     def hidden(self, v: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class RBM(nn.Module):
 
     @torch.no_grad()
     def gibbs(self, v: Tensor, steps: int) -> Tensor:
-        """The visible units so many steps of the chain later, all of them sampled."""
+        """Samples of the visible units after `steps` steps of the Gibbs chain."""
         for _ in range(steps):
             v = self.draw_visible(torch.bernoulli(self.hidden(v)))
         return v
@@ -92,11 +92,11 @@ class RBM(nn.Module):
     # -- energies --------------------------------------------------------------------------------
 
     def free_energy(self, v: Tensor) -> Tensor:
-        """F(v) = -log sum_h exp(-E(v, h)), for each row."""
+        """F(v) = -log sum_h exp(-E(v, h)) of each row."""
         return self._visible_energy(v) - F.softplus(self.hidden_input(v)).sum(dim=-1)
 
     def energy(self, v: Tensor, h: Tensor) -> Tensor:
-        """E(v, h), for each row."""
+        """E(v, h) of each row."""
         return self._visible_energy(v) - (h * self.hidden_input(v)).sum(dim=-1)
 
     def _visible_energy(self, v: Tensor) -> Tensor:
@@ -107,11 +107,11 @@ class RBM(nn.Module):
     # -- learning --------------------------------------------------------------------------------
 
     def forward(self, v: Tensor) -> Tensor:
-        """The contrast of each row in training; else what `measure` says."""
+        """The contrast of each row in training; the result of `measure` in evaluation."""
         if not self.training:
             return self.measure(v)
         received = self.hidden_input(v)
-        h = torch.bernoulli(torch.sigmoid(received.detach()))  # a sample must drive the chain
+        h = torch.bernoulli(torch.sigmoid(received.detach()))  # the chain needs a sample, not a probability
         explained = h * received if self.positive == "sample" else F.softplus(received)
         energy = self._visible_energy(v) - explained.sum(dim=-1)
         if self.persistent:
@@ -121,17 +121,18 @@ class RBM(nn.Module):
         return energy - self.free_energy(dreamt)
 
     def _dream_on(self) -> Tensor:
-        """The persistent chains so many steps later; from now on they are there."""
+        """Advance the persistent chains and return their samples."""
         dreamt = self.gibbs(self.fantasies, self.steps)
         self.fantasies.copy_(dreamt)
         return dreamt
 
     @torch.no_grad()
     def measure(self, v: Tensor) -> Tensor:
-        """Of each row: reconstruction error, free energy and, of binary units, pseudo-log-likelihood.
+        """For each row: reconstruction error, free energy and, for binary units, pseudo-log-likelihood.
 
-        The error is the cross-entropy of the row and its mean after one step up and down without a draw; of
-        Gaussian units half the squared distance in units of sigma. All in nats. Changes and draws nothing.
+        The error is the cross-entropy between the row and its mean after one step up and down without
+        sampling; for Gaussian units, half the squared distance in units of sigma. All are in nats.
+        Deterministic, and changes no state.
         """
         received = self.hidden_input(v)
         free = self._visible_energy(v) - F.softplus(received).sum(dim=-1)
@@ -144,16 +145,16 @@ class RBM(nn.Module):
         return torch.stack([error, free, self._pseudo_likelihood(v)], dim=-1)
 
     def _pseudo_likelihood(self, v: Tensor) -> Tensor:
-        """The number of units times log p(v_j | all others), one unit j a row, each row the next one.
+        """The number of units times log p(v_j | all others) of one unit j, the next unit for each row.
 
-        To flip one unit changes what each hidden unit receives by one weight, so no second product is needed.
+        Flipping one unit changes each hidden input by one weight, so no second matrix product is needed.
         """
         v = v.round()
         units = self.visible_bias.numel()
         rows = v.reshape(-1, units)
         j = torch.arange(len(v), device=v.device) % units
-        j = j.repeat_interleave(len(rows) // max(1, len(v)))  # what stands beside each other flips the same
-        change = (1 - 2 * rows.gather(1, j[:, None]))[:, 0]  # what is added to v_j
+        j = j.repeat_interleave(len(rows) // max(1, len(v)))  # rows of a pair flip the same unit
+        change = (1 - 2 * rows.gather(1, j[:, None]))[:, 0]  # added to v_j
         received = self.hidden_input(rows)
         flipped = received + change[:, None] * self.weight.t()[j]
         gain = change * self.visible_bias[j] + (F.softplus(flipped) - F.softplus(received)).sum(dim=1)
@@ -168,16 +169,18 @@ def _check(
     visible: int, hidden: int, units: str, sigma: float | Tensor, steps: int, chains: int, positive: str
 ) -> None:
     if visible < 1 or hidden < 1:
-        raise ValueError(f"an RBM of {visible} visible and {hidden} hidden units: take at least 1 of each")
+        raise ValueError(f"visible={visible}, hidden={hidden}: an RBM needs at least 1 unit of each")
     if units not in UNITS:
         raise ValueError(f"units={units!r}: visible units are one of {', '.join(UNITS)}")
     if positive not in POSITIVE:
         raise ValueError(f"positive={positive!r}: the positive statistic is one of {', '.join(POSITIVE)}")
     if units == "binary" and not (torch.as_tensor(sigma) == 1).all():
-        raise ValueError("sigma belongs to Gaussian visible units; take units='gaussian', or leave it out")
+        raise ValueError("sigma is for Gaussian visible units; take units='gaussian', or leave sigma out")
     if not (torch.as_tensor(sigma) > 0).all():
-        raise ValueError(f"sigma={sigma}: a standard deviation is positive")
+        raise ValueError(f"sigma={sigma}: a standard deviation must be positive")
     if steps < 1:
-        raise ValueError(f"steps={steps}: the chain takes at least 1 step")
+        raise ValueError(f"steps={steps}: the chain needs at least 1 step")
     if chains < 0:
-        raise ValueError(f"chains={chains}: take 0 for chains that begin at the data, or how many are kept")
+        raise ValueError(
+            f"chains={chains}: take 0 to start chains at the data, or the number of persistent ones"
+        )

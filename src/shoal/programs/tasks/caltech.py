@@ -1,6 +1,6 @@
-"""Caltech-101: photographs of 101 kinds of objects and of other things, reduced to 64 x 64 pixels.
+"""Caltech-101: photographs of 101 kinds of objects and a background class, reduced to 64 x 64 pixels.
 
-Fei-Fei, Fergus & Perona 2004. The file holds all 9,144 pictures as JPEG and says which 3,049 are for tests.
+Fei-Fei, Fergus & Perona 2004. The file holds all 9,144 pictures as JPEG and marks 3,049 of them as test set.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch.nn import functional as F
 
 from shoal.core.errors import Unavailable
 from shoal.core.task import Data, Task
-from shoal.programs.models.pictures import large_net, photo_net
+from shoal.programs.models.convolutional import large_net, photo_net
 from shoal.programs.tasks.data import Dataset, read
 
 CALTECH = Dataset(
     name="caltech101_64",
     files={"caltech101_64.npz": "4cbc06cca0ed9f85281ff2d934e02e7f078b17211685b55126204ddd79e1017e"},
 )
-MEAN, STD = (0.5485, 0.5303, 0.5047), (0.3093, 0.3042, 0.3168)  # of the training set's red, green and blue
-BACKGROUND = 0  # the class of pictures that show none of the 101 kinds
-ZOOM, SHIFT = 0.1, 0.15  # at most: of the size, and of half a side
+MEAN, STD = (0.5485, 0.5303, 0.5047), (0.3093, 0.3042, 0.3168)  # red, green, blue of the training set
+BACKGROUND = 0  # the class of pictures without any of the 101 kinds of objects
+ZOOM, SHIFT = 0.1, 0.15  # largest zoom as a share of the size, largest shift as a share of half a side
 
 
 def caltech() -> Task:
-    """A small convolutional network on Caltech-101 with its background class, with Adam."""
+    """A small convolutional network on Caltech-101 and its background class, trained with AdamW."""
     return Task(
         name="caltech",
         model=photo_net,
@@ -46,7 +46,7 @@ def caltech() -> Task:
 
 
 def caltech_large() -> Task:
-    """A network of 74,770,901 parameters on the 101 kinds of objects: 299 MB for every exchange."""
+    """A network of 74,770,901 parameters on the 101 kinds of objects; every exchange sends 299 MB."""
     return Task(
         name="caltech-large",
         model=large_net,
@@ -61,19 +61,19 @@ def caltech_large() -> Task:
 
 
 def caltech_data() -> Data:
-    """The official split as 3 x 64 x 64 pixels, normalised by colour, in 102 classes."""
+    """The official split: 3 x 64 x 64 pixels, each colour normalised, 102 classes."""
     return normalised(*decoded())
 
 
 def objects_data() -> Data:
-    """The same without the pictures that show none of the 101 kinds."""
+    """The same without the background class: 101 classes, numbered from 0."""
     pixels, y, is_test = decoded()
     kept = y != BACKGROUND
     return normalised(pixels[kept], y[kept] - 1, is_test[kept])
 
 
 def normalised(pixels: Tensor, y: Tensor, is_test: Tensor) -> Data:
-    """Bytes as numbers around 0, split into what is for training and what is for tests."""
+    """Normalise pixels given as bytes, and split them into training and test set."""
     mean, std = (torch.tensor(figures).view(3, 1, 1) for figures in (MEAN, STD))
 
     def part(chosen: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def normalised(pixels: Tensor, y: Tensor, is_test: Tensor) -> Data:
 
 @lru_cache(maxsize=1)
 def decoded() -> tuple[Tensor, Tensor, Tensor]:
-    """All pixels as bytes, their classes, and which are for tests; kept in memory, for it takes seconds."""
+    """All pixels as bytes, their classes and the test mask; cached, because decoding takes seconds."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -102,9 +102,9 @@ def decoded() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def augment(x: Tensor) -> Tensor:
-    """Every picture a little larger or smaller, moved, and half of them mirrored; edges are reflected.
+    """Zoom and shift every picture a little and mirror half of them; edges are reflected.
 
-    Draws from the global generator of the pictures' device.
+    Draws from the global random generator of the pictures' device.
     """
     draws = torch.rand(5, len(x), device=x.device).mul_(2).sub_(1)  # from -1 to 1
     mirror = draws[0].sign()
@@ -117,18 +117,18 @@ def augment(x: Tensor) -> Tensor:
 
 
 def smoothed_loss(out: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy with a tenth of every label given to all classes (Szegedy et al. 2016)."""
+    """Cross-entropy with label smoothing of 0.1 (Szegedy et al. 2016)."""
     return F.cross_entropy(out, y, label_smoothing=0.1)
 
 
 def top_5(out: Tensor, y: Tensor) -> float:
-    """The percentage of pictures whose class is among the five likeliest."""
+    """Top-5 accuracy in per cent."""
     likeliest = out.topk(5, dim=1).indices
     return 100.0 * float((likeliest == y[:, None]).any(dim=1).double().mean())
 
 
 def per_class(out: Tensor, y: Tensor) -> float:
-    """The percentage of right answers in each class, averaged over the classes: rare ones count alike."""
+    """Accuracy in per cent averaged over classes, so that rare classes count as much as frequent ones."""
     right = torch.bincount(y[out.argmax(dim=1) == y], minlength=out.shape[1])
     there = torch.bincount(y, minlength=out.shape[1])
     return 100.0 * float((right[there > 0] / there[there > 0]).double().mean())

@@ -1,4 +1,4 @@
-"""The digits that come with scikit-learn: 8 x 8 pixels, 1,797 examples, no download.
+"""scikit-learn's digits: 8 x 8 pixels, 1,797 examples, no download.
 
 Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, 1998.
 """
@@ -15,7 +15,7 @@ TEST_SIZE = 360
 
 
 def digits() -> Task:
-    """A multilayer perceptron on scikit-learn's digits: seconds on any machine."""
+    """A multilayer perceptron on scikit-learn's digits; trains in seconds on any machine."""
     return Task(
         name="digits",
         model=mlp,
@@ -33,7 +33,7 @@ def mlp() -> nn.Module:
 
 
 def digits_data() -> Data:
-    """Pixels scaled to [0, 1]; the same 360 examples are the test set on every machine."""
+    """Pixels scaled to [0, 1]; the test set is the same 360 examples on every machine."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

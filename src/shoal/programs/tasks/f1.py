@@ -1,4 +1,4 @@
-"""F1: how well classes are found, rare ones as important as frequent ones (van Rijsbergen 1979)."""
+"""Macro-averaged F1 score: rare classes count as much as frequent ones (van Rijsbergen 1979)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from shoal.core.task import UNLABELLED
 
 
 def macro_f1(out: Tensor, y: Tensor) -> float:
-    """The mean over classes of 2 hits / (times predicted + times there), in per cent.
+    """The mean over classes of 2 hits / (predictions + labels), in per cent.
 
-    A class that is there and never predicted has 0; one that is neither there nor predicted does not count.
+    A class with labels but no predictions scores 0. A class with neither is left out of the mean.
     """
-    counts = y != UNLABELLED
-    said, there = out.argmax(dim=-1)[counts], y[counts]
+    labelled = y != UNLABELLED
+    predicted, actual = out.argmax(dim=-1)[labelled], y[labelled]
     classes = out.shape[-1]
-    hits = torch.bincount(there[said == there], minlength=classes)
-    either = torch.bincount(said, minlength=classes) + torch.bincount(there, minlength=classes)
+    hits = torch.bincount(actual[predicted == actual], minlength=classes)
+    either = torch.bincount(predicted, minlength=classes) + torch.bincount(actual, minlength=classes)
     return 100.0 * float((2 * hits[either > 0] / either[either > 0]).mean())

@@ -1,6 +1,6 @@
-"""Handwritten digits and pictures of clothes: 28 x 28 grey pixels, 10 classes, 60,000 + 10,000 examples.
+"""MNIST and Fashion-MNIST: 28 x 28 grey pixels, 10 classes, 60,000 training and 10,000 test examples.
 
-MNIST (LeCun, Bottou, Bengio & Haffner 1998) and Fashion-MNIST (Xiao, Rasul & Vollgraf 2017).
+LeCun, Bottou, Bengio & Haffner 1998 (handwritten digits); Xiao, Rasul & Vollgraf 2017 (clothes).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def mlp() -> nn.Module:
 def image_cnn() -> nn.Module:
     """Two 3 x 3 convolutions, then a linear layer; 20,490 parameters.
 
-    Strides in place of pooling: an epoch takes a third of the time on one core.
+    Strides instead of pooling: an epoch takes a third of the time on one core.
     """
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, stride=2, padding=1),
@@ -101,7 +101,7 @@ def mnist_data() -> Data:
 
 
 def mnist_images() -> Data:
-    """MNIST as images of 1 x 28 x 28, pixels from 0 to 1."""
+    """MNIST as images of 1 x 28 x 28, pixels in [0, 1]."""
     return load(MNIST, shape=(1, 28, 28), mean=0.0, std=1.0)
 
 
@@ -111,7 +111,7 @@ def fashion_mnist_data() -> Data:
 
 
 def load(dataset: Dataset, shape: tuple[int, ...], mean: float, std: float) -> Data:
-    """An idx image set in memory, pixels scaled to [0, 1], then to the training set's `mean` and `std`."""
+    """Load an image set in idx format: pixels scaled to [0, 1], then normalised by `mean` and `std`."""
     files = read(dataset)
 
     def images(part: str) -> Tensor:

@@ -1,7 +1,7 @@
 """The Free Spoken Digit Dataset: ten digits, spoken fifty times by each of six people; 8 kHz.
 
-Zohar Jackson and others, "Free Spoken Digit Dataset"; CC BY-SA 4.0. It is read from one file, fsdd.npz, or
-from the wav files of its own repository: put a copy of that in the place of a data set called fsdd.
+Zohar Jackson and others, "Free Spoken Digit Dataset"; CC BY-SA 4.0. Shoal reads it from the file
+fsdd/fsdd.npz, or from the wav files in a clone of its repository called fsdd.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FSDD = Dataset(
 )
 ORIGIN = "https://github.com/Jakobovski/free-spoken-digit-dataset at commit 26eb9aaf76e81b69"
 SAMPLES_SHA256 = "4e0317650d9c876eeda8788b4d4132af747e323d495a3da12c9bce9bc456a45f"
-"""Of the samples of all recordings in their order, 16 bits little-endian: alike, however they are kept."""
+"""SHA-256 of all samples in ORDER as 16-bit little-endian integers, whatever file format holds them."""
 
 SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
 ORDER = tuple(product(range(len(SPEAKERS)), range(10), range(50)))  # speaker, digit, take
-TEST_TAKES = 5  # the official test part is the first takes of every digit and speaker
+TEST_TAKES = 5  # the official test set is the first takes of every digit and speaker
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One digit, spoken once; samples are between -1 and 1."""
+    """One digit, spoken once; samples lie between -1 and 1."""
 
     samples: Tensor
     speaker: int
@@ -45,12 +45,12 @@ class Recording:
 
     @property
     def is_test(self) -> bool:
-        """Whether it belongs to the official test part."""
+        """Whether it belongs to the official test set."""
         return self.take < TEST_TAKES
 
 
 def recordings() -> list[Recording]:
-    """All 3,000 by speaker, digit and take; raises DataMissing if they are nowhere or not as published."""
+    """All 3,000 recordings in ORDER; raises DataMissing if they are missing or not the published ones."""
     folders = [place / "recordings" for place in places(FSDD)]
     in_one_file = any(is_file(place / file) for place in places(FSDD) for file in FSDD.files)
     cloned = [folder for folder in folders if is_file(wav_path(folder, *ORDER[0]))]
@@ -66,7 +66,7 @@ def recordings() -> list[Recording]:
 
 
 def from_wav(folder: Path) -> Iterator[Recording]:
-    """What lies in the repository's own files; raises DataMissing unless every sample is as published."""
+    """Read a clone's wav files; raises DataMissing unless every sample equals the published one."""
     digest, clips = hashlib.sha256(), []
     for which in ORDER:
         path = wav_path(folder, *which)
@@ -74,23 +74,23 @@ def from_wav(folder: Path) -> Iterator[Recording]:
             with wave.open(str(path), "rb") as sound:
                 contents = sound.readframes(sound.getnframes())
         except (OSError, EOFError, wave.Error) as error:
-            raise DataMissing(f"{path} cannot be read: {error}. Put the one of {ORIGIN} there.") from error
+            raise DataMissing(f"{path} cannot be read: {error}. Take the file of {ORIGIN}.") from error
         digest.update(contents)
         clips.append(np.frombuffer(contents, "<i2"))
     if digest.hexdigest() != SAMPLES_SHA256:
         raise DataMissing(
             f"the samples in {folder} have SHA-256 {digest.hexdigest()}, expected {SAMPLES_SHA256}. "
-            f"Put those of {ORIGIN} there."
+            f"Take the files of {ORIGIN}."
         )
     return in_order(clips)
 
 
 def wav_path(folder: Path, speaker: int, digit: int, take: int) -> Path:
-    """Where the repository keeps a recording."""
+    """The path of a recording in a clone of the repository."""
     return folder / f"{digit}_{SPEAKERS[speaker]}_{take}.wav"
 
 
 def in_order(clips: Sequence[np.typing.NDArray[np.int16]]) -> Iterator[Recording]:
-    """Recordings from the samples of all of them, given in ORDER."""
+    """Recordings from clips given in ORDER."""
     for clip, which in zip(clips, ORDER, strict=True):
         yield Recording(torch.from_numpy(clip.astype(np.float32) / 32768), *which)

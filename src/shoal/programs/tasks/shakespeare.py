@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: a million characters of his plays, to be guessed one by one (Karpathy 2015)."""
+"""Tiny Shakespeare: predict each next character in a million characters of his plays (Karpathy 2015)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TINYSHAKESPEARE = Dataset(
     ),
 )
 
-CONTEXT = 64  # characters of a sample
-TRAINING = 0.9  # of the text; the rest, which comes later, is the test set
+CONTEXT = 64  # characters in a sample
+TRAINING = 0.9  # share of the text; the end of it is the test set
 
 
 def shakespeare() -> Task:
-    """A small transformer that guesses the next character of Shakespeare's plays."""
+    """A small transformer that predicts the next character of Shakespeare's plays."""
     return Task(
         name="shakespeare",
         model=LanguageModel,
@@ -41,31 +41,31 @@ def shakespeare() -> Task:
 
 
 def adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """AdamW with torch's own settings; fused, for these parameters are so small that calls cost most."""
+    """AdamW with torch's defaults; fused, because with such small tensors the calls cost most."""
     return torch.optim.AdamW(parameters, lr=lr, fused=True)
 
 
 def shakespeare_data() -> Data:
-    """Sequences of 64 characters, each one's next character as its label; nine tenths are for training."""
+    """Sequences of 64 characters, labelled with the next character of each; nine tenths are for training."""
     codes = encode(bytes(read(TINYSHAKESPEARE)["input.txt"]))
     cut = int(TRAINING * len(codes))
     return Data(*sequences(codes[:cut], CONTEXT), *sequences(codes[cut:], CONTEXT))
 
 
 def encode(text: bytes) -> Tensor:
-    """The characters of a text as numbers from 0, in the order of their codes."""
+    """Number the characters that occur in a text from 0, in the order of their codes."""
     codes: Tensor
     _, codes = torch.unique(torch.frombuffer(bytearray(text), dtype=torch.uint8), return_inverse=True)
     return codes
 
 
 def sequences(codes: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """A text in pieces that do not overlap, and beside each the same one character on; the rest is left."""
+    """Cut a text into inputs of `length` without overlap, and labels one character later; drops the rest."""
     pieces = (len(codes) - 1) // length
     x, y = codes[:-1], codes[1:]
     return x[: pieces * length].view(pieces, length), y[: pieces * length].view(pieces, length)
 
 
 def bits(out: Tensor, y: Tensor) -> float:
-    """Cross-entropy in bits a character."""
+    """Cross-entropy in bits per character."""
     return float(sequence_loss(out, y)) / math.log(2)

@@ -1,9 +1,7 @@
-"""Spoken digits, frame by frame: which digit is being said, or is it silent?
+"""Spoken digits, frame by frame: classify each frame as one of ten digits or as silence.
 
-A DNN that sees eleven frames, a deep bidirectional LSTM that sees everything, and the same trained in
-context-sensitive chunks.
-
-The models of Chen & Huo 2016 on the Free Spoken Digit Dataset.
+Three tasks on the Free Spoken Digit Dataset with the models of Chen & Huo 2016: a DNN that sees eleven
+frames, a deep bidirectional LSTM on whole sequences, and the same LSTM in context-sensitive chunks.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from shoal.programs.tasks.recordings import Recording, recordings
 
 SILENCE = 10  # the class beside the digits 0 to 9
 CLASSES = 11
-QUIET = 30.0  # decibels below the loudest frame of its recording a frame is silence
+QUIET = 30.0  # a frame this many decibels below the loudest one of its recording is silence
 
 MEL = Mel()
 
@@ -34,7 +32,7 @@ MEL = Mel()
 
 
 def speech_dnn(layers: int = 2, width: int = 256, context: int = 5) -> Task:
-    """A DNN that sees `context` frames on either side; samples are frames. The paper's is 7 x 2,048."""
+    """A DNN that sees `context` frames on either side; a sample is a frame. The paper has 7 x 2,048 units."""
     return Task(
         name="speech",
         model=BuildDNN(layers, width, context),
@@ -49,7 +47,7 @@ def speech_dnn(layers: int = 2, width: int = 256, context: int = 5) -> Task:
 
 
 def speech_dblstm(layers: int = 2, width: int = 32, connected: int = 5) -> Task:
-    """A DBLSTM on whole sequences of `connected` digits. The paper's is 5 x 256."""
+    """A DBLSTM on whole sequences of `connected` digits. The paper has 5 x 256 cells."""
     return Task(
         name="speech-dblstm",
         model=BuildDBLSTM(layers, width),
@@ -66,7 +64,7 @@ def speech_dblstm(layers: int = 2, width: int = 32, connected: int = 5) -> Task:
 def speech_csc(
     layers: int = 2, width: int = 32, connected: int = 5, chunks: str = "21-64+21", hop: int | None = None
 ) -> Task:
-    """The DBLSTM trained in chunks and decoded in overlapping ones; `hop` is half a core unless told."""
+    """The DBLSTM trained in chunks and decoded in overlapping ones; `hop` defaults to half a core."""
     cut = Chunks.parse(chunks)
     hop = max(1, cut.core // 2) if hop is None else hop
     return Task(
@@ -83,17 +81,17 @@ def speech_csc(
 
 
 def momentum_sgd(parameters: Iterator[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """SGD with classical momentum, as the paper trains."""
+    """SGD with classical momentum, as in the paper."""
     return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
 
 
 # -- the models --------------------------------------------------------------------------------------
-# Classes, not closures: a task travels to other processes, and there equals itself.
+# Classes, not closures: a task is pickled to other processes and must compare equal there.
 
 
 @dataclass(frozen=True)
 class BuildDNN:
-    """Makes a DNN of this size."""
+    """Builds a DNN of this size."""
 
     layers: int
     width: int
@@ -105,7 +103,7 @@ class BuildDNN:
 
 @dataclass(frozen=True)
 class BuildDBLSTM:
-    """Makes a DBLSTM of this size, for whole sequences or for chunks of them."""
+    """Builds a DBLSTM of this size, for whole sequences or for chunks."""
 
     layers: int
     width: int
@@ -122,9 +120,9 @@ class BuildDBLSTM:
 
 @dataclass(frozen=True)
 class FrameData:
-    """Frames as samples, each spliced with its neighbours in its recording.
+    """Frames as samples, each spliced with its neighbours in the same recording.
 
-    An unlabelled row follows the frames of every test recording, so that the labels tell where it ends.
+    An unlabelled row follows every test recording, so that the labels show where it ends.
     """
 
     context: int
@@ -139,7 +137,7 @@ class FrameData:
 
 @dataclass(frozen=True)
 class SequenceData:
-    """Sequences of several digits as samples, or chunks of them; the test set is whole sequences."""
+    """Sequences of several digits, or chunks of them, as samples; the test set has whole sequences."""
 
     connected: int
     chunks: Chunks | None = None
@@ -152,11 +150,11 @@ class SequenceData:
 
 
 Part = tuple[list[Tensor], list[Tensor]]
-"""Frames (frames, bands) and labels (frames) of every sequence."""
+"""Features (frames, bands) and labels (frames) of every sequence."""
 
 
 def sequences(connected: int) -> tuple[Part, Part]:
-    """The training and the test part; each band has mean 0 and variance 1 over the training part."""
+    """Training and test set; each band has mean 0 and variance 1 over the training set."""
     spoken = recordings()
     train = [labelled(row) for row in rows([one for one in spoken if not one.is_test], connected)]
     test = [labelled(row) for row in rows([one for one in spoken if one.is_test], connected)]
@@ -169,7 +167,7 @@ def sequences(connected: int) -> tuple[Part, Part]:
 
 
 def rows(spoken: Sequence[Recording], connected: int) -> Iterator[list[Recording]]:
-    """Recordings of one speaker, `connected` in a row, in an order that is shuffled but always the same."""
+    """Groups of `connected` recordings of one speaker, in an order shuffled the same way every time."""
     if connected < 1:
         raise ValueError(f"connected={connected}: a sequence holds at least 1 digit")
     for speaker in sorted({one.speaker for one in spoken}):
@@ -182,8 +180,8 @@ def rows(spoken: Sequence[Recording], connected: int) -> Iterator[list[Recording
 def labelled(row: Sequence[Recording]) -> tuple[Tensor, Tensor]:
     """Features and labels of recordings played one after the other.
 
-    A frame has its recording's digit, or SILENCE if it is QUIET or more below the loudest frame of that
-    recording. One that lies across the border of two recordings is UNLABELLED: it is neither's.
+    A frame is labelled with the digit of its recording, or SILENCE if it is QUIET decibels or more below the
+    loudest frame of that recording. A frame that spans two recordings is UNLABELLED.
     """
     samples = torch.cat([one.samples for one in row])
     decibels = MEL.decibels(samples)
@@ -203,16 +201,16 @@ def labelled(row: Sequence[Recording]) -> tuple[Tensor, Tensor]:
 
 
 def frame_error(out: Tensor, y: Tensor) -> float:
-    """Per cent of the labelled frames whose likeliest class is not their label."""
+    """The share of labelled frames that are classified wrongly, in per cent."""
     counts = y != UNLABELLED
     return 100.0 * float((out.argmax(dim=-1) != y)[counts].double().mean())
 
 
 def utterance_error(out: Tensor, y: Tensor) -> float:
-    """Per cent of the recordings for which another digit is likelier, summed over their frames of speech.
+    """The share of recordings classified wrongly, in per cent, by posteriors summed over frames of speech.
 
-    A recording is a run of labelled frames; which of them are speech is known, as it is heard without asking
-    what is said.
+    A recording is a run of labelled frames. Its labels say which of them are speech: silence can be told
+    from speech without knowing the digit.
     """
     if y.ndim == 2:  # a full row has no unlabelled frame behind it
         out, y = F.pad(out, (0, 0, 0, 1)), F.pad(y, (0, 1), value=UNLABELLED)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.core.task import Data
-from shoal.programs.models.belief import BeliefNet, perceptron
+from shoal.programs.models.belief_network import BeliefNet, perceptron
 from shoal.programs.models.pretraining import Pretraining, contrast, monitored, monitors
 from shoal.programs.models.rbm import RBM
 

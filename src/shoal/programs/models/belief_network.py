@@ -1,4 +1,4 @@
-"""The deep belief network: RBMs on top of one another (Hinton, Osindero & Teh 2006)."""
+"""The deep belief network: a stack of RBMs (Hinton, Osindero & Teh 2006)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from shoal.programs.models.rbm import RBM
 
-CHUNK = 10_000  # rows that go up at once
+CHUNK = 10_000  # rows computed at once
 
 
 class BeliefNet(nn.Module):
-    """A stack of RBMs; the hidden units of one are the visible ones of the next.
+    """A stack of RBMs; the hidden units of each are the visible units of the next.
 
-    Every RBM has a visible bias of its own; `share` gives a copy of it to the one below.
+    Every RBM has its own visible bias; `share` copies it to the RBM below.
     """
 
     def __init__(self, layers: Sequence[RBM]) -> None:
@@ -25,12 +25,12 @@ class BeliefNet(nn.Module):
         for below, above in pairwise(layers):
             hidden, visible = below.bias.numel(), above.visible_bias.numel()
             if hidden != visible:
-                raise ValueError(f"an RBM with {visible} visible units cannot stand on {hidden} hidden ones")
+                raise ValueError(f"an RBM with {visible} visible units cannot stand on {hidden} hidden units")
         self.layers = nn.ModuleList(layers)
 
     @property
     def sizes(self) -> list[int]:
-        """Units of each layer, the visible one first."""
+        """The number of units in each layer, visible layer first."""
         rbms = self._rbms()
         return [rbms[0].visible_bias.numel(), *(rbm.bias.numel() for rbm in rbms)] if rbms else []
 
@@ -42,17 +42,17 @@ class BeliefNet(nn.Module):
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """The same for many rows, without gradient and some thousand at a time."""
+        """The same for many rows, without gradients and CHUNK rows at a time."""
         return torch.cat([self(part) for part in torch.split(x, CHUNK)]) if len(x) else self(x)
 
     @torch.no_grad()
     def dream(self, x: Tensor, steps: int) -> Tensor:
-        """What the net sees after so many steps of the chain at its top, begun where the rows x lead.
+        """Visible means after `steps` of Gibbs sampling in the top RBM, started from the rows `x`.
 
-        The two top layers are sampled; from there means go down, which makes the better pictures.
+        The two top layers are sampled; the layers below take means, which gives clearer pictures.
         """
         *lower, top = self._rbms()
-        if not lower and steps:  # of the last step its mean, not a sample
+        if not lower and steps:  # the last step gives its mean, not a sample
             return top.visible(torch.bernoulli(top.hidden(top.gibbs(x, steps - 1))))
         for rbm in lower:
             x = rbm.hidden(x)
@@ -63,23 +63,23 @@ class BeliefNet(nn.Module):
 
     @torch.no_grad()
     def share(self, level: int) -> None:
-        """Give the visible bias of an RBM to the one below as its hidden bias: b_(l-1) is c_l."""
+        """Copy the visible bias of an RBM to the hidden bias of the one below: b_(l-1) = c_l."""
         rbms = self._rbms()
         rbms[level - 1].bias.copy_(rbms[level].visible_bias)
 
     def weights(self) -> dict[str, Tensor]:
-        """W and b of each layer, by the names they have in the unrolled net."""
+        """W and b of each layer, by their names in the unrolled network."""
         named: dict[str, Tensor] = {}
         for number, rbm in enumerate(self._rbms(), start=1):
             if rbm.units == "gaussian" and bool((rbm.sigma != 1).any()):
                 raise ValueError(
-                    "a net with sigma other than 1 is not unrolled; standardise the data instead"
+                    "a network with sigma other than 1 cannot be unrolled; standardise the data instead"
                 )
             named |= {f"layer{number}.weight": rbm.weight.detach(), f"layer{number}.bias": rbm.bias.detach()}
         return named
 
     def unroll(self, classes: int, dropout: float = 0.0, input_dropout: float = 0.0) -> nn.Sequential:
-        """The net as a perceptron: its layers are copies of these, the output layer is drawn anew."""
+        """A perceptron whose hidden layers are copies of these; its output layer is freshly initialised."""
         net = perceptron([*self.sizes, classes], dropout, input_dropout)
         net.load_state_dict(self.weights(), strict=False)
         return net
@@ -89,7 +89,7 @@ class BeliefNet(nn.Module):
 
 
 def perceptron(sizes: Sequence[int], dropout: float = 0.0, input_dropout: float = 0.0) -> nn.Sequential:
-    """Layers of sigmoid units and a linear output: f(x) = V mu_L(x), for a softmax to follow."""
+    """Sigmoid layers and a linear output: f(x) = V mu_L(x), the input of a softmax."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     if input_dropout:
         parts["dropout0"] = nn.Dropout(input_dropout)
