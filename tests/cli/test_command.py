@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cli import compare
+from shoal.cli import comparison
 from shoal.cli.command import explain, take
 from shoal.core.errors import Interrupted, PeerLost, WorkerFailed
 
@@ -14,7 +14,7 @@ def nothing_runs(monkeypatch):
     def refuse(**_):
         raise AssertionError("a run was started although an argument is wrong")
 
-    monkeypatch.setattr(compare, "run", refuse)
+    monkeypatch.setattr(comparison, "run", refuse)
 
 
 WRONG = {
@@ -45,15 +45,15 @@ WRONG = {
     "unknown collective": ("compare --collective rings", "unknown collective 'rings'. Did you mean 'ring'?"),
     "lossy": ("compare --collective tree --codec fp16", "FP16() is not exact; take 'stripes'"),
     "native": ("compare --collective native", "collective 'native' needs transport 'gloo' and no codec"),
-    "no worker": ("compare -n 0", "workers=0: a run needs at least 1 worker"),
-    "no worker, single": ("compare -n 0 --strategies single", "workers=0: a run needs at least 1 worker"),
-    "no epoch": ("compare --epochs 0", "epochs=0: a run needs at least 1 epoch"),
-    "no batch": ("compare --batch 0", "batch=0"),
-    "bad rate": ("compare --lr 0", "lr=0"),
+    "no worker": ("compare -n 0", "--workers 0: a run needs at least 1 worker"),
+    "no worker, single": ("compare -n 0 --strategies single", "--workers 0: a run needs at least 1 worker"),
+    "no epoch": ("compare --epochs 0", "--epochs 0: a run needs at least 1 epoch"),
+    "no batch": ("compare --batch 0", "--batch 0: a batch holds at least 1 sample"),
+    "bad rate": ("compare --lr 0", "--lr 0: the learning rate must be positive"),
     "bad network": ("compare --sim --network 1Gbot", "'1Gbot' in network '1Gbot' has no known unit"),
     "bad compute": ("compare --sim --compute fast", "'fast' is not a number with a unit"),
     "network of a real run": ("compare --network 1Gbit", "--network describes virtual time; add --sim"),
-    "every without folder": ("compare --every 5", "say where with --checkpoint DIR"),
+    "every without folder": ("compare --every 5", "add --checkpoint DIR"),
     "every 0": ("compare --every 0 --checkpoint {tmp}/c", "'--every'"),
     "timeout 0": ("compare --timeout 0", "'--timeout'"),
     "json is a folder": ("compare --json {tmp}", "is a folder; name a file in it"),

@@ -173,7 +173,7 @@ def test_a_journal_where_nobody_would_read_it_is_refused(shoal, script, monkeypa
         monkeypatch.setenv(name, value)
     refused = shoal("run --transport grpc --strategy asgd --durability journal", script(""))
     assert refused.exit_code == 2
-    assert "torchrun started the processes, and does not start a server again" in refused.stderr
+    assert "torchrun started the processes, and does not restart a server that dies" in refused.stderr
 
 
 @pytest.mark.parametrize(

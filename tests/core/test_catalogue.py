@@ -115,7 +115,7 @@ def test_what_the_thing_itself_refuses_comes_out():
 def test_options_are_listed_with_their_defaults():
     options = STRATEGIES.options("downpour")
     assert (options["n_push"].default, options["optimizer"].default) == (1, "sgd")
-    assert options["n_push"].type is int
+    assert options["n_push"].kinds == (int,)
 
 
 def test_a_thing_knows_its_word():

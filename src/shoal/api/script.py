@@ -21,10 +21,10 @@ import torch
 
 from shoal.api.attach import current
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
+from shoal.core.words import REJOINING
 from shoal.launch.control import leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Listener, Member
 from shoal.launch.environment import Place
-from shoal.launch.identity import REJOINING
 from shoal.launch.join import local_threads, start_mpi
 from shoal.runs.result import Result, summarise
 from shoal.vocabulary.node import name_of

@@ -10,22 +10,12 @@ from torch import Tensor
 
 from shoal.core.replica import Parameters
 from shoal.core.vector import Layout
+from shoal.core.words import REJOINING
 from shoal.engine.client import slice_of
 from shoal.storage.journal import Journal
 
-REJOINING = ("processes", "grpc")
-"""Transports that let a node which died come back."""
-
 RECOVERY_SECONDS = 60.0
 """How long workers wait for a server that died to come back."""
-
-
-def check_durability(durability: str, transport: str) -> None:
-    """Raise ValueError where a journal is asked for and no server could come back to read it."""
-    if durability == "journal" and transport not in REJOINING:
-        raise ValueError(
-            f"transport {transport!r} keeps no journal; take 'processes' or 'grpc', or durability 'memory'"
-        )
 
 
 def message_limit(vector_bytes: int) -> int:
