@@ -41,7 +41,12 @@ REFUSED = {
     "comapre": "Did you mean 'compare'?",
     "compare --epohcs 3": "No such option: --epohcs",
     "compare --strategies bmfu": "unknown strategy 'bmfu'. Did you mean 'bmuf'?",
-    "compare --strategies bmuf --strategy.perod 8": "has an option 'perod'. Did you mean 'period'?",
+    "compare --strategies ,": "--strategies names none",
+    "compare --strategies sync,sync": "--strategies names 'sync' twice",
+    "compare --strategies local,bmuf --strategy.perod 8": (
+        "none of local, bmuf has an option 'perod'. Did you mean 'period'?"
+    ),
+    "compare --strategy.period --sim": "--strategy.period needs a value",
     "compare --strategies bmuf --strategy.period x": "period='x' should be a whole number",
     "compare --strategies bmuf --strategy.period 0": "strategy 'bmuf': period=0 must be at least 1",
     "compare --strategies eamsgd --strategy.momentum 2": "momentum=2.0 must be at least 0 and below 1",
@@ -51,6 +56,8 @@ REFUSED = {
     "compare --codec fp61": "unknown codec 'fp61'. Did you mean 'fp16'?",
     "compare --codec top_k:densty=0.1": "codec 'top_k' has no option 'densty'. Did you mean 'density'?",
     "compare --codec top_k:density=x": "density='x' should be a number",
+    "compare --codec top_k:density=2": "codec 'top_k': density=2.0 should be above 0",
+    "compare --codec ternary:feedback=twice": "feedback='twice' should be one of none, residual, double",
     "compare --transport gloop": "unknown transport 'gloop'. Did you mean 'gloo'?",
     "compare --transport mpi": "transport 'mpi' joins the processes that mpiexec has started",
     "compare --collective rings": "unknown collective 'rings'. Did you mean 'ring'?",
@@ -71,13 +78,19 @@ REFUSED = {
     "compare --sim --network 1Gbot": "'1Gbot' in network '1Gbot' has no known unit",
     "compare --sim --compute fast": "'fast' is not a number with a unit",
     "compare --every 5": "add --checkpoint DIR",
+    "compare --every 0 --checkpoint {tmp}/saved": "'--every'",
+    "compare --checkpoint {file}": "train.py is not a folder",
     "compare --json {tmp}": "is a folder; name a file in it",
+    "compare --json {file}/out.json": "train.py is not a folder",
+    "compare --report {file}/out.html": "train.py is not a folder",
+    "compare --json {tmp}/out --report {tmp}/out": "they need a file each",
     "run": "name the script to run",
     "run nowhere.py": "there is no script 'nowhere.py'",
     "run -n 0 {file}": "-n 0: a run needs at least 1 worker",
     "run {file} --strategy esagd": "unknown strategy 'esagd'. Did you mean 'easgd'?",
     "run {file} --strategy easgd --strategy.perod 3": "Did you mean 'period'?",
     "run {file} --strategy easgd --strategy.rate 2": "strategy 'easgd': rate=2.0 must be at least 0",
+    "run --strategy.period 3 {file}": "name it with --strategy",
     "run {file} --codec fp61": "unknown codec 'fp61'. Did you mean 'fp16'?",
     "run --transport sim {file}": "unknown transport 'sim'",
     "run --collective rings {file}": "unknown collective 'rings'",
@@ -116,6 +129,7 @@ def test_a_question_is_answered_without_torch(answers, line):
 def test_a_wrong_argument_is_refused_without_torch(answers, line):
     code, heavy, out, err = answers[line]
     assert REFUSED[line] in err
+    assert err.startswith("shoal: ") and err.count("\n") == 1
     assert (code, heavy, out) == (2, [], "")
 
 

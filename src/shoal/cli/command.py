@@ -42,8 +42,18 @@ Collective = Annotated[
 USAGE_ERROR, RUNTIME_FAILURE, INTERRUPTED = 2, 1, 130
 
 
-class _QuickHelp:
-    """A mixin: --help that is not given is False. For None, typer would import pydantic to convert it."""
+class _PlainFlags:
+    """A mixin: help shows flags such as --quiet without a value, and a --help that is not given is False.
+
+    Typer's own default for --help is None, and to convert that it would import pydantic.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)  # type: ignore[misc]
@@ -52,7 +62,7 @@ class _QuickHelp:
         return option
 
 
-class Commands(_QuickHelp, TyperGroup):
+class Commands(_PlainFlags, TyperGroup):
     """All commands. An exception ends the process with one sentence and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -70,7 +80,7 @@ class Commands(_QuickHelp, TyperGroup):
             raise Interrupted("stopped by Ctrl-C") from None
 
 
-class Command(_QuickHelp, TyperCommand):
+class Command(_PlainFlags, TyperCommand):
     """A command."""
 
 

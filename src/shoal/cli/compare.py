@@ -27,7 +27,12 @@ def compare(
         str, typer.Option(metavar="WORD", help="Model and data to train; see: shoal list tasks.")
     ] = "digits",
     strategies: Annotated[
-        str, typer.Option(metavar="WORDS", help="Separated by commas; see: shoal list strategies.")
+        str,
+        typer.Option(
+            metavar="WORDS",
+            help="Strategies, separated by commas; see: shoal list strategies.",
+            show_default="single, sync, local, bmuf, downpour, easgd",
+        ),
     ] = "single,sync,local,bmuf,downpour,easgd",
     workers: Annotated[
         str,

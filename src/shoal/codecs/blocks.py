@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shoal.core.limits import check_block as check_block
+
 SMALLEST = 2.0**-119
 """A block with nothing larger travels as zeros: its scale would have fewer digits than a float32 has."""
-
-LONGEST = 2**20
 
 
 def count(elements: int, block: int) -> int:
@@ -43,14 +43,6 @@ def euclidean(blocks: Tensor) -> Tensor:
 def from_rows(blocks: Tensor, out: Tensor) -> Tensor:
     """Write the elements of the blocks into `out`."""
     return out.copy_(blocks.flatten()[: out.numel()])
-
-
-def check_block(name: str, block: int, multiple: int = 1) -> None:
-    """Raise ValueError for a length of blocks that cannot be."""
-    if not 1 <= block <= LONGEST:
-        raise ValueError(f"{name}={block} should be from 1 to {LONGEST}")
-    if block % multiple:
-        raise ValueError(f"{name}={block} should be a multiple of {multiple}")
 
 
 def _usable(top: Tensor) -> Tensor:

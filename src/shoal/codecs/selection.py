@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.kernels import on_cpu
+from shoal.core.limits import check_density as check_density
 
 SAMPLE = 1 << 16  # elements that are looked at to guess what the others are like
-
-
-def check_density(density: float) -> None:
-    """Raise ValueError for a share of the elements that cannot be."""
-    if not 0 < density <= 1:
-        raise ValueError(f"density={density} should be above 0 and at most 1, as 0.01 for one in a hundred")
 
 
 def how_many(density: float, elements: int) -> int:

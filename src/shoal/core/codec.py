@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import WireError
+from shoal.core.limits import one_of_feedback as one_of_feedback
 from shoal.core.vector import Piece
+from shoal.core.words import FEEDBACK as FEEDBACK
 
 Payload = tuple[Tensor, ...]
 """Up to four flat tensors: what travels instead of a vector."""
 
 State = dict[str, Tensor]
 """What a codec must remember between two calls for one stream of vectors; empty where nothing."""
-
-FEEDBACK = ("none", "residual", "double")
-"""What becomes of what a payload lacks: it is lost; the sender adds it to its next vector; so does whoever
-merges, who compresses the average anew."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,3 @@ def expect(payload: Payload, *parts: tuple[torch.dtype, int]) -> Payload:
     if got != list(parts):
         raise WireError(f"a payload of {got} arrived where {list(parts)} was expected")
     return payload
-
-
-def one_of_feedback(feedback: str) -> None:
-    """Raise ValueError for a word that is none of FEEDBACK."""
-    if feedback not in FEEDBACK:
-        raise ValueError(f"feedback={feedback!r} should be one of {', '.join(FEEDBACK)}")

@@ -31,6 +31,10 @@ DURABILITY = {
     "journal": "every update is on disk before it is acknowledged; a restarted server loses none",
 }
 
+FEEDBACK = ("none", "residual", "double")
+"""Error-feedback modes of a codec. none: the compression error is lost. residual: the sender adds it to its
+next vector. double: so does the node that merges, which compresses the average again."""
+
 
 def check_durability(durability: str, transport: str) -> None:
     """Raise ValueError for a journal on a transport where a dead server cannot come back to read it."""
