@@ -75,6 +75,7 @@ def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
         return subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
 
     monkeypatch.setattr(machine, "_start_probe", abort)
+    monkeypatch.setattr(machine, "mpi", lambda: machine.Finding(True, "transport mpi."))
     result = shoal("doctor")
     assert result.exit_code == 1
     assert (
@@ -86,6 +87,35 @@ def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
         "✗ transport gloo does not work here: the process that tested it ended with exit code -6."
         in result.stdout
     )
+
+
+class Probe:
+    """A process whose `communicate` times out after each of these outputs so far, then ends with the last."""
+
+    returncode = 0
+
+    def __init__(self, *outputs):
+        self.outputs = list(outputs)
+
+    def communicate(self, timeout=None):
+        output = self.outputs.pop(0)
+        if self.outputs:
+            raise subprocess.TimeoutExpired("probe", timeout, output=output)
+        return output.decode(), None
+
+    def kill(self):
+        self.returncode = -9
+
+
+def test_doctor_waits_for_a_probe_that_is_slow_and_not_for_one_that_is_silent():
+    slow = Probe(b"started\n", b"started\nprocesses\n", b"started\nprocesses\ngloo\n")
+    assert machine._listen(slow) == (
+        "started\nprocesses\ngloo\n",
+        "the process that tested it ended with exit code 0",
+    )
+    silent = Probe(b"started\n", b"started\n", b"started\n")
+    assert machine._listen(silent) == ("started\n", "no answer within 25 s")
+    assert silent.returncode == -9
 
 
 def test_doctor_says_what_mpi_lacks(monkeypatch, tmp_path):

@@ -27,7 +27,9 @@ from shoal.programs.tasks.images import FASHION_MNIST, MNIST
 from shoal.report.units import bytes_text
 
 OLDEST_PYTHON = (3, 10)
-PROBE_SECONDS = 25.0
+PROBE_SECONDS = (
+    25.0  # without a word from a probe: it prints a line when it has started, and for each transport
+)
 LITTLE_BYTES = 100_000_000
 EXTRAS = {"grpc": ("grpc", "grpcio"), "mpi": ("mpi4py", "mpi4py")}
 """The module and the package that an optional transport needs."""
@@ -142,18 +144,29 @@ def lacking(kind: str) -> Finding | None:
 def hear(processes: Sequence[subprocess.Popen[str]]) -> tuple[dict[str, dict[str, Any]], str]:
     """The figures that the first process printed about each transport, and how that process ended."""
     try:
-        heard, _ = processes[0].communicate(timeout=PROBE_SECONDS)
-        end = f"the process that tested it ended with exit code {processes[0].returncode}"
-    except subprocess.TimeoutExpired:
-        processes[0].kill()
-        heard, _ = processes[0].communicate()
-        end = f"no answer within {PROBE_SECONDS:g} s"
+        heard, end = _listen(processes[0])
     finally:
         for process in processes:
             process.kill()
             process.communicate()
     said = [json.loads(line) for line in heard.splitlines() if line.startswith('{"transport"')]
     return {found["transport"]: found for found in said}, end
+
+
+def _listen(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """All that a process prints, and how it ended; killed after a silence of PROBE_SECONDS."""
+    printed = 0
+    while True:
+        try:
+            heard, _ = process.communicate(timeout=PROBE_SECONDS)
+            return heard, f"the process that tested it ended with exit code {process.returncode}"
+        except subprocess.TimeoutExpired as silence:
+            if len(silence.output or b"") == printed:
+                break
+            printed = len(silence.output)
+    process.kill()
+    heard, _ = process.communicate()
+    return heard, f"no answer within {PROBE_SECONDS:g} s"
 
 
 def _judge(kind: str, found: dict[str, Any], where: str) -> Finding:

@@ -72,6 +72,8 @@ def main() -> None:
         rank, folder = Place.find().rank, None
     else:
         rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    if rank == 0:
+        print("started", flush=True)
     for kind in ("mpi",) if folder is None else KINDS:
         found = trial(kind, rank, None if folder is None else folder / kind)
         if rank == 0:
