@@ -92,6 +92,9 @@ _HOMES = {
 }
 """The module that defines each public name, and what it is called there."""
 
+_ROOMS = ("codecs", "programs", "sim", "strategies", "studies", "topologies")
+"""Packages that `import shoal` is enough for, as in shoal.strategies.SSP(bound=0)."""
+
 __all__ = [
     "Attachment",
     "BMUF",
@@ -137,6 +140,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("shoal")
+    if name in _ROOMS:
+        return import_module(f"shoal.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     module, _, original = _HOMES[name].partition(":")
@@ -145,4 +150,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__, *_ROOMS, "__version__"})

@@ -112,7 +112,7 @@ def answers(tmp_path_factory):
     lines = [*ANSWERED, *REFUSED]
     typed = [line.format(tmp=tmp, file=tmp / "train.py") for line in lines]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=json.dumps(typed), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROGRAM], input=json.dumps(typed), capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr
     return dict(zip(lines, map(json.loads, done.stdout.splitlines()), strict=True))

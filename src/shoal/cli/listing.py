@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 KINDS = {
-    "strategies": "how workers are kept together: --strategy WORD; options: --strategy.NAME VALUE",
+    "strategies": "how workers are kept together; options: --strategy.NAME VALUE",
     "topologies": "who talks to whom in each round: --strategy.topology WORD:NAME=VALUE",
     "codecs": "how messages are compressed: --codec WORD:NAME=VALUE",
     "transports": "how bytes move: --transport WORD",
@@ -113,7 +113,11 @@ def _declared(catalogue: Catalogue[Any]) -> Iterator[Entry]:
     for word in catalogue:
         found = catalogue.declaration(word)
         is_core = found.module.startswith("shoal.core")  # which comes from no paper
-        options = {name: option.default for name, option in found.options.items()}
+        options = {
+            name: option.default
+            for name, option in found.options.items()
+            if object not in option.kinds  # a function, say, which only Python can give
+        }
         yield Entry(word, _first_line(found.doc), "" if is_core else _first_line(found.module_doc), options)
 
 
