@@ -113,9 +113,12 @@ def test_doctor_waits_for_a_probe_that_is_slow_and_not_for_one_that_is_silent():
         "started\nprocesses\ngloo\n",
         "the process that tested it ended with exit code 0",
     )
+    late = Probe(None, None, None, b"started\n", b"started\nprocesses\n")
+    assert machine._listen(late)[0] == "started\nprocesses\n"
     silent = Probe(b"started\n", b"started\n", b"started\n")
     assert machine._listen(silent) == ("started\n", "no answer within 25 s")
     assert silent.returncode == -9
+    assert machine._listen(Probe(None, None, None, None, b"")) == ("", "no answer within 100 s")
 
 
 def test_doctor_says_what_mpi_lacks(monkeypatch, tmp_path):

@@ -27,9 +27,8 @@ from shoal.programs.tasks.images import FASHION_MNIST, MNIST
 from shoal.report.units import bytes_text
 
 OLDEST_PYTHON = (3, 10)
-PROBE_SECONDS = (
-    25.0  # without a word from a probe: it prints a line when it has started, and for each transport
-)
+PROBE_SECONDS = 25.0  # for each transport, about which a probe prints a line
+START_PATIENCE = 4  # times as long for the first line: on a busy machine, importing torch takes a minute
 LITTLE_BYTES = 100_000_000
 EXTRAS = {"grpc": ("grpc", "grpcio"), "mpi": ("mpi4py", "mpi4py")}
 """The module and the package that an optional transport needs."""
@@ -154,19 +153,18 @@ def hear(processes: Sequence[subprocess.Popen[str]]) -> tuple[dict[str, dict[str
 
 
 def _listen(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """All that a process prints, and how it ended; killed after a silence of PROBE_SECONDS."""
-    printed = 0
-    while True:
+    """All that a process prints, and how it ended. It is killed if it prints nothing for too long."""
+    printed = silent = 0
+    while silent < (1 if printed else START_PATIENCE):
         try:
             heard, _ = process.communicate(timeout=PROBE_SECONDS)
             return heard, f"the process that tested it ended with exit code {process.returncode}"
-        except subprocess.TimeoutExpired as silence:
-            if len(silence.output or b"") == printed:
-                break
-            printed = len(silence.output)
+        except subprocess.TimeoutExpired as timeout:
+            before, printed = printed, len(timeout.output or b"")
+            silent = silent + 1 if printed == before else 0
     process.kill()
     heard, _ = process.communicate()
-    return heard, f"no answer within {PROBE_SECONDS:g} s"
+    return heard, f"no answer within {silent * PROBE_SECONDS:g} s"
 
 
 def _judge(kind: str, found: dict[str, Any], where: str) -> Finding:

@@ -64,6 +64,13 @@ def trial(kind: str, rank: int, meeting: Path | None = None) -> dict[str, float 
         return {"problem": f"{type(error).__name__}: {error}"}
 
 
+def await_other(rank: int, folder: Path) -> None:
+    """Wait until both processes have started, however slowly; `shoal doctor` kills them if one never does."""
+    (folder / f"started-{rank}").touch()
+    while not (folder / f"started-{1 - rank}").exists():
+        time.sleep(0.01)
+
+
 def main() -> None:
     """Test every real transport with the process that got the same folder."""
     leave_with_parent()
@@ -72,6 +79,8 @@ def main() -> None:
         rank, folder = Place.find().rank, None
     else:
         rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    if folder is not None:
+        await_other(rank, folder)
     if rank == 0:
         print("started", flush=True)
     for kind in ("mpi",) if folder is None else KINDS:
