@@ -15,7 +15,6 @@ from shoal.core.catalogue import check_word, nearest
 from shoal.core.growth import Growth
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability, refuse_mpi
 from shoal.programs.tasks import TASKS
-from shoal.sim.models import Compute, Network
 from shoal.strategies import STRATEGIES
 
 NETWORK, COMPUTE = "1Gbit,100us", "20ms"  # the defaults of virtual time
@@ -202,6 +201,8 @@ def read_numbers(text: str) -> list[int]:
 def read_virtual(virtual: bool, network: str | None, compute: str | None) -> dict[str, Any]:
     """The network and compute models of a run in virtual time; nothing for a real one."""
     if virtual:
+        from shoal.sim.models import Compute, Network
+
         return {"network": Network.parse(network or NETWORK), "compute": Compute.parse(compute or COMPUTE)}
     if network is not None or compute is not None:
         given = "--network" if network is not None else "--compute"

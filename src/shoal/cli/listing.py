@@ -15,7 +15,6 @@ from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 from shoal.studies import STUDIES
-from shoal.topologies import TOPOLOGIES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,6 +73,8 @@ def entries(kind: str) -> Iterator[Entry]:
     if kind == "strategies":
         yield from _declared(STRATEGIES)
     elif kind == "topologies":
+        from shoal.topologies import TOPOLOGIES
+
         for entry in _declared(TOPOLOGIES):
             yield replace(entry, source="")
     elif kind == "codecs":

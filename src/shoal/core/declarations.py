@@ -6,21 +6,19 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 PACKAGE = Path(__file__).parent.parent
 KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None)}
 NO_DEFAULT = inspect.Parameter.empty
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option: its name, the types its value may have (`object` for any but KINDS), and its default."""
 
     name: str
@@ -28,15 +26,13 @@ class Option:
     default: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnOption:
+class OwnOption(NamedTuple):
     """An argument `self.NAME` of a check."""
 
     name: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """A call in `__post_init__` whose arguments are literals or options: at_least(1, period=self.period)."""
 
     module: str
@@ -45,17 +41,14 @@ class Check:
     keywords: Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Declaration:
+class Declaration(NamedTuple):
     """What a class or function says of itself. `module` is the one that defines it."""
 
     module: str
     doc: str
     module_doc: str
     options: Mapping[str, Option]
-    returned: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # literals of `return Task(batch=64)`
+    returned: Mapping[str, Any]  # the literals of `return Task(batch=64)`; none for a class
 
 
 def declared(thing: Callable[..., Any]) -> Declaration:
@@ -67,7 +60,7 @@ def declared(thing: Callable[..., Any]) -> Declaration:
     }
     module = inspect.getmodule(thing)
     name, about = getattr(module, "__name__", ""), inspect.getdoc(module) or ""
-    return Declaration(name, inspect.getdoc(thing) or "", about, options)
+    return Declaration(name, inspect.getdoc(thing) or "", about, options, {})
 
 
 @cache
@@ -81,7 +74,7 @@ def read_declaration(target: str) -> Declaration:
     if isinstance(node, ast.FunctionDef):
         options = {option.name: option for option in _parameters(source, node)}
         return Declaration(source.module, doc, module_doc, options, _returned(source, node))
-    return Declaration(source.module, doc, module_doc, _fields(source, node))
+    return Declaration(source.module, doc, module_doc, _fields(source, node), {})
 
 
 @cache
@@ -97,8 +90,7 @@ def read_checks(target: str) -> tuple[Check, ...]:
 # -- source files and names ---------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     module: str
     tree: ast.Module
     defined: Mapping[str, ast.stmt]
