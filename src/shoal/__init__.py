@@ -1,51 +1,100 @@
 """Shoal trains one PyTorch model on many workers; how they are kept together is one word.
 
-core          the vocabulary: Strategy, Node, Transport, Codec, Task
+api           run(), attach(), shard(), minimize(), comm_hook()
+core          what everything else is made of: Codec, Task, Transport, Message
+vocabulary    Strategy, and the verbs of its Node
+engine        what makes those verbs work
 strategies    one paper, one file          codecs       one idea, one file
-collectives   how an average is formed     sim          virtual time
-transports    how bytes move               launch       who starts the nodes
-tasks         built-in data and models     report       what a person sees
-train.py      run()                        attachment.py, sharding.py   attach(), shard()
-minimizing.py minimize()                   ddp.py       comm_hook()
-testing       for those who write a strategy, a codec or a transport of their own
+collectives   how an average is formed     topologies   who talks to whom
+transports    how bytes move               sim          virtual time
+replicas      a model at one worker        runs         one run: plan, processes, result
+launch        who starts the nodes         storage      checkpoints, journals
+programs      built-in models and tasks    studies      published tables, made again
+report        tables, charts, progress     cli          the command line
+testing       checks for a strategy, a codec or a transport of your own
+
+A public name is imported on first use, so that `shoal --help` does not wait for torch.
 """
 
-from importlib.metadata import version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from shoal.api.attach import Attachment, attach
-from shoal.api.ddp import comm_hook
-from shoal.api.minimize import minimize
-from shoal.api.run import run
-from shoal.api.shard import shard
-from shoal.codecs.halves.codec import FP16 as fp16  # written like a function: codec=fp16()
-from shoal.core.codec import Codec
-from shoal.core.errors import (
-    CheckpointError,
-    DataMissing,
-    Deadlock,
-    Diverged,
-    Interrupted,
-    PeerLost,
-    ShoalError,
-    Unavailable,
-    WorkerFailed,
-)
-from shoal.core.identity import SERVER
-from shoal.core.task import Data, Task
-from shoal.core.transport import Message, Transport
-from shoal.runs.result import Result
-from shoal.sim import Compute, Faults, Network
-from shoal.strategies.bmuf import BMUF
-from shoal.strategies.diloco import DiLoCo
-from shoal.strategies.downpour import Downpour
-from shoal.strategies.easgd import EAMSGD, EASGD
-from shoal.strategies.local import Local
-from shoal.strategies.single import Single
-from shoal.strategies.sync import Sync
-from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy
+if TYPE_CHECKING:
+    from shoal.api.attach import Attachment, attach
+    from shoal.api.ddp import comm_hook
+    from shoal.api.minimize import minimize
+    from shoal.api.run import run
+    from shoal.api.shard import shard
+    from shoal.codecs.halves.codec import FP16 as fp16  # written like a function: codec=fp16()
+    from shoal.core.codec import Codec
+    from shoal.core.errors import (
+        CheckpointError,
+        DataMissing,
+        Deadlock,
+        Diverged,
+        Interrupted,
+        PeerLost,
+        ShoalError,
+        Unavailable,
+        WorkerFailed,
+    )
+    from shoal.core.identity import SERVER
+    from shoal.core.task import Data, Task
+    from shoal.core.transport import Message, Transport
+    from shoal.runs.result import Result
+    from shoal.sim import Compute, Faults, Network
+    from shoal.strategies.bmuf import BMUF
+    from shoal.strategies.diloco import DiLoCo
+    from shoal.strategies.downpour import Downpour
+    from shoal.strategies.easgd import EAMSGD, EASGD
+    from shoal.strategies.local import Local
+    from shoal.strategies.single import Single
+    from shoal.strategies.sync import Sync
+    from shoal.vocabulary.node import Node
+    from shoal.vocabulary.strategy import Strategy
 
-__version__ = version("shoal")
+_HOMES = {
+    "Attachment": "shoal.api.attach:Attachment",
+    "BMUF": "shoal.strategies.bmuf:BMUF",
+    "CheckpointError": "shoal.core.errors:CheckpointError",
+    "Codec": "shoal.core.codec:Codec",
+    "Compute": "shoal.sim:Compute",
+    "Data": "shoal.core.task:Data",
+    "DataMissing": "shoal.core.errors:DataMissing",
+    "Deadlock": "shoal.core.errors:Deadlock",
+    "DiLoCo": "shoal.strategies.diloco:DiLoCo",
+    "Diverged": "shoal.core.errors:Diverged",
+    "Downpour": "shoal.strategies.downpour:Downpour",
+    "EAMSGD": "shoal.strategies.easgd:EAMSGD",
+    "EASGD": "shoal.strategies.easgd:EASGD",
+    "Faults": "shoal.sim:Faults",
+    "Interrupted": "shoal.core.errors:Interrupted",
+    "Local": "shoal.strategies.local:Local",
+    "Message": "shoal.core.transport:Message",
+    "Network": "shoal.sim:Network",
+    "Node": "shoal.vocabulary.node:Node",
+    "PeerLost": "shoal.core.errors:PeerLost",
+    "Result": "shoal.runs.result:Result",
+    "SERVER": "shoal.core.identity:SERVER",
+    "ShoalError": "shoal.core.errors:ShoalError",
+    "Single": "shoal.strategies.single:Single",
+    "Strategy": "shoal.vocabulary.strategy:Strategy",
+    "Sync": "shoal.strategies.sync:Sync",
+    "Task": "shoal.core.task:Task",
+    "Transport": "shoal.core.transport:Transport",
+    "Unavailable": "shoal.core.errors:Unavailable",
+    "WorkerFailed": "shoal.core.errors:WorkerFailed",
+    "attach": "shoal.api.attach:attach",
+    "comm_hook": "shoal.api.ddp:comm_hook",
+    "fp16": "shoal.codecs.halves.codec:FP16",
+    "minimize": "shoal.api.minimize:minimize",
+    "run": "shoal.api.run:run",
+    "shard": "shoal.api.shard:shard",
+}
+"""The module that defines each public name, and what it is called there."""
+
+_ROOMS = ("codecs", "programs", "sim", "strategies", "studies", "topologies")
+"""Packages that `import shoal` is enough for, as in shoal.strategies.SSP(bound=0)."""
 
 __all__ = [
     "Attachment",
@@ -85,3 +134,21 @@ __all__ = [
     "run",
     "shard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("shoal")
+    if name in _ROOMS:
+        return import_module(f"shoal.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    module, _, original = _HOMES[name].partition(":")
+    value = globals()[name] = getattr(import_module(module), original)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS, "__version__"})

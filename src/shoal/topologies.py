@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from shoal.core.catalogue import Catalogue
 from shoal.core.seeds import stream
 
@@ -160,6 +158,8 @@ class RandomPairs(Topology):
         return False
 
     def out_of(self, rank: int, workers: int, t: int) -> list[int]:
+        import torch  # here: checking the word of a topology needs no torch
+
         order = torch.randperm(workers, generator=stream(self.seed, "pairs", t)).tolist()
         partner = order.index(rank) ^ 1
         return [order[partner]] if partner < workers else []

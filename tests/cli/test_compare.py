@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.api.run import run
-from shoal.cli import compare
+from shoal.cli import comparison
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.sim import Compute, Network
 from shoal.strategies import BMUF, Local, Single, Sync
@@ -49,7 +49,7 @@ def result():
 @pytest.fixture
 def calls(monkeypatch, result):
     calls = Calls(result)
-    monkeypatch.setattr(compare, "run", calls)
+    monkeypatch.setattr(comparison, "run", calls)
     return calls
 
 
@@ -184,7 +184,7 @@ def test_ctrl_c_tells_where_the_checkpoint_is(shoal, calls, tmp_path):
 def test_ctrl_c_without_checkpoint_says_so(shoal, calls):
     calls.problem = Interrupted("x")
     result = shoal("compare --strategies single,sync")
-    assert result.exit_code == 130 and "Nothing is saved" in result.stderr
+    assert result.exit_code == 130 and "No checkpoint was saved" in result.stderr
 
 
 @pytest.mark.slow
@@ -212,4 +212,4 @@ def test_several_numbers_of_workers_are_several_runs_of_each_strategy_but_single
 @pytest.mark.parametrize("text", ["four", "1.5", "-2", ""])
 def test_numbers_of_workers_that_are_none_are_refused(shoal, text):
     done = shoal("compare", f"--workers={text}")
-    assert done.exit_code != 0 and "is not a number, or several with commas between" in done.output
+    assert done.exit_code != 0 and "is not a number, or several separated by commas" in done.output

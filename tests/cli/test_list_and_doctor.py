@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from shoal.cli import doctor
+from shoal.cli import machine
 from shoal.codecs import CODECS
-from shoal.launch.join import COLLECTIVES, TRANSPORTS
+from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 from shoal.studies import STUDIES
@@ -22,6 +22,7 @@ WORDS = {
     "codecs": CODECS,
     "transports": TRANSPORTS,
     "collectives": COLLECTIVES,
+    "durability": DURABILITY,
     "tasks": TASKS,
     "studies": STUDIES,
 }
@@ -61,7 +62,7 @@ def test_doctor_finds_that_this_machine_works(shoal):
     assert result.exit_code == 0, result.stdout
     rows = result.stdout.splitlines()
     assert all(row[0] in "✓–" and row.endswith(".") for row in rows)
-    installed = (kind for kind in doctor.EXTRAS if doctor.lacking(kind) is None)
+    installed = (kind for kind in machine.EXTRAS if machine.lacking(kind) is None)
     for transport in ("processes", "gloo", *installed):
         (row,) = (row for row in rows if f"transport {transport}" in row)
         assert row.startswith("✓") and " us" in row and "B/s" in row
@@ -73,7 +74,8 @@ def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
         code = f"import os; print({said!r}, flush=True); os.abort()"
         return subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr(doctor, "_start_probe", abort)
+    monkeypatch.setattr(machine, "_start_probe", abort)
+    monkeypatch.setattr(machine, "mpi", lambda: machine.Finding(True, "transport mpi."))
     result = shoal("doctor")
     assert result.exit_code == 1
     assert (
@@ -82,57 +84,89 @@ def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
         in result.stdout
     )
     assert (
-        "✗ transport gloo does not work here: the process that tried it ended with exit code -6."
+        "✗ transport gloo does not work here: the process that tested it ended with exit code -6."
         in result.stdout
     )
 
 
+class Probe:
+    """A process whose `communicate` times out after each of these outputs so far, then ends with the last."""
+
+    returncode = 0
+
+    def __init__(self, *outputs):
+        self.outputs = list(outputs)
+
+    def communicate(self, timeout=None):
+        output = self.outputs.pop(0)
+        if self.outputs:
+            raise subprocess.TimeoutExpired("probe", timeout, output=output)
+        return output.decode(), None
+
+    def kill(self):
+        self.returncode = -9
+
+
+def test_doctor_waits_for_a_probe_that_is_slow_and_not_for_one_that_is_silent():
+    slow = Probe(b"started\n", b"started\nprocesses\n", b"started\nprocesses\ngloo\n")
+    assert machine._listen(slow) == (
+        "started\nprocesses\ngloo\n",
+        "the process that tested it ended with exit code 0",
+    )
+    late = Probe(None, None, None, b"started\n", b"started\nprocesses\n")
+    assert machine._listen(late)[0] == "started\nprocesses\n"
+    silent = Probe(b"started\n", b"started\n", b"started\n")
+    assert machine._listen(silent) == ("started\n", "no answer within 25 s")
+    assert silent.returncode == -9
+    assert machine._listen(Probe(None, None, None, None, b"")) == ("", "no answer within 100 s")
+
+
 def test_doctor_says_what_mpi_lacks(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    assert doctor.mpi() == doctor.Finding(None, "transport mpi needs mpi4py: pip install 'shoal[mpi]'.")
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(doctor.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    assert machine.mpi() == machine.Finding(None, "transport mpi needs mpi4py: pip install 'shoal[mpi]'.")
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    finding = doctor.mpi()
+    finding = machine.mpi()
     assert finding.works is None and "there is no mpiexec: pip install 'shoal[mpi]'" in finding.sentence
 
 
 def test_doctor_says_what_grpc_lacks_and_counts_it_as_no_fault(monkeypatch):
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "grpc" else name)
-    monkeypatch.setattr(doctor, "mpi", lambda: doctor.Finding(True, "transport mpi."))
-    monkeypatch.setattr(doctor, "_start_probe", lambda rank, folder: None)
-    monkeypatch.setattr(doctor, "hear", lambda _: ({}, "it was not tried"))
-    *_, gloo, grpc, _ = doctor.transports()
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None if name == "grpc" else name)
+    monkeypatch.setattr(machine, "mpi", lambda: machine.Finding(True, "transport mpi."))
+    monkeypatch.setattr(machine, "_start_probe", lambda rank, folder: None)
+    monkeypatch.setattr(machine, "hear", lambda _: ({}, "it was not tried"))
+    *_, gloo, grpc, _ = machine.transports()
     assert gloo.works is False
-    assert grpc == doctor.Finding(None, "transport grpc needs grpcio: pip install 'shoal[grpc]'.")
+    assert grpc == machine.Finding(None, "transport grpc needs grpcio: pip install 'shoal[grpc]'.")
 
 
 def test_doctor_finds_mpiexec_beside_python_and_survives_one_that_fails(monkeypatch, tmp_path):
     """As when mpi4py and mpiexec are of different libraries."""
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(doctor.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "python"))
     (tmp_path / "mpiexec").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "mpiexec").chmod(0o700)
-    assert doctor.mpi() == doctor.Finding(
-        False, "transport mpi does not work here: the process that tried it ended with exit code 3."
+    assert machine.mpi() == machine.Finding(
+        False, "transport mpi does not work here: the process that tested it ended with exit code 3."
     )
 
 
 def test_doctor_says_what_to_install(monkeypatch):
     monkeypatch.setattr(
-        doctor.importlib.metadata, "requires", lambda _: ['mpi4pi>=4; extra == "mpi"', "torch"]
+        machine.importlib.metadata, "requires", lambda _: ['mpi4pi>=4; extra == "mpi"', "torch"]
     )
-    (finding,) = doctor.extras()
-    assert finding == doctor.Finding(None, "Optional mpi4pi is missing: pip install 'shoal[mpi]'.")
+    (finding,) = machine.extras()
+    assert finding == machine.Finding(None, "Optional mpi4pi is missing: pip install 'shoal[mpi]'.")
 
 
 def test_doctor_says_where_data_is(monkeypatch, tmp_path):
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    _, mnist, _ = doctor.data_sets()
+    _, mnist, _ = machine.data_sets()
     assert mnist.works is None and "set SHOAL_DATA to the folder that holds mnist/" in mnist.sentence
     (tmp_path / "mnist").mkdir()
-    for file in doctor.MNIST.files:
+    for file in machine.MNIST.files:
         (tmp_path / "mnist" / file).touch()
-    _, mnist, _ = doctor.data_sets()
-    assert mnist == doctor.Finding(True, f"Data of task mnist: found in {tmp_path / 'mnist'}.")
+    _, mnist, _ = machine.data_sets()
+    assert mnist == machine.Finding(True, f"Data of task mnist: found in {tmp_path / 'mnist'}.")

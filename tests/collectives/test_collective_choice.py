@@ -13,7 +13,8 @@ from shoal.collectives import ALGORITHMS, Cheapest, Link, automatic, cheapest, s
 from shoal.collectives.link import measure
 from shoal.core.codec import Identity
 from shoal.core.errors import Unavailable
-from shoal.launch.join import COLLECTIVES, choose_mean
+from shoal.core.words import COLLECTIVES
+from shoal.launch.join import choose_mean
 from shoal.sim import Network
 from shoal.testing import blobs
 

@@ -115,7 +115,7 @@ def test_what_the_thing_itself_refuses_comes_out():
 def test_options_are_listed_with_their_defaults():
     options = STRATEGIES.options("downpour")
     assert (options["n_push"].default, options["optimizer"].default) == (1, "sgd")
-    assert options["n_push"].type is int
+    assert options["n_push"].kinds == (int,)
 
 
 def test_a_thing_knows_its_word():
@@ -141,3 +141,34 @@ def test_options_may_follow_the_word():
 def test_a_thing_is_written_as_it_is_read(text):
     assert BOATS.text_of(BOATS.read(text)) == text
     assert BOATS.text_of(object()) == "object"
+
+
+def test_options_are_checked_without_making_the_thing():
+    assert BOATS.check("boat", masts="3", crew="none", leaky=True) == {
+        "masts": 3,
+        "crew": None,
+        "leaky": True,
+    }
+    with pytest.raises(ValueError, match=r"^strategy 'bmuf': momentum=1\.5 must be at least 0 and below 1$"):
+        STRATEGIES.check("bmuf", momentum="1.5")
+    with pytest.raises(ValueError, match=r"^codec 'top_k': density=2\.0 should be above 0"):
+        CODECS.check_text("top_k:density=2")
+
+
+def test_what_only_the_thing_itself_refuses_names_it_too():
+    with pytest.raises(ValueError, match=r"^strategy 'bmuf': variant='mine' must be one of paper, cntk$"):
+        STRATEGIES.make("bmuf", variant="mine")
+
+
+def test_a_class_is_found_by_its_name():
+    assert STRATEGIES.class_called("BMUF") is BMUF
+    with pytest.raises(AttributeError, match="there is no strategy class 'BMFU'"):
+        STRATEGIES.class_called("BMFU")
+    with pytest.raises(ImportError, match="cannot import name 'BMFU'"):
+        from shoal.strategies import BMFU  # noqa: F401
+
+
+def test_a_class_of_the_same_name_is_not_taken_for_an_entry():
+    other = dataclass(type("BMUF", (), {"__annotations__": {}}))
+    assert STRATEGIES.name_of(BMUF()) == "bmuf"
+    assert STRATEGIES.name_of(other()) == "BMUF"

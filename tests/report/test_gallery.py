@@ -85,7 +85,12 @@ def test_the_page_has_stages_curves_filters_and_fantasies(make_run, tmp_path):
     path = write_gallery(tmp_path / "new" / "page.html", "A net & more", stages, torch.randn(5, 4, 4), dreams)
     document = path.read_text()
     reader = read(document)
-    assert re.findall(r"<h2>(.*?)</h2>", document) == ["Stages", "How they went", "Filters", "Fantasies"]
+    assert re.findall(r"<h2>(.*?)</h2>", document) == [
+        "Stages",
+        "Curves",
+        "Filters",
+        "Fantasies",
+    ]
     assert document.count("<img ") == 3 and "layer &lt;1&gt;" in document and "A net &amp; more" in document
     assert "60.00" in document and "97.00" in document
     words = "".join(reader.text)
@@ -97,7 +102,7 @@ def test_the_page_has_stages_curves_filters_and_fantasies(make_run, tmp_path):
 
 def test_without_pictures_there_are_only_figures(make_run, tmp_path):
     path = write_gallery(tmp_path / "page.html", "t", {"layer 1": stage(make_run, {"free-energy gap": 2.0})})
-    assert re.findall(r"<h2>(.*?)</h2>", path.read_text()) == ["Stages", "How they went"]
+    assert re.findall(r"<h2>(.*?)</h2>", path.read_text()) == ["Stages", "Curves"]
     assert "<img" not in path.read_text()
 
 

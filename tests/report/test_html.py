@@ -55,7 +55,7 @@ def test_sections_come_in_order(runs):
     assert headings(document) == [
         "Summary",
         "Learning curves",
-        "Traffic, and where the time went",
+        "Traffic and time",
         "Time of each node",
         "Staleness",
         "Settings",
@@ -207,7 +207,7 @@ def test_runs_of_one_strategy_with_several_numbers_of_workers_make_a_picture(mak
         for n in (16, 1, 4)
     ]
     text = page(several)
-    assert "From few workers to many" in text
+    assert "Scaling with the number of workers" in text
     assert "bmuf, 16 workers: 79" in text
     assert "on 1 to 16 workers" in text
-    assert "From few workers to many" not in page(several[:1])
+    assert "Scaling with the number of workers" not in page(several[:1])

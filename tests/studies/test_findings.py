@@ -15,10 +15,10 @@ from shoal.cli import app
 from shoal.programs.tasks import TASKS
 from shoal.report.findings import (
     Chart,
+    ChartLine,
     Claim,
     Findings,
     Heading,
-    Line,
     Table,
     findings_page,
     show_findings,
@@ -40,7 +40,12 @@ FINDINGS = Findings(
     source="Somebody 1999",
     tables=[Table("Errors", [Heading("method", "method"), Heading("error", "error %")], ROWS)],
     charts=[
-        Chart("Errors", "workers", "error %", [Line("ours", [(1, 2), (2, 3)]), Line("paper", [(1, 2)], True)])
+        Chart(
+            "Errors",
+            "workers",
+            "error %",
+            [ChartLine("ours", [(1, 2), (2, 3)]), ChartLine("paper", [(1, 2)], True)],
+        )
     ],
     claims=[Claim("it is small", True), Claim("it is zero", False)],
     remarks=["All in all."],

@@ -23,11 +23,11 @@ from shoal.api.attach import current
 from shoal.codecs import CODECS
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
+from shoal.core.words import REJOINING
 from shoal.launch.control import leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Listener, Member
 from shoal.launch.environment import Place
 from shoal.launch.join import local_threads, start_mpi
-from shoal.launch.recovery import REJOINING
 from shoal.runs.result import Result, summarise
 from shoal.vocabulary.strategy import Setting, Strategy
 
@@ -54,8 +54,8 @@ def run_script(
     if not Path(script).is_file():
         raise ValueError(f"there is no script {str(script)!r}")
     if strategy is not None:
-        codec = CODECS.read(place.codec or "none")
-        strategy.check(Setting(workers, codec, place.durability, own_loop=True))
+        setting = Setting(workers, CODECS.read(place.codec or "none"), place.durability, own_loop=True)
+        strategy.check(setting)
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         shared = replace(place, nodes=nodes, launched="shoal", store=folder)

@@ -1,28 +1,43 @@
 """The command line: shoal compare | run | reproduce | list | doctor.
 
-compare     one task under several strategies      run       a script of one's own on several workers
-reproduce   a published table made again           catalogue what there is
-doctor      what works on this machine; probe.py its test
-command     how arguments are read, errors said    outcome   table and files; saving.py checks their folders
+Each command's module reads and checks its arguments without importing torch, then calls the module beside it.
+
+compare     one task, several strategies       comparison   the runs of a comparison
+run         a script on several workers        launching    starts its processes, or joins a launcher's
+reproduce   a published table, made again      listing      every word and its options: shoal list
+doctor      what works on this machine         machine      the tests behind it; probe.py tries the transports
+command     how arguments are read, errors reported
+outcome     the closing table and files        paths        checks of files and folders
+checkpoint_options, grpc_options               options that commands share
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from shoal.cli import catalogue, compare, doctor, reproduce, run
-from shoal.cli.command import Commands, ScriptCommand, StrategyCommand
+from shoal.cli import compare, doctor, listing, reproduce, run
+from shoal.cli.command import Command, Commands, ScriptCommand, StrategyCommand
 
-app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
-app.command("compare", cls=StrategyCommand)(compare.compare)
-app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})(run.run)
-app.command("reproduce")(reproduce.reproduce)
-app.command("list")(catalogue.show)
-app.command("doctor")(doctor.doctor)
+EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
+
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False, epilog=EXIT_CODES)
+app.command("compare", cls=StrategyCommand, epilog=EXIT_CODES)(compare.compare)
+app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES)(
+    run.run
+)
+app.command("reproduce", cls=Command, epilog=EXIT_CODES)(reproduce.reproduce)
+app.command(
+    "list",
+    cls=Command,
+    context_settings={"allow_extra_args": True},  # kinds; typer would import pydantic for an argument
+    options_metavar="[OPTIONS] [KIND]...",
+)(listing.show)
+app.command("doctor", cls=Command, epilog="Exit codes: 0 if everything works, 1 if something is broken.")(
+    doctor.doctor
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -32,6 +47,8 @@ def shoal(
 ) -> None:
     """Train one PyTorch model on many workers; how they are kept together is one word."""
     if want_version:
+        from importlib.metadata import version
+
         print(f"shoal {version('shoal')}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
@@ -39,7 +56,7 @@ def shoal(
 
 
 def main() -> None:
-    """What the `shoal` command runs."""
+    """Run the `shoal` command."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ✓ gets a ?
     app(prog_name="shoal")

@@ -1,4 +1,4 @@
-"""How the command line is read, and how what goes wrong is said: in one sentence."""
+"""How the command line is read, and how an error becomes one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -8,40 +8,65 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 
-DOTTED = "shoal.strategy_options"  # where a context keeps what --strategy.NAME said
-PASSED = "shoal.passed_through"  # and what came after a bare --
+DOTTED = "shoal.strategy_options"  # where a context keeps the values of --strategy.NAME
+PASSED = "shoal.passed_through"  # and the words after a bare --
 
 Timeout = Annotated[
-    float, typer.Option(min=0.1, metavar="SECONDS", help="Silence after which a node gives up.")
+    float,
+    typer.Option(
+        min=0.1, metavar="SECONDS", help="A node that hears nothing from its peers for so long gives up."
+    ),
 ]
 
 Servers = Annotated[
     int,
-    typer.Option(min=1, help="Processes that share the strategy's server, each with a slice of the model."),
+    typer.Option(min=1, help="Server processes of the strategy, each with a slice of the model."),
 ]
 
 Durability = Annotated[
-    str, typer.Option(help="What a server that dies remembers: memory (its last snapshot) or journal (all).")
+    str,
+    typer.Option(
+        metavar="WORD",
+        help="What a server that died recovers: memory (its last snapshot) or journal (every update).",
+    ),
 ]
 
 Collective = Annotated[
     str, typer.Option(metavar="WORD", help="How averages are formed; see: shoal list collectives.")
 ]
 
-WRONG_ARGUMENTS, WORLD_FAILED, STOPPED = 2, 1, 130
+USAGE_ERROR, RUNTIME_FAILURE, INTERRUPTED = 2, 1, 130
 
 
-class Commands(TyperGroup):
-    """All commands. What they raise ends the process with one sentence and an exit code."""
+class _PlainFlags:
+    """A mixin: help shows flags such as --quiet without a value, and a --help that is not given is False.
+
+    Typer's own default for --help is None, and to convert that it would import pydantic.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.default = False
+        return option
+
+
+class Commands(_PlainFlags, TyperGroup):
+    """All commands. An exception ends the process with one sentence and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        extra["standalone_mode"] = False  # or typer would explain errors its own way
+        extra["standalone_mode"] = False  # or typer would print errors in its own way
         try:
             code = super().main(*args, **extra)
         except Exception as error:
@@ -55,8 +80,12 @@ class Commands(TyperGroup):
             raise Interrupted("stopped by Ctrl-C") from None
 
 
-class StrategyCommand(TyperCommand):
-    """A command with --strategy.NAME VALUE; which options there are, only the strategy knows."""
+class Command(_PlainFlags, TyperCommand):
+    """A command."""
+
+
+class StrategyCommand(Command):
+    """A command with --strategy.NAME VALUE; the strategy decides which names there are."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         taken, rest = take(args, lambda name: name.startswith("--strategy."))
@@ -67,7 +96,7 @@ class StrategyCommand(TyperCommand):
 
 
 class ScriptCommand(StrategyCommand):
-    """A command that ends in a script with arguments of its own; strategy and codec may stand among those."""
+    """A command that ends in a script and its arguments. --strategy and --codec may be among those."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -77,7 +106,7 @@ class ScriptCommand(StrategyCommand):
 
 
 def take(args: Sequence[str], wanted: Callable[[str], bool]) -> tuple[list[tuple[str, str]], list[str]]:
-    """The wanted options, written `--name value` or `--name=value`, and the arguments that are left."""
+    """Split off the wanted options, written `--name value` or `--name=value`, from the other arguments."""
     taken: list[tuple[str, str]] = []
     rest: list[str] = []
     queue = deque(args)
@@ -96,19 +125,22 @@ def take(args: Sequence[str], wanted: Callable[[str], bool]) -> tuple[list[tuple
 
 
 def explain(error: Exception) -> int:
-    """Say on stderr what went wrong, and give the exit code; what nobody foresaw is raised again."""
+    """Print an error as one sentence on stderr and return the exit code; raise an unexpected one again."""
+    from rich.console import Console
+    from rich.text import Text
+
     if isinstance(error, WorkerFailed) and error.details:
         print(error.details.rstrip(), file=sys.stderr)
     if isinstance(error, (ShoalError, ValueError, TypeError)):
         sentence = str(error)
     elif isinstance(error, OSError):
         sentence = str(error.strerror or error) + (f": {error.filename}" if error.filename else "")
-    elif hasattr(error, "format_message"):  # typer's own, whichever version of it
+    elif hasattr(error, "format_message"):  # a usage error of typer, whichever its version
         sentence = error.format_message()
     else:
         raise error
     line = Text.assemble(("shoal: ", "bold red"), sentence)
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
     if isinstance(error, Interrupted):
-        return STOPPED
-    return WORLD_FAILED if isinstance(error, (ShoalError, OSError)) else WRONG_ARGUMENTS
+        return INTERRUPTED
+    return RUNTIME_FAILURE if isinstance(error, (ShoalError, OSError)) else USAGE_ERROR

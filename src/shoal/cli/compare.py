@@ -1,76 +1,82 @@
-"""`shoal compare`: the same task under several strategies, one after the other; one table, one report."""
+"""`shoal compare`: its options, checked before torch is imported. comparison.py makes the runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from shoal.api.run import run
+from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
 from shoal.cli.command import DOTTED, Collective, Durability, Servers, Timeout
-from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
-from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
+from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.codecs import CODECS
-from shoal.core.catalogue import nearest
-from shoal.core.codec import Identity
-from shoal.core.errors import Interrupted, ShoalError
-from shoal.launch.join import local_threads
+from shoal.core.catalogue import check_word, nearest
+from shoal.core.growth import Growth
+from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability, refuse_mpi
 from shoal.programs.tasks import TASKS
-from shoal.report import Progress
-from shoal.runs.plan import Plan
-from shoal.sim import Compute, Network
-from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
-from shoal.strategies.single import Single
-from shoal.vocabulary.strategy import Strategy
 
-NETWORK, COMPUTE = "1Gbit,100us", "20ms"  # of virtual time, unless told otherwise
+NETWORK, COMPUTE = "1Gbit,100us", "20ms"  # the defaults of virtual time
 
 
 def compare(
     ctx: typer.Context,
-    task: Annotated[str, typer.Option(help="What to train; see: shoal list tasks.")] = "digits",
+    task: Annotated[
+        str, typer.Option(metavar="WORD", help="Model and data to train; see: shoal list tasks.")
+    ] = "digits",
     strategies: Annotated[
-        str, typer.Option(help="Words with commas between; see: shoal list strategies.")
+        str,
+        typer.Option(
+            metavar="WORDS",
+            help="Strategies, separated by commas; see: shoal list strategies.",
+            show_default="single, sync, local, bmuf, downpour, easgd",
+        ),
     ] = "single,sync,local,bmuf,downpour,easgd",
     workers: Annotated[
         str,
         typer.Option(
-            "-n", "--workers", help="Workers of each run, or several numbers: 1,4,16. 'single' always has 1."
+            "-n",
+            "--workers",
+            metavar="NUMBERS",
+            help="Workers of each run, or several numbers: 1,4,16. 'single' always has 1.",
         ),
     ] = "4",
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 5,
-    seed: Annotated[int, typer.Option(help="The same seed starts from the same weights and batches.")] = 0,
+    epochs: Annotated[int, typer.Option(help="Passes over the training data.")] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of batches.")] = 0,
     batch: Annotated[
-        int | None, typer.Option(help="Samples a worker and step.", show_default="the task's own")
+        int | None, typer.Option(help="Samples per worker and step.", show_default="the task's own")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="the task's own")] = None,
     grow_batch: Annotated[
-        str | None, typer.Option(metavar="STEPS", help="2@10,2@20: twice the batch after 10 epochs and 20.")
+        str | None,
+        typer.Option(
+            metavar="FACTOR@EPOCH", help="Grow the batch: 2@10,2@20 doubles it after epochs 10 and 20."
+        ),
     ] = None,
     largest_batch: Annotated[
-        int | None, typer.Option(help="Beyond it the learning rate is divided instead.")
+        int | None, typer.Option(help="Where the batch stops growing and the learning rate falls instead.")
     ] = None,
     balance: Annotated[
-        bool, typer.Option("--balance", help="Faster workers take more of a step's samples.")
+        bool, typer.Option("--balance", help="Give faster workers more samples of each step.")
     ] = False,
-    codec: Annotated[str, typer.Option(help="How messages are compressed, as top_k:density=0.001.")] = "none",
-    transport: Annotated[str, typer.Option(help="processes, gloo or sim.")] = "processes",
+    codec: Annotated[
+        str, typer.Option(metavar="WORD", help="How messages are compressed, such as top_k:density=0.001.")
+    ] = "none",
+    transport: Annotated[
+        str, typer.Option(metavar="WORD", help="processes, gloo, grpc or sim.")
+    ] = "processes",
     collective: Collective = "auto",
     servers: Servers = 1,
     durability: Durability = "memory",
     sim: Annotated[
-        bool, typer.Option("--sim", help="The same as --transport sim.", rich_help_panel="Virtual time")
+        bool, typer.Option("--sim", help="Short for --transport sim.", rich_help_panel="Virtual time")
     ] = False,
     network: Annotated[
         str | None,
         typer.Option(
             metavar="LINKS",
-            help="Bandwidth,latency and loss, if any: 100Mbit,20ms,1%.",
+            help="Bandwidth, latency and, optionally, loss of every link: 100Mbit,20ms,1%.",
             show_default=NETWORK,
             rich_help_panel="Virtual time",
         ),
@@ -79,7 +85,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Of a gradient, and jitter, if any: 20ms,10%.",
+            help="Time of a gradient and, optionally, its jitter: 20ms,10%.",
             show_default=COMPUTE,
             rich_help_panel="Virtual time",
         ),
@@ -87,8 +93,8 @@ def compare(
     threads: Annotated[
         int | None,
         typer.Option(
-            help="Torch threads of each process, in every run alike.",
-            show_default="the cores, shared out among the workers",
+            help="Torch threads of each process, the same in every run.",
+            show_default="the cores, divided among the workers",
         ),
     ] = None,
     timeout: Timeout = 300.0,
@@ -96,42 +102,72 @@ def compare(
     every: Every = None,
     json: JsonFile = None,
     report: ReportFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the closing table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing table only.")] = False,
 ) -> None:
-    """Train one task under several strategies and compare them.
+    """Train one task with several strategies and compare the results.
 
-    --strategy.NAME VALUE sets an option of every strategy that has it, as
-    in --strategy.period 8.
+    --strategy.NAME VALUE sets an option of every strategy that has it, such
+    as --strategy.period 8.
     """
     check_checkpoint(checkpoint, every)
-    common: dict[str, Any] = {
-        "task": TASKS.make(task).but(batch, lr, grow_batch, largest_batch),
-        "codec": CODECS.read(codec),
-        "epochs": epochs,
-        "seed": seed,
-        "transport": "sim" if sim else transport,
-        "collective": collective,
-        "servers": servers,
-        "durability": durability,
-        "timeout": timeout,
-        "threads": threads,
-        "every": every,
-        "balance": balance,
-    }
-    chosen, numbers = make_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
-    if threads is None and common["transport"] != "sim":
-        common["threads"] = local_threads(max(numbers))
-    plans = make_plans(chosen, numbers, checkpoint, common)
-    virtual = read_virtual(common["transport"] == "sim", network, compute)
+    transport = "sim" if sim else transport
+    check_words(task, codec, transport, collective, durability)
+    check_numbers(epochs, batch, lr, threads)
+    Growth.parse(grow_batch, largest_batch)
+    chosen, numbers = check_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
+    virtual = read_virtual(transport == "sim", network, compute)
     outcome = Outcome(json, report)
-    check(list(plans.values()))
-    run_all(plans, virtual, outcome, Progress(enabled=not quiet))
+
+    from shoal.cli.comparison import compare_strategies  # imports torch
+
+    compare_strategies(
+        chosen,
+        numbers,
+        TASKS.make(task).but(batch, lr, grow_batch, largest_batch),
+        {
+            "codec": CODECS.read(codec),
+            "epochs": epochs,
+            "seed": seed,
+            "transport": transport,
+            "collective": collective,
+            "servers": servers,
+            "durability": durability,
+            "timeout": timeout,
+            "threads": threads,
+            "every": every,
+            "balance": balance,
+        },
+        virtual,
+        checkpoint,
+        outcome,
+        quiet,
+    )
 
 
-# -- what was asked for, checked before the first run starts -----------------------------------------
+def check_words(task: str, codec: str, transport: str, collective: str, durability: str) -> None:
+    """Raise ValueError with the nearest name for a word that is not known."""
+    TASKS.check(task)
+    CODECS.check_text(codec)
+    check_word("transport", transport, TRANSPORTS)
+    refuse_mpi(transport)
+    check_word("collective", collective, COLLECTIVES)
+    check_word("durability", durability, DURABILITY)
+    check_durability(durability, transport)
 
 
-def make_strategies(text: str, options: Mapping[str, str]) -> dict[str, Strategy]:
+def check_numbers(epochs: int, batch: int | None, lr: float | None, threads: int | None) -> None:
+    """Raise ValueError for a number that is too small."""
+    if epochs < 1:
+        raise ValueError(f"--epochs {epochs}: a run needs at least 1 epoch")
+    if batch is not None and batch < 1:
+        raise ValueError(f"--batch {batch}: a batch holds at least 1 sample")
+    if lr is not None and not lr > 0:
+        raise ValueError(f"--lr {lr:g}: the learning rate must be positive")
+    if threads is not None and threads < 1:
+        raise ValueError(f"--threads {threads}: a process computes with at least 1 thread")
+
+
+def check_strategies(text: str, options: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """The strategies of a list such as "sync,bmuf", each with those of the options that it has."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
@@ -146,116 +182,29 @@ def make_strategies(text: str, options: Mapping[str, str]) -> dict[str, Strategy
                 f"none of {', '.join(words)} has an option {name!r}. {nearest(name, every_name)}"
             )
     return {
-        word: _make_strategy(word, {name: value for name, value in options.items() if name in known[word]})
+        word: STRATEGIES.check(word, **{name: v for name, v in options.items() if name in known[word]})
         for word in words
     }
-
-
-def _make_strategy(word: str, options: Mapping[str, str]) -> Strategy:
-    try:
-        return STRATEGIES.make(word, **options)
-    except ValueError as error:
-        named = str(error).startswith("strategy ")
-        raise ValueError(str(error) if named else f"strategy {word!r}: {error}") from None
 
 
 def read_numbers(text: str) -> list[int]:
     """The numbers of a list such as "1,4,16", each once, in order."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
-        raise ValueError(f"--workers {text!r} is not a number, or several with commas between, as in 1,4,16")
-    return sorted({int(word) for word in words})
-
-
-def make_plans(
-    chosen: Mapping[str, Strategy], numbers: Sequence[int], checkpoint: Path | None, common: Mapping[str, Any]
-) -> dict[str, Plan]:
-    """The runs of the comparison, by name."""
-    plans = {}
-    for word, strategy in chosen.items():
-        for workers in numbers[:1] if isinstance(strategy, Single) else numbers:
-            name = word if len(numbers) == 1 or isinstance(strategy, Single) else f"{word}-{workers}"
-            plans[name] = make_plan(name, strategy, checkpoint, {**common, "workers": workers})
-    return plans
-
-
-def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
-    """One run of the comparison. Who sends nothing has nothing to compress, to average or to share out."""
-    settings = {**common, "strategy": strategy}
-    if not strategy.servers:
-        settings["servers"] = 1
-    if isinstance(strategy, Single):
-        settings["workers"] = min(1, common["workers"])
-    if isinstance(strategy, Single) or strategy.independent:
-        settings |= {"codec": Identity(), "collective": "auto", "balance": False}
-    return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / name))
+        raise ValueError(f"--workers {text!r} is not a number, or several separated by commas, as in 1,4,16")
+    numbers = sorted({int(word) for word in words})
+    if numbers[0] < 1:
+        raise ValueError(f"--workers {text}: a run needs at least 1 worker")
+    return numbers
 
 
 def read_virtual(virtual: bool, network: str | None, compute: str | None) -> dict[str, Any]:
     """The network and compute models of a run in virtual time; nothing for a real one."""
     if virtual:
+        from shoal.sim.models import Compute, Network
+
         return {"network": Network.parse(network or NETWORK), "compute": Compute.parse(compute or COMPUTE)}
     if network is not None or compute is not None:
         given = "--network" if network is not None else "--compute"
         raise ValueError(f"{given} describes virtual time; add --sim to run in it")
     return {}
-
-
-def check(plans: Sequence[Plan]) -> None:
-    """Find what would otherwise stop a run only after those before it have taken their minutes."""
-    for plan in plans:
-        if plan.checkpoint is not None:
-            Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).latest()
-    data = plans[0].task.data()  # also fetches it, once for all runs
-    for plan in plans:
-        for note in notes(plan.strategy, plan.steps(data)):
-            typer.echo(f"note: {STRATEGIES.name_of(plan.strategy)} {note}", err=True)
-
-
-def notes(strategy: Strategy, steps: int) -> Iterator[str]:
-    """What in its options does not suit so few steps."""
-    period = getattr(strategy, "period", 0) if strategy.deal.blocks is None else 0
-    switch = getattr(strategy, "switch", 0)
-    takes = f"but each worker takes only {steps}"
-    if 2 * period > steps:
-        yield f"merges every {period} steps, {takes}; try --strategy.period {max(1, steps // 10)}"
-    if switch >= steps:
-        yield f"switches after {switch} steps, {takes}; try --strategy.switch {steps // 2}"
-
-
-# -- the runs ----------------------------------------------------------------------------------------
-
-
-def run_all(
-    plans: Mapping[str, Plan], virtual: Mapping[str, Any], outcome: Outcome, progress: Progress
-) -> None:
-    """Run them one after the other; whatever stops it, those that finished are written and shown first."""
-    records: list[dict[str, Any]] = []
-    try:
-        with progress:
-            for number, (word, plan) in enumerate(plans.items(), 1):
-                workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
-                title = f"{word} on {plan.task.name}, {workers} ({number} of {len(plans)})"
-                progress.start(title, plan.workers, plan.nodes - plan.workers)
-                settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
-                with named(word), resumable(plan.checkpoint):
-                    result = run(**settings, **virtual, on_progress=progress.update)
-                for event in last_words(result):
-                    progress.update(event)
-                records.append(result.record())
-                outcome.write(records)
-    finally:
-        if records:
-            outcome.show(records)
-
-
-@contextmanager
-def named(word: str) -> Iterator[None]:
-    """Say which of several runs it was that failed."""
-    try:
-        yield
-    except Interrupted:
-        raise
-    except ShoalError as error:
-        error.args = (f"{word}: {error}", *error.args[1:])
-        raise

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from shoal.cli.saving import check_file
-from shoal.report import Record, closing_table, write_html, write_json
-from shoal.runs.result import Result
+from shoal.cli.paths import check_file
 
 JsonFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.", rich_help_panel="Files")
@@ -36,15 +33,21 @@ class Outcome:
         if self.json is not None and self.json == self.report:
             raise ValueError(f"--json and --report both name {self.json}; they need a file each")
 
-    def write(self, records: Sequence[Record]) -> None:
-        """Bring the files up to date: after every run, so that nothing is lost when a later one fails."""
+    def write(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Update the files. Called after every run, so that a failure later loses no figures."""
+        from shoal.report import write_html, write_json
+
         if self.json is not None:
             write_json(records, self.json)
         if self.report is not None:
             write_html(records, self.report)
 
-    def show(self, records: Sequence[Record]) -> None:
-        """The closing table, and where the files are."""
+    def show(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Print the closing table and the paths of the files."""
+        from rich.console import Console
+
+        from shoal.report import closing_table
+
         console = Console(highlight=False)
         table = closing_table(records)
         sentences, table.caption = table.caption, None  # a caption would be folded at the table's width
@@ -59,9 +62,9 @@ class Outcome:
             console.print("\n" + "\n".join(files), markup=False, soft_wrap=True)
 
 
-def last_words(result: Result) -> Iterator[dict[str, Any]]:
-    """What each node would have reported had the display asked once more at the very end."""
-    for node in result.nodes:
+def last_progress(nodes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A last progress event of each node, from the nodes of a result, so that the display ends complete."""
+    for node in nodes:
         seconds = node["seconds"] or float("inf")
         steps = {"step": node["steps"], "steps": node["steps"]} if node["role"] == "worker" else {}
         yield {

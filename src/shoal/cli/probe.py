@@ -1,8 +1,7 @@
-"""One of two processes that try the transports for `shoal doctor`: python -m shoal.cli.probe RANK FOLDER.
+"""One of two processes that test the transports for `shoal doctor`: python -m shoal.cli.probe RANK FOLDER.
 
-Under mpiexec it is python -m shoal.cli.probe mpi.
-Processes of their own, since a transport that does not suit the machine may abort rather than raise.
-Rank 0 prints one line of JSON for each transport as soon as it is tried.
+Under mpiexec: python -m shoal.cli.probe mpi. The test runs in its own processes because a transport that does
+not work on a machine may abort instead of raising. Rank 0 prints one line of JSON after each transport.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 async def measure(transport: Transport) -> dict[str, float]:
-    """Seconds of a round trip of an empty message, and bytes per second of big ones; as rank 0 saw it."""
+    """Seconds per round trip of an empty message, and bytes per second of large ones, measured at rank 0."""
     bulk = torch.zeros(BULK_BYTES // 4)
     if transport.rank == 1:
         for _ in range(ROUNDS + BULK_ROUNDS):
@@ -50,7 +49,7 @@ async def _round_trip(transport: Transport, m: Message) -> float:
 
 
 def trial(kind: str, rank: int, meeting: Path | None = None) -> dict[str, float | str]:
-    """What was measured over this transport, or the problem with it."""
+    """The figures of this transport, or the problem with it."""
     try:
         store = None
         if meeting is not None:
@@ -67,14 +66,25 @@ def trial(kind: str, rank: int, meeting: Path | None = None) -> dict[str, float 
         return {"problem": f"{type(error).__name__}: {error}"}
 
 
+def await_other(rank: int, folder: Path) -> None:
+    """Wait until both processes have started, however slowly; `shoal doctor` kills them if one never does."""
+    (folder / f"started-{rank}").touch()
+    while not (folder / f"started-{1 - rank}").exists():
+        time.sleep(0.01)
+
+
 def main() -> None:
-    """Try every real transport with the other process that was given the same folder."""
+    """Test every real transport with the process that got the same folder."""
     leave_with_parent()
     torch.set_num_threads(1)
     if sys.argv[1] == "mpi":
         rank, folder = Place.find().rank, None
     else:
         rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    if folder is not None:
+        await_other(rank, folder)
+    if rank == 0:
+        print("started", flush=True)
     for kind in ("mpi",) if folder is None else KINDS:
         found = trial(kind, rank, None if folder is None else folder / kind)
         if rank == 0:

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from shoal.cli.outcome import JsonFile
-from shoal.cli.saving import check_file
-from shoal.report import Progress
-from shoal.report.findings import show_findings, write_findings, write_findings_json
+from shoal.cli.paths import check_file
 from shoal.studies import STUDIES
-from shoal.studies.study import Lab
 
 
 def reproduce(
@@ -21,7 +17,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="NAME",
-            help="Which table; options follow a colon, as bmuf-wer:seeds=3. See: shoal list studies.",
+            help="Which table. Options follow a colon, as in bmuf-wer:seeds=3. See: shoal list studies.",
         ),
     ],
     json: JsonFile = None,
@@ -29,22 +25,34 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where the page with table and picture goes.",
+            help="Write the page with tables and charts to this file.",
             show_default="NAME.html",
             rich_help_panel="Files",
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only what was found.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the findings only.")] = False,
 ) -> None:
     """Make a published table again: the paper's figures beside ours.
 
-    Every figure says whether its times are real or virtual.
+    Every row says whether its times are real or virtual.
     """
-    chosen = STUDIES.read(study)
+    STUDIES.check_text(study)
     page = report or Path(f"{study.partition(':')[0]}.html")
     check_file("--report", page)
     if json is not None:
         check_file("--json", json)
+    run_study(study, page, json, quiet)
+
+
+def run_study(study: str, page: Path, json: Path | None, quiet: bool) -> None:
+    """Make the runs of a study, print its findings and write its files."""
+    from rich.console import Console
+
+    from shoal.report import Progress
+    from shoal.report.findings import show_findings, write_findings, write_findings_json
+    from shoal.studies.study import Lab
+
+    chosen = STUDIES.read(study)
 
     def save(records: list[dict[str, Any]]) -> None:
         if json is not None:

@@ -1,19 +1,16 @@
-"""`shoal run`: a script of one's own in several processes, or in this one where a launcher started it."""
+"""`shoal run`: its options, checked before torch is imported. launching.py starts the script."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from shoal.api.script import Printer, run_here, run_script
-from shoal.cli.access import (
+from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
+from shoal.cli.command import DOTTED, PASSED, Collective, Durability, Servers, Timeout
+from shoal.cli.grpc_options import (
     Advertise,
     Authority,
     Certificate,
@@ -24,30 +21,24 @@ from shoal.cli.access import (
     TokenFile,
     read_access,
 )
-from shoal.cli.command import DOTTED, PASSED, Collective, Durability, Servers, Timeout
-from shoal.cli.outcome import JsonFile, Outcome, ReportFile, last_words
-from shoal.cli.saving import CheckpointFolder, Every, check_checkpoint, resumable
+from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.codecs import CODECS
-from shoal.launch.environment import Place
-from shoal.launch.join import TRANSPORTS, check_collective, check_word, refuse_mpi
-from shoal.launch.recovery import check_durability
-from shoal.report import Progress
-from shoal.storage.journal import DURABILITY
+from shoal.core.catalogue import check_word
+from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability
 from shoal.strategies import STRATEGIES
-from shoal.vocabulary.strategy import Strategy
 
 
 def refuse_balance(balance: bool) -> None:
-    """Raise ValueError where a script's samples are to be shared out."""
+    """Raise ValueError: a script deals out its own samples."""
     if balance:
         raise ValueError(
-            "--balance is for shoal.run() and shoal compare: a script's loop owns its loader, and nobody "
-            "else can share out its samples"
+            "--balance is for shoal.run() and shoal compare: a script's loop owns its loader, and Shoal "
+            "cannot share out its samples"
         )
 
 
 def refuse_growth(value: str | None) -> None:
-    """Raise ValueError where a script's batch is to grow."""
+    """Raise ValueError: a script sets its own batch size."""
     if value is not None:
         raise ValueError(
             "--grow-batch and --largest-batch are for shoal.run() and shoal compare: a script's loop owns "
@@ -58,29 +49,35 @@ def refuse_growth(value: str | None) -> None:
 def run(
     ctx: typer.Context,
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="A Python script with shoal.attach().")
+        str, typer.Argument(metavar="SCRIPT", help="A Python script that calls shoal.attach().")
     ] = "",
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="What the script itself is told.")
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Arguments of the script.")
     ] = None,
     workers: Annotated[
         int | None, typer.Option("-n", "--workers", help="Workers to start.", show_default="1")
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(metavar="WORD", help="How the workers are kept together.", show_default="the script's"),
+        typer.Option(
+            metavar="WORD", help="How the workers are kept together.", show_default="the script's own"
+        ),
     ] = None,
     codec: Annotated[
         str | None,
         typer.Option(
             metavar="WORD",
-            help="How messages are compressed, as top_k:density=0.001.",
-            show_default="the script's",
+            help="How messages are compressed, such as top_k:density=0.001.",
+            show_default="the script's own",
         ),
     ] = None,
     transport: Annotated[
         str | None,
-        typer.Option(help="processes, gloo or grpc; mpi under mpiexec.", show_default="processes"),
+        typer.Option(
+            metavar="WORD",
+            help="processes, gloo or grpc; mpi under mpiexec.",
+            show_default="processes",
+        ),
     ] = None,
     collective: Collective = "auto",
     servers: Servers = 1,
@@ -101,54 +98,49 @@ def run(
     insecure: Insecure = False,
     json: JsonFile = None,
     report: ReportFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only what the workers print.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the workers' own output.")] = False,
 ) -> None:
     """Start a training script once for each worker.
 
-    --strategy.NAME VALUE sets an option of the strategy. That, --strategy
-    and --codec may also follow the script's name. All else there goes to the
-    script, and so does everything after a bare --.
+    --strategy.NAME VALUE sets an option of the strategy. It, --strategy and
+    --codec may also follow the script's name. All other words after that name
+    are arguments of the script, and so is everything after a bare --.
     """
     script, rest = find_script([script, *(arguments or [])] if script else [], ctx.meta[PASSED])
-    chosen = choose_strategy(strategy, ctx.meta[DOTTED])
-    check_collective(collective, CODECS.read(codec or "none"))
-    found = Place.find()
-    kind = transport or found.transport
-    check_word("transport", kind, {name: TRANSPORTS[name] for name in ("processes", "gloo", "grpc", "mpi")})
-    check_word("durability", durability, DURABILITY)
-    check_durability(durability, kind)
-    check_servers(servers, chosen)
+    check_strategy(strategy, ctx.meta[DOTTED], servers)
+    check_words(codec, transport, collective, durability)
+    if workers is not None and workers < 1:
+        raise ValueError(f"-n {workers}: a run needs at least 1 worker")
     check_checkpoint(checkpoint, every)
-    place = replace(
-        found,
-        transport=kind,
-        access=read_access(
-            kind,
-            listen=listen,
-            advertise=advertise,
-            certificate=certificate,
-            key=key,
-            authority=authority,
-            mutual=mutual,
-            token_file=token_file,
-            insecure=insecure,
-        ),
-        strategy=strategy,
-        strategy_options=ctx.meta[DOTTED],
-        codec=codec,
-        collective=collective,
-        servers=servers,
-        durability=durability,
-        checkpoint=None if checkpoint is None else str(checkpoint),
-        every=every,
-        timeout=timeout,
+    access = read_access(
+        transport,
+        listen=listen,
+        advertise=advertise,
+        certificate=certificate,
+        key=key,
+        authority=authority,
+        mutual=mutual,
+        token_file=token_file,
+        insecure=insecure,
     )
-    if place.is_joined:
-        check_joining(place, chosen, workers, json or report)
-        run_here(script, rest, place)
-    else:
-        refuse_mpi(kind)
-        start(script, rest, 1 if workers is None else workers, chosen, place, Outcome(json, report), quiet)
+    outcome = Outcome(json, report)
+
+    from shoal.cli.launching import launch  # imports torch
+
+    settings = {
+        "access": access,
+        "strategy": strategy,
+        "strategy_options": ctx.meta[DOTTED],
+        "codec": codec,
+        "collective": collective,
+        "servers": servers,
+        "durability": durability,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "every": every,
+        "timeout": timeout,
+        **({} if transport is None else {"transport": transport}),
+    }
+    launch(script, rest, workers, settings, outcome, quiet)
 
 
 def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:
@@ -161,77 +153,21 @@ def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[
     return all_words[0], all_words[1:]
 
 
-def choose_strategy(word: str | None, options: Mapping[str, str]) -> Strategy | None:
-    """The strategy named on the command line; None leaves it to the script."""
+def check_strategy(word: str | None, options: Mapping[str, str], servers: int) -> None:
+    """Raise ValueError for an unknown strategy or option, and for options without a strategy."""
     if word is not None:
-        return STRATEGIES.make(word, **options)
-    if options:
+        STRATEGIES.check(word, **options)
+    elif options:
         raise ValueError(f"--strategy.{next(iter(options))} belongs to a strategy; name it with --strategy")
-    return None
-
-
-def check_servers(servers: int, strategy: Strategy | None) -> None:
-    """Raise ValueError for servers that a strategy has no use for."""
-    if servers > 1 and not (strategy and strategy.servers):
+    elif servers > 1:
         raise ValueError(f"--servers {servers} belongs to a strategy with a server; name one with --strategy")
 
 
-def check_joining(place: Place, strategy: Strategy | None, workers: int | None, file: Path | None) -> None:
-    """Raise ValueError for what cannot be had where another launcher started the processes."""
-    if place.transport not in {"torchrun": ("gloo", "grpc"), "mpi": ("mpi",)}[place.launched]:
-        raise ValueError(f"transport {place.transport!r} cannot join what {place.launched} started")
-    if place.durability == "journal":
-        raise ValueError(
-            f"{place.launched} started the processes, and does not start a server again; "
-            "take durability 'memory', and --checkpoint"
-        )
-    servers = 0 if strategy is None else strategy.servers * place.servers
-    if workers is not None and workers != place.nodes - servers:
-        raise ValueError(
-            f"-n {workers} does not fit: the launcher started {place.nodes} processes, {servers} of them for "
-            f"servers. Leave -n out, or start {workers + servers}"
-        )
-    if file is not None:
-        raise ValueError(f"{file} cannot be written: figures are collected only from processes Shoal started")
-
-
-def start(
-    script: str,
-    arguments: Sequence[str],
-    workers: int,
-    strategy: Strategy | None,
-    place: Place,
-    outcome: Outcome,
-    quiet: bool,
-) -> None:
-    """Run it in processes of our own, and show how they get on and what came of it."""
-    console = Console(stderr=True)
-    name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
-    count = "1 worker" if workers == 1 else f"{workers} workers"
-    with Progress(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
-        progress.start(f"{name}, {count}", workers, strategy.servers * place.servers if strategy else 0)
-        result = run_script(
-            script,
-            arguments,
-            workers=workers,
-            strategy=strategy,
-            place=place,
-            on_progress=progress.update,
-            on_output=printer(console),
-        )
-        for event in last_words(result):
-            progress.update(event)
-    outcome.write([result.record()])
-    outcome.show([result.record()])
-
-
-def printer(display: Console) -> Printer:
-    """Prints what workers say: above the live display where that is on the same terminal, else on stdout."""
-    shared = display.is_terminal and sys.stdout.isatty()
-    console = display if shared else Console()
-
-    def show(name: str, line: str) -> None:
-        text = Text.assemble((f"{name.removeprefix('the ')} | ", "dim"), Text.from_ansi(line))
-        console.print(text, soft_wrap=True, highlight=False)
-
-    return show
+def check_words(codec: str | None, transport: str | None, collective: str, durability: str) -> None:
+    """Raise ValueError with the nearest name for a word that is not known."""
+    CODECS.check_text(codec or "none")
+    check_word("collective", collective, COLLECTIVES)
+    check_word("durability", durability, DURABILITY)
+    if transport is not None:
+        check_word("transport", transport, [word for word in TRANSPORTS if word != "sim"])
+        check_durability(durability, transport)

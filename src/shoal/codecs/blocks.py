@@ -9,8 +9,6 @@ from torch.nn.functional import pad
 SMALLEST = 2.0**-119
 """A block with nothing larger is sent as zeros: its scale would be a subnormal number, with fewer digits."""
 
-LONGEST = 2**20
-
 
 def count(elements: int, block: int) -> int:
     """The number of blocks; the last may be shorter."""
@@ -43,14 +41,6 @@ def euclidean(blocks: Tensor) -> Tensor:
 def from_rows(blocks: Tensor, out: Tensor) -> Tensor:
     """Write the elements of the blocks into `out`, without the padding."""
     return out.copy_(blocks.flatten()[: out.numel()])
-
-
-def check_block(name: str, block: int, multiple: int = 1) -> None:
-    """Raise ValueError unless `block` is a valid length."""
-    if not 1 <= block <= LONGEST:
-        raise ValueError(f"{name}={block} should be from 1 to {LONGEST}")
-    if block % multiple:
-        raise ValueError(f"{name}={block} should be a multiple of {multiple}")
 
 
 def _usable(top: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from shoal.codecs.wire import seal, unseal
-from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
+from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
+from shoal.core.limits import one_of_feedback
 from shoal.core.matrices import Matrices, orthonormal, wide
 from shoal.core.vector import Piece
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.core.errors import WireError
 from shoal.core.vector import Piece
+from shoal.core.words import FEEDBACK as FEEDBACK
 
 Payload = tuple[Tensor, ...]
 """Up to four flat tensors: what travels instead of a vector."""
@@ -21,10 +22,6 @@ State = dict[str, Tensor]
 
 REST = "rest"
 """Where the state of a stream holds its compression error, under error feedback."""
-
-FEEDBACK = ("none", "residual", "double")
-"""What becomes of what a payload lacks: it is lost; the sender adds it to its next vector; so does whoever
-merges, who compresses the average anew."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +100,3 @@ def expect(payload: Payload, *parts: tuple[torch.dtype, int]) -> Payload:
     if got != list(parts):
         raise WireError(f"a payload of {got} arrived where {list(parts)} was expected")
     return payload
-
-
-def one_of_feedback(feedback: str) -> None:
-    """Raise ValueError for a word that is none of FEEDBACK."""
-    if feedback not in FEEDBACK:
-        raise ValueError(f"feedback={feedback!r} should be one of {', '.join(FEEDBACK)}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *names: str | int) -> int:
@@ -15,4 +17,6 @@ def derive(seed: int, *names: str | int) -> int:
 
 def stream(seed: int, *names: str | int) -> torch.Generator:
     """A generator of its own for that name, e.g. `stream(0, "data", epoch)`."""
+    import torch  # here: checking the arguments of a run needs `derive`, and no torch
+
     return torch.Generator().manual_seed(derive(seed, *names))

@@ -31,12 +31,13 @@ from shoal.collectives import (
     native,
     stripes,
 )
-from shoal.core.catalogue import nearest
+from shoal.core.catalogue import check_word
 from shoal.core.codec import Codec, Identity
 from shoal.core.errors import Unavailable
 from shoal.core.identity import NodeIdentity
 from shoal.core.sparse import SparseCodec
 from shoal.core.transport import AllReduces, Transport
+from shoal.core.words import COLLECTIVES, SPARSE
 from shoal.engine.group import Mean
 from shoal.launch.recovery import message_limit
 from shoal.transports.alone import Alone
@@ -44,38 +45,11 @@ from shoal.transports.gloo import GlooTransport
 from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.sockets import SocketTransport
 
-TRANSPORTS = {
-    "processes": "shared memory and sockets between the processes of this host",
-    "gloo": "torch.distributed's gloo backend, with its own all-reduce",
-    "grpc": "gRPC, between hosts: encrypted if told, only servers need to be reachable",
-    "mpi": "the ranks of a job that mpiexec started",
-    "sim": "virtual time in this process",
-}
-
 RUN_KEY = "shoal/run"
 """Where the meeting point holds the number of the run, which no other run has."""
 
 REJOIN_SECONDS = 10.0
 """How long a server that was started again waits for the others, of whom some may have gone meanwhile."""
-
-SPARSE = "sparse_doubling"
-
-COLLECTIVES = {
-    "auto": "the transport's own all-reduce if it fits, else stripes, or of several ways the cheapest",
-    "native": "the transport's own all-reduce",
-    "stripes": "point to point: every worker averages one part of the vector; fits every codec",
-    "tree": "point to point: summed up a binomial tree, and sent down again",
-    "butterfly": "point to point: neighbours swap whole vectors; fewest rounds",
-    "ring": "point to point: parts of the vector go round; fewest bytes, most rounds",
-    "rabenseifner": "point to point: neighbours swap halves, then sums; fewest bytes, few rounds",
-    SPARSE: "point to point: neighbours swap sparse sums; for codecs that send few elements, as top_k",
-}
-
-
-def check_word(kind: str, word: str, known: dict[str, str]) -> None:
-    """Raise ValueError with the nearest name unless the word is known."""
-    if word not in known:
-        raise ValueError(f"unknown {kind} {word!r}. {nearest(word, known)}")
 
 
 def file_store(folder: str | Path, nodes: int) -> Store:
@@ -169,15 +143,6 @@ def connect_grpc(
         timeout=timeout,
         incarnation=me.incarnation,
     )
-
-
-def refuse_mpi(transport: str) -> None:
-    """Raise ValueError for transport 'mpi' where processes are to be started: only mpiexec can do that."""
-    if transport == "mpi":
-        raise ValueError(
-            "transport 'mpi' joins the processes that mpiexec has started. Call shoal.attach() in a script, "
-            "and start it with: mpiexec -n 4 shoal run train.py"
-        )
 
 
 def start_mpi(timeout: float) -> None:

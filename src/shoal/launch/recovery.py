@@ -8,21 +8,11 @@ from typing import Any
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.vector import Layout
+from shoal.core.words import REJOINING
 from shoal.storage.journal import Journal
-
-REJOINING = ("processes", "grpc")
-"""Transports that let a node which died come back."""
 
 RECOVERY_SECONDS = 60.0
 """How long workers wait for a server that died to come back."""
-
-
-def check_durability(durability: str, transport: str) -> None:
-    """Raise ValueError where a journal is asked for and no server could come back to read it."""
-    if durability == "journal" and transport not in REJOINING:
-        raise ValueError(
-            f"transport {transport!r} keeps no journal; take 'processes' or 'grpc', or durability 'memory'"
-        )
 
 
 def message_limit(vector_bytes: int) -> int:

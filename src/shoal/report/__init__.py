@@ -1,8 +1,8 @@
-"""What is shown of a run: live progress, the closing table, the HTML page and the JSON record.
+"""How runs are presented: live progress, the closing table, the HTML report and the JSON record.
 
-Progress        one line a worker while it runs
-closing_table   one row a run, for the terminal
-verdict         one sentence a run: did distribution pay?
+Progress        one line per worker during a run
+closing_table   one row per run, for the terminal
+verdict         one sentence per run: did distribution pay?
 write_html      one file with charts that opens offline
 write_json      the runs as plain values
 """

@@ -1,4 +1,4 @@
-"""The charts of a report: which numbers of the runs go into which picture."""
+"""The charts of a report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOST_COLUMNS = 24
 
 
 def styles_of(records: Sequence[Record]) -> list[int]:
-    """A style for each run; the first `single` run gets the quiet one."""
+    """A line style for each run; the first `single` run is grey."""
     styles: list[int] = []
     for record in records:
         quiet = record.get("strategy") == BASELINE and BASE not in styles
@@ -48,7 +48,7 @@ def styles_of(records: Sequence[Record]) -> list[int]:
 
 
 def time_unit(records: Sequence[Record]) -> str:
-    """Seconds or virtual seconds; both if the runs do not share a clock."""
+    """Seconds or virtual seconds, or both if the runs use different clocks."""
     virtual = [is_virtual(record) for record in records]
     if virtual and all(virtual):
         return "virtual seconds"
@@ -56,7 +56,7 @@ def time_unit(records: Sequence[Record]) -> str:
 
 
 def run_legend(records: Sequence[Record]) -> str:
-    """The key to the learning curves."""
+    """The legend of the learning curves."""
     pairs = zip(styles_of(records), run_names(records), strict=True)
     return legend([(line_swatch(style), name) for style, name in pairs])
 
@@ -85,13 +85,13 @@ def learning_curves(records: Sequence[Record], quantity: str) -> str:
 
 
 def scaling(records: Sequence[Record]) -> str:
-    """Throughput and accuracy over the number of workers, for strategies that ran with several."""
+    """Throughput and accuracy over the number of workers, for strategies with several such runs."""
     words = list(dict.fromkeys(str(record.get("strategy")) for record in records))
     several = [word for word in words if len({_workers(r) for r in records if r.get("strategy") == word}) > 1]
     if not several:
         return ""
     chosen = [
-        ("samples_per_second", "Samples a second", Axis("samples a second", _thousands, log=True)),
+        ("samples_per_second", "Samples per second", Axis("samples per second", _thousands, log=True)),
         ("test_accuracy", "Test accuracy, %", Axis("test accuracy, %", tick_text)),
     ]
     figures = []
@@ -119,13 +119,13 @@ def _by_workers(records: Sequence[Record], word: str, style: int, key: str, axis
 
 
 def figure(heading: str, chart: str, note: str = "") -> str:
-    """A chart under its heading, with a quiet remark where it has one."""
+    """A chart with its caption and an optional note."""
     remark = f' <span class="note">{escape(note)}</span>' if note else ""
     return f"<figure><figcaption>{escape(heading)}{remark}</figcaption>{chart}</figure>"
 
 
 def traffic(records: Sequence[Record]) -> str:
-    """Bytes sent by all nodes of each run; logarithmic where the runs differ by more than fifty times."""
+    """Bytes sent by all nodes of each run; logarithmic if the runs differ by more than a factor of 50."""
     sent = [finite(record.get("bytes_sent")) or 0.0 for record in records]
     positive = [size for size in sent if size > 0]
     log = bool(positive) and max(positive) / min(positive) > 50
@@ -140,7 +140,7 @@ def traffic(records: Sequence[Record]) -> str:
 
 
 def time_by_run(records: Sequence[Record]) -> str:
-    """Where the time of an average worker went, a bar for each run."""
+    """How an average worker spent its time, one bar per run."""
     bars = []
     for record, name in zip(records, run_names(records), strict=True):
         nodes = [_spent(node, record) for node in workers_of(record)]
@@ -151,7 +151,7 @@ def time_by_run(records: Sequence[Record]) -> str:
 
 
 def time_by_node(record: Record, name: str) -> str:
-    """Where the time of every node of a run went; of many nodes, those that waited longest."""
+    """How each node of a run spent its time; of many nodes, those that waited longest."""
     nodes = list(record.get("nodes") or ())
     note = ""
     if len(nodes) > MOST_NODES:
@@ -163,12 +163,12 @@ def time_by_node(record: Record, name: str) -> str:
 
 
 def time_legend() -> str:
-    """The key to the bars of time."""
+    """The legend of the time bars."""
     return legend([(fill_swatch(f"t-{kind}"), word) for kind, word in PARTS])
 
 
 def staleness(record: Record, name: str, style: int) -> str:
-    """How many versions behind the model was when an update reached it."""
+    """A histogram of staleness: versions between the model behind an update and the one it is applied to."""
     counts = {int(late): finite(updates) or 0.0 for late, updates in (record.get("staleness") or {}).items()}
     last = max(counts, default=0)
     width = math.ceil((last + 1) / MOST_COLUMNS)
@@ -211,9 +211,9 @@ def _note(name: str, entry: Mapping[str, Any], virtual: bool) -> str:
 
 
 def _floor(lines: Sequence[Series]) -> float | None:
-    """Where the accuracy axis may start without losing a result: None for where the data start.
+    """Where the accuracy axis may start without hiding a result; None for the lowest value.
 
-    The first evaluations are near chance and would press everything of interest into the top.
+    The first evaluations are near chance and would squeeze the interesting part into the top.
     """
     values = sorted(point.y for line in lines for point in line.points)
     if not values:

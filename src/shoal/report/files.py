@@ -1,4 +1,4 @@
-"""Runs kept as JSON: complete or not there at all, and readable by any JSON parser."""
+"""Runs as JSON files, written atomically and readable by any JSON parser."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shoal.report.reading import Record
 
 
 def write_json(records: Iterable[Record], path: str | os.PathLike[str]) -> Path:
-    """Write `{"runs": [...]}` to `path` and return it; missing folders are made.
+    """Write `{"runs": [...]}` to `path` and return the path. Creates missing folders.
 
-    NaN and infinities, which JSON does not know, become null. A reader sees the old file or the new one,
-    never half of one. Raises OSError, naming the path, if it cannot be written.
+    NaN and infinity become null. The write is atomic: a reader sees the old file or the new one. Raises
+    OSError with the path if the file cannot be written.
     """
     text = json.dumps({"runs": [plain(record) for record in records]}, indent=1, allow_nan=False)
     return write_whole(path, text + "\n")
 
 
 def plain(value: Any) -> Any:
-    """`value` in the types JSON knows; numbers that are not finite become None, unknown things their text."""
+    """`value` in types that JSON has. NaN and infinity become None, other objects their text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -36,7 +36,7 @@ def plain(value: Any) -> Any:
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> Path:
-    """Write `text` beside `path`, then rename it there, so that no reader sees half a file."""
+    """Write `text` to a temporary file, then rename it to `path`, so that no reader sees half a file."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

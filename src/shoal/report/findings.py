@@ -1,4 +1,4 @@
-"""Findings: what came of making a published table again, with the published figures beside ours."""
+"""Findings: the results of a study, with the published figures beside ours."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ WIDE = 1000  # columns of a terminal that any table fits
 
 @dataclass(frozen=True)
 class Heading:
-    """A column: which value of a row it shows, under which words, with how many decimals if it is a number.
+    """A column: the key of its value in a row, its header, and the decimals of a number.
 
-    A value that is a pair (mean, spread) is shown as mean ± spread.
+    A pair (mean, spread) is shown as mean ± spread.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values; a row's clock says how its times were taken: real, virtual or published."""
+    """Rows of plain values. The clock of a row is "real", "virtual" or "published"."""
 
     title: str
     headings: Sequence[Heading]
@@ -48,8 +48,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a chart; one that was published is dashed."""
+class ChartLine:
+    """A line of a chart; published figures are dashed."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -63,14 +63,14 @@ class Chart:
     title: str
     x: str
     y: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     log_x: bool = False
     log_y: bool = False
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper, or our own aim, says must be seen; and whether it was."""
+    """A result that the paper, or our own aim, claims; and whether our runs show it."""
 
     sentence: str
     met: bool
@@ -78,7 +78,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a study has to show."""
+    """The results of a study: tables, charts, claims, remarks and settings."""
 
     study: str
     title: str
@@ -96,7 +96,7 @@ class Findings:
 
 
 def show_findings(findings: Findings, console: Console) -> None:
-    """Tables, claims and remarks on a terminal."""
+    """Print tables, claims and remarks on a terminal."""
     console.print(Text(f"\n{findings.title}", "bold"))
     console.print(Text(findings.source, "dim"))
     for table in findings.tables:
@@ -111,7 +111,7 @@ def show_findings(findings: Findings, console: Console) -> None:
 
 
 def _print_whole(grid: Grid, console: Console) -> None:
-    """Print a table with all its columns; where the terminal is too narrow lines are broken, not cut."""
+    """Print all columns of a table; a terminal that is too narrow breaks its lines."""
     least = Measurement.get(console, console.options.update(width=WIDE), grid).minimum
     before = console.width
     console.width = max(before, least)
@@ -122,7 +122,7 @@ def _print_whole(grid: Grid, console: Console) -> None:
 
 
 def _grid(table: Table) -> Grid:
-    """The table for a terminal: words may be folded, numbers not; their headings stand on several lines."""
+    """The table for a terminal: text wraps, numbers do not, and their headings take several lines."""
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), collapse_padding=True, pad_edge=False)
     for heading in table.headings:
         words = any(isinstance(row.get(heading.key), str) for row in table.rows)
@@ -140,12 +140,12 @@ def _grid(table: Table) -> Grid:
 
 
 def write_findings(findings: Findings, path: str | os.PathLike[str]) -> Path:
-    """Write them as a page with tables and pictures to `path`, and return it."""
+    """Write them as an HTML page with tables and charts to `path`, and return the path."""
     return write_whole(path, findings_page(findings))
 
 
 def write_findings_json(findings: Findings | None, runs: Sequence[Row], path: str | os.PathLike[str]) -> Path:
-    """Write `{"findings": {...}, "runs": [...]}`; the findings are null while runs are still being made."""
+    """Write `{"findings": {...}, "runs": [...]}`; the findings are null until all runs are done."""
     record = {"findings": findings.record() if findings else None, "runs": [plain(run) for run in runs]}
     return write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
@@ -190,13 +190,13 @@ def _chart(chart: Chart) -> str:
     x, y = Axis(chart.x, tick_text, chart.log_x), Axis(chart.y, tick_text, chart.log_y)
     drawn = line_chart(chart.title, series, x, y)
     key = legend([(line_swatch(line.style), line.name) for line in series])
-    # said, since a slope means another thing there
+    # on a logarithmic axis a slope has another meaning
     note = "; ".join(f"{axis.label} logarithmic" for axis in (x, y) if axis.log)
     return f"<div>{figure(f'{chart.title}: {chart.y}', drawn, note)}{key}</div>"
 
 
-def _styles(lines: Sequence[Line]) -> list[int]:
-    """Colours in turn for our lines and again for the published ones, which are dashed."""
+def _styles(lines: Sequence[ChartLine]) -> list[int]:
+    """One colour per line of ours, and the same colours, dashed, for the published lines."""
     counts = {True: 0, False: 0}
     styles = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""The page of a belief net: what its first layer looks for, what it dreams, and how its stages went."""
+"""The HTML page of a deep belief network: its filters, its samples, and the curves of its stages."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from shoal.report.units import count_text, decimal_text, finite, seconds_text, t
 
 MOST_FILTERS = 200
 READING = {
-    "reconstruction error": "nats a row; falls. Not what is learnt: it may fall while the model gets worse.",
-    "pseudo-likelihood": "nats a row; rises towards 0. For persistent chains the better guide.",
-    "free-energy gap": "nats a row, test above training rows. Sets may differ; what grows is over-fitting.",
+    "reconstruction error": "nats per row; falls. Not the objective: it may fall while the model gets worse.",
+    "pseudo-likelihood": "nats per row; rises towards 0. The better guide for persistent chains.",
+    "free-energy gap": "nats per row, test minus training rows. A gap that grows is over-fitting.",
 }
 
 
 @dataclass(frozen=True)
 class Dreams:
-    """Pictures that chains have come to: for each number of steps a row of pictures, one for each chain."""
+    """Samples of Gibbs chains: for each number of steps a row of pictures, one per chain."""
 
-    steps: Sequence[int]  # 0: where they began
+    steps: Sequence[int]  # 0: the first picture of each chain
     pictures: Sequence[Tensor]  # for each of them: chains x height x width, from 0 to 1
 
 
@@ -42,10 +42,10 @@ def write_gallery(
     dreams: Dreams | None = None,
     facts: str = "",
 ) -> Path:
-    """Write the page to `path` and return it. `stages` are records of runs by name, in their order.
+    """Write the page to `path` and return the path. `stages` are records of runs by name, in order.
 
-    `filters` are the weights of the first layer as pictures: units x height x width. Where the inputs are no
-    pictures, leave them and the dreams out. Raises OSError, naming the path, if it cannot be written.
+    `filters` are the weights of the first layer as pictures: units x height x width. Omit them and the dreams
+    if the inputs are not pictures. Raises OSError with the path if the file cannot be written.
     """
     sections = [_stages(stages), _curves(stages), _filters(filters), _dreams(dreams)]
     return write_whole(path, document(title, facts, "\n".join(section for section in sections if section)))
@@ -88,7 +88,7 @@ def _curves(stages: Mapping[str, Record]) -> str:
         pictures.append(_explained(figure(metric.capitalize(), chart), READING.get(metric, "")))
     pictures += _errors(stages)
     key = legend([(line_swatch(style), name) for style, name in enumerate(stages)])
-    return f'<h2>How they went</h2>{key}<div class="pair">{"".join(pictures)}</div>' if pictures else ""
+    return f'<h2>Curves</h2>{key}<div class="pair">{"".join(pictures)}</div>' if pictures else ""
 
 
 def _explained(picture: str, remark: str) -> str:
@@ -99,25 +99,25 @@ def _points(name: str, record: Record, metric: str) -> list[Point]:
     points = []
     for entry in record.get("curve") or ():
         x, y = finite(entry.get("samples")), finite((entry.get("metrics") or {}).get(metric))
-        if x and y is not None:  # before the first step nothing is known, and the axis would be all its own
+        if x and y is not None:  # the value before the first step would stretch the axis
             points.append(Point(x, y, f"{name}: {y:.4g} after {count_text(x)} samples"))
     return points
 
 
 def _errors(stages: Mapping[str, Record]) -> list[str]:
-    """The test error of the stages that tell classes apart, as one picture; none where no stage does."""
+    """The test error of the stages that classify, in one chart; nothing if no stage does."""
     lines = []
     for style, (name, record) in enumerate(stages.items()):
         points = []
         for entry in record.get("curve") or ():
             x, right = finite(entry.get("samples")), finite(entry.get("test_accuracy"))
-            if x and right is not None:  # before the first step there is only chance
+            if x and right is not None:  # chance level before the first step
                 points.append(Point(x, 100 - right, f"{100 - right:.2f} % after {count_text(x)} samples"))
         lines += [Series(name, style, points)] if points else []
     if not lines:
         return []
     chart = line_chart("Test error, %", lines, Axis("samples", _millions), Axis("test error, %", tick_text))
-    return [_explained(figure("Test error, %", chart), "of the whole net, in fine-tuning.")]
+    return [_explained(figure("Test error, %", chart), "of the whole network, during fine-tuning.")]
 
 
 def _filters(filters: Tensor | None) -> str:
@@ -127,8 +127,8 @@ def _filters(filters: Tensor | None) -> str:
     picture = montage(signed(shown), f"Weights of {len(shown)} hidden units as pictures")
     remark = (
         f"The weights of {len(shown)} of {len(filters)} units of the first layer, each scaled by its "
-        "largest: white excites, black inhibits, grey is no weight. Strokes and spots are what to look for; "
-        "units without any structure learn nothing."
+        "largest: white is positive, black negative, grey zero. Look for strokes and spots; a unit without "
+        "structure has learnt nothing."
     )
     return f'<h2>Filters</h2><p class="remark">{remark}</p><div class="scroll">{picture}</div>'
 
@@ -138,12 +138,12 @@ def _dreams(dreams: Dreams | None) -> str:
         return ""
     rows = []
     for steps, pictures in zip(dreams.steps, dreams.pictures, strict=True):
-        told = "the rows they began at" if steps == 0 else f"after {steps:,} step{'s' * (steps > 1)}"
+        told = "the examples they start from" if steps == 0 else f"after {steps:,} step{'s' * (steps > 1)}"
         image = montage(pictures, f"{len(pictures)} chains, {told}")
         rows.append(f'<figure class="dream"><figcaption>{told}</figcaption>{image}</figure>')
     remark = (
-        "Each column is a chain at the top of the pretrained net, begun at an example of the test set: "
-        "what the net makes of it, step by step, when nothing holds it to the example."
+        "Each column is a Gibbs chain in the top layers of the pretrained network. It starts from an example "
+        "of the test set and then runs freely."
     )
     return f'<h2>Fantasies</h2><p class="remark">{remark}</p><div class="scroll">{"".join(rows)}</div>'
 

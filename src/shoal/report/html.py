@@ -1,4 +1,4 @@
-"""The report: one HTML file that opens offline, needs no script and reads on paper too."""
+"""The HTML report: one file that opens offline, needs no script and can be printed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from shoal.report.units import MISSING, count_text
 
 
 def write_html(records: Sequence[Record], path: str | os.PathLike[str], title: str | None = None) -> Path:
-    """Write the report of these runs to `path` and return it; missing folders are made.
+    """Write the report of these runs to `path` and return the path. Creates missing folders.
 
-    The same records give the same bytes. Raises OSError, naming the path, if it cannot be written.
+    The same records give the same bytes. Raises OSError with the path if the file cannot be written.
     """
     return write_whole(path, page(records, title))
 
@@ -49,7 +49,7 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
 
 
 def document(title: str, facts: str, body: str) -> str:
-    """A page of ours: its title, a line of facts below it, and what it has to show."""
+    """An HTML page: title, a line of facts, body."""
     name = escape(title)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -102,7 +102,7 @@ def _clock_remark(records: Sequence[Record]) -> str:
     which = (
         "All times" if all(is_virtual(record) for record in records) else "Times of runs on the transport sim"
     )
-    text = f"{which} are virtual time: what the simulated network and workers would have taken."
+    text = f"{which} are virtual: the time that the simulated network and workers would have taken."
     return f'<p class="remark">{text}</p>'
 
 
@@ -129,7 +129,7 @@ def _summary(records: Sequence[Record]) -> str:
 
 def _scaling(records: Sequence[Record]) -> str:
     pictures = charts.scaling(records)
-    return f"<h2>From few workers to many</h2>{pictures}" if pictures else ""
+    return f"<h2>Scaling with the number of workers</h2>{pictures}" if pictures else ""
 
 
 def _curves(records: Sequence[Record]) -> str:
@@ -144,7 +144,7 @@ def _traffic_and_time(records: Sequence[Record]) -> str:
         return ""
     time = charts.time_by_run(records)
     pair = f'<div class="pair">{charts.traffic(records)}<div>{time}{charts.time_legend()}</div></div>'
-    return f"<h2>Traffic, and where the time went</h2>{pair}"
+    return f"<h2>Traffic and time</h2>{pair}"
 
 
 def _nodes(records: Sequence[Record]) -> str:
@@ -166,7 +166,7 @@ def _staleness(records: Sequence[Record]) -> str:
     ]
     if not figures:
         return ""
-    remark = "By how many versions the model had moved on when an update made from an older one reached it."
+    remark = "How many versions old the model behind an update was when the server applied it."
     return f'<h2>Staleness</h2><p class="remark">{remark}</p><div class="pair">{"".join(figures)}</div>'
 
 

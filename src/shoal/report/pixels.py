@@ -1,4 +1,4 @@
-"""Grey pictures side by side as one PNG inside the page: nothing is fetched, nothing has to be installed."""
+"""Grey pictures in a grid, as one PNG embedded in the page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ GAP = 1  # pixels between two pictures; transparent, so that the page shows ther
 
 
 def montage(pictures: Tensor, label: str, zoom: int = 2) -> str:
-    """An element that shows pictures, n x height x width, in rows as wide as the page.
+    """An <img> element that shows pictures, n x height x width, in rows as wide as the page.
 
-    Numbers go from 0 (black) to 1 (white); what lies outside is cut off. `label` says what is to be seen.
+    Values go from 0 (black) to 1 (white) and are clamped. `label` is the alternative text.
     """
     if pictures.ndim != 3 or not len(pictures):
         raise ValueError(f"pictures of shape {tuple(pictures.shape)}: take (number, height, width)")
@@ -31,7 +31,7 @@ def montage(pictures: Tensor, label: str, zoom: int = 2) -> str:
 
 
 def _tiled(pictures: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """All pictures as one, and where it is opaque; both in bytes."""
+    """All pictures in one, and its opacity; both as bytes."""
     number, height, width = pictures.shape
     columns = min(columns, number)
     rows = math.ceil(number / columns)
@@ -61,6 +61,6 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def signed(pictures: Tensor) -> Tensor:
-    """Pictures of numbers around 0: each scaled by its largest, so that 0 is the middle grey."""
+    """Pictures of positive and negative values, each scaled by its largest, so that 0 is middle grey."""
     largest = pictures.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-12)
     return 0.5 + 0.5 * pictures / largest

@@ -1,4 +1,4 @@
-"""How a run is getting on: one line a worker on a terminal, now and then a plain line elsewhere."""
+"""Live progress of a run: one line per worker on a terminal, an occasional plain line elsewhere."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rich.text import Text
 from shoal.report.units import MISSING, bytes_text, count_text, finite, percent_text
 
 Event = Mapping[str, Any]
-"""What a node reports: rank, role, step, steps, loss, samples_per_second, wait_fraction, bytes_sent,
+"""A node's report: rank, role, step, steps, loss, samples_per_second, wait_fraction, bytes_sent,
 saved_seconds.
 
-`lost` is true of one that was killed: it is done without. When the training is over, the copies that were
-taken on the way are tested: `tested` of so many `copies`.
+`lost` is true for a worker that died, if the run goes on without it. After training, the saved copies of the
+model are tested: `tested` of `copies` are done.
 """
 
 REDRAW_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
 BAR_WIDTH = 20
-LINES_KEPT_FREE = 4  # title, header, the line that counts what is not shown, the prompt
+LINES_KEPT_FREE = 4  # title, header, the line 'and 3 more', the prompt
 
 
 class Progress:
     """Draws the events of a run on stderr; use it as a context manager, from one thread.
 
-    On a terminal the display is live and leaves one line behind when the run is over. Elsewhere it prints
-    a plain line at most every ten seconds, and none for shorter runs. `enabled=False` prints nothing.
-    No thread is started: it draws when an event arrives.
+    On a terminal the display is live, and its last state stays as one line. Elsewhere it prints a plain line
+    at most every ten seconds, so none for shorter runs. `enabled=False` prints nothing. It starts no thread:
+    it draws when an event arrives.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Progress:
         self.finish()
 
     def start(self, title: str, workers: int, servers: int = 0) -> None:
-        """Begin the display of a run; one still shown is finished first."""
+        """Begin the display of a run, and finish that of the one before."""
         self.finish()
         self._title = title
         self._counts = {"worker": workers, "server": servers}
@@ -80,13 +80,13 @@ class Progress:
             self._live.start(refresh=True)
 
     def update(self, event: Event) -> None:
-        """Take in what a node reports; drawn at once or with a later event."""
+        """Process a node's report; it is drawn now or with a later event."""
         if not self._enabled:
             return
         due = self._drawn + (REDRAW_SECONDS if self._live else PLAIN_SECONDS)
         if "tested" in event:
             if self._live and not self._testing:
-                due = self._drawn  # it may be the only copy, and take long
+                due = self._drawn  # draw now: testing the only copy may take long
             self._testing = f"testing, copy {event['tested'] + 1} of {event['copies']}"
         else:
             self._testing = ""
@@ -113,7 +113,7 @@ class Progress:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _line(self) -> str:
-        """The whole run in a line: the slowest worker's step, the mean loss, the sum of the speeds."""
+        """The run in one line: the slowest worker's step, the mean loss, the total speed."""
         workers = [
             event for (role, _), event in self._nodes.items() if role == "worker" and not event.get("lost")
         ]
@@ -144,7 +144,7 @@ class Progress:
         return Group(title, grid, *more)
 
     def _keys(self) -> list[tuple[str, int]]:
-        """Workers by rank, those not heard of yet included, then the servers."""
+        """Workers by rank, also those that have not reported yet, then servers."""
         workers, servers = self._counts["worker"], self._counts["server"]
         expected = {("worker" if rank < workers else "server", rank) for rank in range(workers + servers)}
         return sorted(expected | self._nodes.keys(), key=lambda key: (key[0] != "worker", key[1]))
@@ -168,7 +168,7 @@ class Progress:
         ]
 
     def _name(self, role: str, rank: int) -> str:
-        """What messages call it, without the article."""
+        """The name of a node, as in messages."""
         if role == "worker":
             return f"worker {rank}"
         return f"server {rank - self._counts['worker']}" if self._counts["server"] > 1 else "server"

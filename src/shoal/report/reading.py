@@ -1,4 +1,4 @@
-"""What a set of finished runs says: their names, the run they are measured against, and a sentence each."""
+"""Reading finished runs: their names, the baseline of each, and a sentence that sums each up."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shoal.report.units import (
 )
 
 Record = Mapping[str, Any]
-"""A finished run as plain values, the way `write_json` keeps it."""
+"""A finished run as plain values, as `write_json` stores it."""
 
 BASELINE = "single"
 EVEN = 0.05  # a speed within 5 % of one worker's is within the noise of a shared machine
-COSTLY_POINTS = -1.0  # a faster run this far below is told with a "but"
+COSTLY_POINTS = -1.0  # percentage points of accuracy: a faster run this far below gets a "but"
 SAME_POINTS = 0.05  # accuracies closer than this round to the same tenth
 
 
@@ -31,14 +31,14 @@ def is_virtual(record: Record) -> bool:
 
 
 def run_name(record: Record) -> str:
-    """The strategy, with its codec where it has one: "bmuf + top_k(0.01)"."""
+    """The strategy and its codec, if any: "bmuf + top_k(0.01)"."""
     codec = record.get("codec")
     strategy = str(record.get("strategy") or "?")
     return strategy if codec in (None, "", "none") else f"{strategy} + {codec}"
 
 
 def run_names(records: Sequence[Record]) -> list[str]:
-    """A name for each run; runs of one name are told apart by the first settings in which they differ."""
+    """A name for each run. Runs with the same name also get the first settings in which they differ."""
     names = [run_name(record) for record in records]
     counts = Counter(names)
     settings = [_settings(record) for record in records]
@@ -56,7 +56,7 @@ def run_names(records: Sequence[Record]) -> list[str]:
 
 
 def baseline_of(record: Record, records: Iterable[Record]) -> Record | None:
-    """The one-worker run `record` can fairly be compared with: same task, same kind of clock."""
+    """The one-worker run to compare `record` with: the same task and the same kind of clock."""
     for other in records:
         same_clock = is_virtual(other) == is_virtual(record)
         if other.get("strategy") == BASELINE and same_clock and other.get("task") == record.get("task"):
@@ -65,17 +65,17 @@ def baseline_of(record: Record, records: Iterable[Record]) -> Record | None:
 
 
 def speed_up(record: Record, baseline: Record | None) -> float | None:
-    """Samples a second over those of the baseline; None where either is missing."""
+    """Samples per second divided by the baseline's; None if either is missing."""
     mine = finite(record.get("samples_per_second"))
     theirs = finite(baseline.get("samples_per_second")) if baseline is not None else None
     return mine / theirs if mine is not None and theirs else None
 
 
 def verdict(record: Record, baseline: Record | None = None, *, name: str | None = None) -> str:
-    """One sentence: did it pay to run this on many workers, and where did the time go?
+    """One sentence: did distribution pay, and where did the time go?
 
-    `baseline` is the run on one worker. Without it, or for that run itself, the sentence only states
-    what was reached. `name` replaces the run's own name where several runs share it.
+    `baseline` is the run on one worker. Without it, or for that run itself, the sentence only states the
+    results. `name` replaces the run's own name if several runs share it.
     """
     told = (_comparison(record, baseline), _waiting(record), _compression(record))
     parts = [part for part in told if part]
@@ -85,13 +85,13 @@ def verdict(record: Record, baseline: Record | None = None, *, name: str | None 
 
 
 def verdicts(records: Sequence[Record]) -> list[str]:
-    """The sentence of every run, each against its own baseline."""
+    """The sentence of every run, compared with its own baseline."""
     named = zip(records, run_names(records), strict=True)
     return [verdict(record, baseline_of(record, records), name=name) for record, name in named]
 
 
 def headline(records: Sequence[Record]) -> str:
-    """The result of several runs in a sentence: the most accurate and the fastest; empty for a single run."""
+    """The most accurate and the fastest of several runs in one sentence; empty for a single run."""
     names = run_names(records)
     best = highest(records, "test_accuracy")
     fastest = highest(records, "samples_per_second")
@@ -107,7 +107,7 @@ def headline(records: Sequence[Record]) -> str:
 
 
 def highest(records: Sequence[Record], key: str) -> int | None:
-    """Index of the run with the highest finite value of `key`; the first of equals."""
+    """Index of the run with the highest finite value of `key`; of equal ones, the first."""
     values = [(finite(record.get(key)), -index) for index, record in enumerate(records)]
     known = [(value, index) for value, index in values if value is not None]
     return -max(known)[1] if known else None
@@ -119,13 +119,13 @@ def workers_of(record: Record) -> list[Mapping[str, Any]]:
 
 
 def rank_name(record: Record, rank: int) -> str:
-    """What a rank is called in messages: ranks from the number of workers on are servers."""
+    """The name of a rank in messages. The ranks after the workers' are servers."""
     role = "worker" if 0 <= rank < _workers_at_first(record) else "server"
     return node_name(record, {"role": role, "rank": rank})
 
 
 def node_name(record: Record, node: Mapping[str, Any]) -> str:
-    """What a node is called: "worker 3", "server" if it is the only one, else "server 1"."""
+    """The name of a node: "worker 3", "server" if it is the only one, else "server 1"."""
     rank, workers = int(node.get("rank") or 0), _workers_at_first(record)
     if node.get("role") != "server":
         return f"worker {rank}"
@@ -135,7 +135,7 @@ def node_name(record: Record, node: Mapping[str, Any]) -> str:
 
 
 def _workers_at_first(record: Record) -> int:
-    """Workers that the run began with: `workers` itself leaves out those that were killed."""
+    """Workers at the start of the run; `workers` does not count those that were killed."""
     config = record.get("config") or {}
     return int(config.get("workers") or record.get("workers") or 0)
 
@@ -219,7 +219,7 @@ def _waiting(record: Record) -> str:
 
 
 def _compression(record: Record) -> str:
-    """What the codec saved a worker, or cost it; nothing where nothing was compressed."""
+    """The seconds that the codec saved a worker, or cost it; empty without compression."""
     saved = finite(record.get("saved_seconds"))
     if saved is None:
         return ""

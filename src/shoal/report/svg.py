@@ -54,7 +54,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A measurement, with the words shown when the pointer rests on it."""
+    """A measurement and its tooltip."""
 
     x: float
     y: float
@@ -72,7 +72,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar: its class, its length and the words shown on it."""
+    """A piece of a bar: its CSS class, its length and its tooltip."""
 
     kind: str
     value: float
@@ -81,7 +81,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a bar chart: its name, what is written at its end, and its pieces from left to right."""
+    """A row of a bar chart: its name, the text at its end, and its pieces from left to right."""
 
     name: str
     text: str
@@ -128,7 +128,7 @@ def series_class(style: int) -> str:
 
 
 def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, floor: float | None = None) -> str:
-    """A line for each series; `floor` cuts off what lies below it. Without any point: an empty frame."""
+    """A line for each series, cut off below `floor`. Without points, an empty frame."""
     points = [point for line in series for point in line.points]
     if not points:
         return _svg(f"{title}: no measurements", _nothing("no measurements"))
@@ -178,7 +178,7 @@ def column_chart(
 
 
 def bar_chart(title: str, bars: Sequence[Bar], axis: Axis) -> str:
-    """Stacked horizontal bars that keep their letters readable at any width: x is in per cent, y in pixels.
+    """Stacked horizontal bars whose text stays readable at any width: x is in per cent, y in pixels.
 
     On a logarithmic axis a bar starts a decade or more below the shortest one, and zero has no length.
     """
@@ -199,7 +199,7 @@ def bar_chart(title: str, bars: Sequence[Bar], axis: Axis) -> str:
 
 
 def legend(items: Sequence[tuple[str, str]]) -> str:
-    """The key to a chart: (swatch, name) pairs from `line_swatch` and `fill_swatch`."""
+    """The legend of a chart: (swatch, name) pairs from `line_swatch` and `fill_swatch`."""
     rows = "".join(f"<li>{swatch}{escape(name)}</li>" for swatch, name in items)
     return f'<ul class="legend">{rows}</ul>'
 

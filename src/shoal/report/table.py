@@ -1,4 +1,4 @@
-"""The table that closes a comparison: one row a run, and below it what each run says."""
+"""The closing table of a comparison: one row per run, and below it one sentence per run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Column:
 
 
 def columns_for(records: Sequence[Record]) -> list[Column]:
-    """The quantities worth a column for these runs: speed-up and staleness only where a run has them."""
+    """The columns for these runs; speed-up and staleness only if a run has them."""
     return [
         Column("workers", "", lambda r: count_text(r.get("workers"))),
         Column("test", "acc. %", lambda r: decimal_text(r.get("test_accuracy")), "test accuracy, %"),
@@ -53,9 +53,9 @@ def columns_for(records: Sequence[Record]) -> list[Column]:
 
 
 def closing_table(records: Sequence[Record]) -> Table:
-    """One row a run, numbers to the right, the best accuracy in bold; readable from 80 columns on.
+    """One row per run, the best accuracy in bold; fits a terminal of 80 columns.
 
-    Speed-up is samples a second against the `single` run. The sentences of `verdict` are its caption.
+    Speed-up is samples per second relative to the `single` run. The caption holds the sentences of `verdict`.
     """
     columns = columns_for(records)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption_justify="left", caption_style="")
@@ -71,12 +71,12 @@ def closing_table(records: Sequence[Record]) -> Table:
 
 
 def _header(column: Column) -> str:
-    # a short word stands on the second line, next to its numbers
+    # a header of one line goes to the second line, next to its numbers
     return f"{column.header}\n{column.unit}" if column.unit else f"\n{column.header}"
 
 
 def _metric_columns(records: Sequence[Record]) -> list[Column]:
-    """The figures that tasks have of their own."""
+    """The metrics of the tasks."""
     names = list(dict.fromkeys(name for record in records for name in record.get("metrics") or ()))
 
     def of(name: str) -> Callable[[Record], str]:
@@ -86,7 +86,7 @@ def _metric_columns(records: Sequence[Record]) -> list[Column]:
 
 
 def _two_lines(name: str) -> tuple[str, str]:
-    """A header and what stands below it, from a name of one word or more."""
+    """The two lines of a header, from a name of one word or more."""
     first, _, rest = name.partition(" ")
     return first, rest
 

@@ -1,4 +1,4 @@
-"""How numbers are written for people: one place, so that table, progress and page agree."""
+"""Numbers as text, the same in the table, the progress display and the report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bytes_text(value: Any) -> str:
 
 
 def count_text(value: Any) -> str:
-    """A whole number with thousands apart; from ten million on in millions: 10,200 or 12.3 M."""
+    """A whole number with thousands separators, in millions from ten million: 10,200 or 12.3 M."""
     number = finite(value)
     if number is None:
         return MISSING
@@ -50,7 +50,7 @@ def seconds_text(value: Any) -> str:
 
 
 def percent_text(fraction: Any) -> str:
-    """A fraction of one as whole per cent; what is there but rounds to nothing is "<1 %"."""
+    """A fraction as whole per cent; "<1 %" for a positive one that rounds to 0."""
     part = finite(fraction)
     if part is None:
         return MISSING
@@ -70,12 +70,12 @@ def decimal_text(value: Any, digits: int = 2) -> str:
     if number is None:
         return MISSING
     text = f"{number:,.{digits}f}"
-    # from a million on fixed decimals only cost width
+    # from a million, decimals only take up width
     return text if abs(number) < 1e6 else f"{number:.1e}"
 
 
 def ratio_text(ratio: Any) -> str:
-    """How many times: 2.9 x, 0.62 x, 14 x."""
+    """A ratio: 2.9 x, 0.62 x, 14 x."""
     number = finite(ratio)
     if number is None:
         return MISSING

@@ -9,19 +9,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal.codecs import CODECS
+from shoal.core.catalogue import check_word
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_weights
+from shoal.core.words import DURABILITY, REJOINING, TRANSPORTS, check_durability, refuse_mpi
 from shoal.engine.engine import Engine
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
-from shoal.launch.join import TRANSPORTS, adds_up, check_collective, check_word, local_threads, refuse_mpi
-from shoal.launch.recovery import REJOINING, check_durability
+from shoal.launch.join import adds_up, check_collective, local_threads
 from shoal.replicas.module import module_of, steps_of
 from shoal.runs.curve import holds_solution
 from shoal.storage.checkpoint import Checkpoints
-from shoal.storage.journal import DURABILITY
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting, Strategy

@@ -33,11 +33,6 @@ from shoal.core.transport import HEADER_BYTES, Message
 from shoal.storage.checkpoint import harvest, plant, sync_folder, write_whole
 from shoal.transports import frames
 
-DURABILITY = {
-    "memory": "a dead server comes back at its last snapshot; what came after it is lost, and said so",
-    "journal": "every update is on disk before it is acknowledged; a dead server loses nothing",
-}
-
 SNAPSHOT_SHARE = 0.05
 """Of a server's time that goes into snapshots, where they are all that is kept."""
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.core.limits import above
 from shoal.topologies import both_ways
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral, Sends, Setting, above
+from shoal.vocabulary.strategy import Decentral, Sends, Setting
 
 
 @dataclass(frozen=True)

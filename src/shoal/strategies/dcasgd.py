@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.core.limits import at_least, between
 from shoal.engine.protocol import Pull, Push
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Central, at_least, between
+from shoal.vocabulary.strategy import Central
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.core.limits import above, at_least, between
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Sends, Strategy, above, at_least, between
+from shoal.vocabulary.strategy import Sends, Strategy
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.identity import SERVER
+from shoal.core.limits import above, at_least, between
 from shoal.core.transport import Message
 from shoal.engine.protocol import Pull, Push
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Central, Deal, above, at_least, between
+from shoal.vocabulary.strategy import Central, Deal
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad")
 

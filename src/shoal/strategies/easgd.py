@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from shoal.core.identity import SERVER
+from shoal.core.limits import at_least, between
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Sends, Setting, Strategy, at_least, between
+from shoal.vocabulary.strategy import Sends, Setting, Strategy
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.core.limits import at_least
 from shoal.core.transport import Message
 from shoal.topologies import named
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral, Setting, at_least
+from shoal.vocabulary.strategy import Decentral, Setting
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.core.identity import SERVER
+from shoal.core.limits import at_least
 from shoal.engine.protocol import Push
 from shoal.vocabulary.gathering import Gathering
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Central, Setting, at_least
+from shoal.vocabulary.strategy import Central, Setting
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from shoal.core.limits import at_least
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Sends, Strategy, at_least
+from shoal.vocabulary.strategy import Sends, Strategy
 
 
 @dataclass(frozen=True)

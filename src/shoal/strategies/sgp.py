@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.core.limits import at_least
 from shoal.topologies import named
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Decentral, Setting, at_least
+from shoal.vocabulary.strategy import Decentral, Setting
 
 
 @dataclass(frozen=True)

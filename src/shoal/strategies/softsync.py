@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.core.limits import at_least
 from shoal.engine.protocol import Push
 from shoal.vocabulary.gathering import Gathering
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Central, Setting, at_least
+from shoal.vocabulary.strategy import Central, Setting
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from math import inf
 
 import torch
 
+from shoal.core.limits import at_least
 from shoal.core.transport import Message
 from shoal.engine.protocol import Pull, Push
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Central, at_least
+from shoal.vocabulary.strategy import Central
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.core.limits import above, at_least, between
 from shoal.engine.operation import Operation
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Sends, Strategy, above, at_least, between
+from shoal.vocabulary.strategy import Sends, Strategy
 
 
 @dataclass(frozen=True)

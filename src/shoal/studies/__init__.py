@@ -10,26 +10,23 @@ dbn_figures.py     its tables, claims and pictures
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shoal.core.catalogue import Catalogue
-from shoal.studies.allreduce_cost import AllreduceCost
-from shoal.studies.bmuf_time import BmufTime
-from shoal.studies.bmuf_wer import BmufWer
-from shoal.studies.compression import Compression
-from shoal.studies.dbn_speedup import DbnSpeedup
-from shoal.studies.downpour_time import DownpourTime
-from shoal.studies.staleness import Staleness
-from shoal.studies.study import Study
+
+if TYPE_CHECKING:
+    from shoal.studies.study import Study
 
 STUDIES: Catalogue[Study] = Catalogue(
     "study",
     {
-        "allreduce-cost": AllreduceCost,
-        "bmuf-time": BmufTime,
-        "bmuf-wer": BmufWer,
-        "compression": Compression,
-        "dbn-speedup": DbnSpeedup,
-        "downpour-time-to-accuracy": DownpourTime,
-        "staleness": Staleness,
+        "allreduce-cost": "shoal.studies.allreduce_cost:AllreduceCost",
+        "bmuf-time": "shoal.studies.bmuf_time:BmufTime",
+        "bmuf-wer": "shoal.studies.bmuf_wer:BmufWer",
+        "compression": "shoal.studies.compression:Compression",
+        "dbn-speedup": "shoal.studies.dbn_speedup:DbnSpeedup",
+        "downpour-time-to-accuracy": "shoal.studies.downpour_time:DownpourTime",
+        "staleness": "shoal.studies.staleness:Staleness",
     },
 )
 

@@ -8,7 +8,7 @@ from math import log2
 from typing import Any, ClassVar
 
 from shoal.collectives import ALGORITHMS
-from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.sim import Compute, Network
 from shoal.strategies.sync import Sync
 from shoal.strategies.sync_server import SyncServer
@@ -143,9 +143,9 @@ def charts(rows: list[dict[str, Any]]) -> Iterable[Chart]:
     lines = []
     for name in PUBLISHED:
         mine = [row for row in rows if row["algorithm"] == name and row["workers"] == most]
-        lines.append(Line(name, [(row["kilobytes"], row["ms"]) for row in mine]))
+        lines.append(ChartLine(name, [(row["kilobytes"], row["ms"]) for row in mine]))
         lines.append(
-            Line(
+            ChartLine(
                 f"{name}, formula", [(row["kilobytes"], row["published_ms"]) for row in mine], published=True
             )
         )

@@ -13,7 +13,7 @@ import torch
 
 from shoal.core.task import Data, Task
 from shoal.replicas.module import build_model
-from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.runs.evaluation import evaluate
 from shoal.runs.result import Result
 from shoal.sim import Network
@@ -205,10 +205,10 @@ def charts(rows: Sequence[Row]) -> Iterator[Chart]:
         for method in MERGING:
             for clock in ("virtual", "real"):
                 own = [row for row in rows if row["method"] == method and row["clock"] == clock]
-                lines.append(Line(f"{method}, {clock}", [(row["workers"], row[key]) for row in own]))
+                lines.append(ChartLine(f"{method}, {clock}", [(row["workers"], row[key]) for row in own]))
             paper = [row for row in rows if row["method"] == method and row[f"paper_{key}"] is not None]
             lines.append(
-                Line(f"{method}, paper", [(row["workers"], row[f"paper_{key}"]) for row in paper], True)
+                ChartLine(f"{method}, paper", [(row["workers"], row[f"paper_{key}"]) for row in paper], True)
             )
         there = [line for line in lines if line.points]
         yield Chart(f"{title}, share of a sweep", "workers", "per cent", there, log_x=True)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from shoal.core.task import Data, Task
-from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.runs.result import Result
 from shoal.sim import Network
 from shoal.strategies.single import Single
@@ -238,9 +238,9 @@ def charts(rows: Sequence[Row]) -> Iterable[Chart]:
         for method in MERGING:
             own = [row for row in rows if row["method"] == method]
             paper = [row for row in own if row[f"paper_{key}"] is not None]
-            lines.append(Line(method, [(row["workers"], row[key]) for row in own]))
+            lines.append(ChartLine(method, [(row["workers"], row[key]) for row in own]))
             lines.append(
-                Line(f"{method}, paper", [(row["workers"], row[f"paper_{key}"]) for row in paper], True)
+                ChartLine(f"{method}, paper", [(row["workers"], row[f"paper_{key}"]) for row in paper], True)
             )
         yield Chart(title, "workers", y, [line for line in lines if line.points], log_x=True, log_y=log_y)
 
@@ -252,7 +252,7 @@ def curves(runs: Mapping[Case, Sequence[Result]], samples: int, most: int) -> Ch
         if count in (1, most):  # one worker last, so that the others keep the colours of the other charts
             points = zip(*(result.curve for result in results), strict=False)
             lines.append(
-                Line(
+                ChartLine(
                     f"{method}, N = {count}",
                     [
                         (row[0]["samples"] / samples, fmean(100.0 - at["test_accuracy"] for at in row))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from shoal.codecs import CODECS
 from shoal.programs.tasks import TASKS
-from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.runs.result import Result
 from shoal.sim import Compute, Network
 from shoal.strategies.sync import Sync
@@ -160,7 +160,7 @@ def lag(line: Mapping[str, Any]) -> float:
 def chart(rows: list[dict[str, Any]]) -> Chart:
     """Accuracy over bytes, one point for each codec."""
     lines = [
-        Line(line["codec"], [(line["ratio"], line["change"][0])])
+        ChartLine(line["codec"], [(line["ratio"], line["change"][0])])
         for line in rows
         if line["ratio"] is not None
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from shoal.report.findings import Chart, Claim, Heading, Line, Table
+from shoal.report.findings import Chart, ChartLine, Claim, Heading, Table
 from shoal.studies.belief_stages import Net
 from shoal.studies.study import time_to
 
@@ -170,8 +170,8 @@ def charts(rows: Sequence[Row]) -> Iterator[Chart]:
         for table in (FIXED_NODES, FIXED_TASKS, SERVER, REAL):
             own = of_table(rows, table).values()
             clock = "real" if table == REAL else "virtual"
-            lines.append(Line(f"{table}, {clock}", points(own, key)))
-            lines.append(Line(f"{table}, paper", points(own, f"paper_{key}"), published=True))
+            lines.append(ChartLine(f"{table}, {clock}", points(own, key)))
+            lines.append(ChartLine(f"{table}, paper", points(own, f"paper_{key}"), published=True))
         yield Chart(title, "cores", y, [line for line in lines if line.points], log_y=key == "seconds")
 
 

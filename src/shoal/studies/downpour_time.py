@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from shoal.core.task import Task
 from shoal.programs.tasks import TASKS
-from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.sim import Network
 from shoal.strategies.downpour import Downpour
 from shoal.strategies.single import Single
@@ -152,7 +152,7 @@ def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
 def chart(found: Iterable[tuple[Method, Sequence[Record]]]) -> Chart:
     """Accuracy over virtual time for the first seed, unless it diverged."""
     lines = [
-        Line(
+        ChartLine(
             f"{method.name}, {method.replicas}",
             [(p["seconds"], p["test_accuracy"]) for p in first["curve"] if p["seconds"] > 0],
         )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from shoal.core.task import Task
 from shoal.programs.tasks import TASKS
-from shoal.report.findings import Chart, Claim, Findings, Heading, Line, Table
+from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.sim import Network
 from shoal.strategies.softsync import SoftSync
 from shoal.studies.calibration import measure_step
@@ -136,13 +136,13 @@ def claims(rows: list[dict[str, Any]]) -> Iterable[Claim]:
 def chart(rows: list[dict[str, Any]]) -> Chart:
     """Error over n."""
     lines = [
-        Line("fixed rate", [(line["n"], line["fixed"][0]) for line in rows]),
-        Line("rate/staleness", [(line["n"], line["divided"][0]) for line in rows]),
+        ChartLine("fixed rate", [(line["n"], line["fixed"][0]) for line in rows]),
+        ChartLine("rate/staleness", [(line["n"], line["divided"][0]) for line in rows]),
     ]
     for key, name in (
         ("published_fixed", "fixed rate, paper"),
         ("published_divided", "rate/staleness, paper"),
     ):
         points = [(line["n"], line[key]) for line in rows if line[key] is not None]
-        lines += [Line(name, points, published=True)] if points else []
+        lines += [ChartLine(name, points, published=True)] if points else []
     return Chart("Error", "n of n-softsync", "test error %", lines, log_x=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.core.codec import Codec, Identity
 from shoal.core.identity import SERVER
+from shoal.core.limits import at_least
 from shoal.core.replica import NoMoreSteps
 from shoal.vocabulary.node import Node
 
@@ -214,24 +215,3 @@ class Decentral(Strategy):
         solution = self.solution(w)
         solution.copy_(await w.average(solution))
         w.x.copy_(solution)
-
-
-def at_least(low: float, **options: float | None) -> None:
-    """Raise ValueError unless every option given is None or at least `low`."""
-    for name, value in options.items():
-        if value is not None and not value >= low:
-            raise ValueError(f"{name}={value} must be at least {low:g}")
-
-
-def above(low: float, **options: float | None) -> None:
-    """Raise ValueError unless every option given is None or above `low`."""
-    for name, value in options.items():
-        if value is not None and not value > low:
-            raise ValueError(f"{name}={value} must be above {low:g}")
-
-
-def between(low: float, high: float, **options: float | None) -> None:
-    """Raise ValueError unless every option given is None or within [low, high)."""
-    for name, value in options.items():
-        if value is not None and not low <= value < high:
-            raise ValueError(f"{name}={value} must be at least {low:g} and below {high:g}")

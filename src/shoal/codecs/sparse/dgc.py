@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.codecs.sparse.selection import check_density, fit_kernel, how_many, largest, spread
+from shoal.codecs.sparse.selection import fit_kernel, how_many, largest, spread
 from shoal.codecs.sparse.sparse import Pairs, Sparse, seal_pairs
 from shoal.core.codec import Codec, Payload, State
+from shoal.core.limits import check_density
 
 VELOCITY, WAITING, STEP = "velocity", "waiting", "step"  # u and v of the paper, and the vectors encoded
 STAGES = 4  # of the warm-up, which send 25, 6.25, 1.56 and 0.39 percent

@@ -13,12 +13,6 @@ from shoal.codecs.kernels import on_cpu
 SAMPLE = 1 << 16  # elements that are sampled to estimate the rest
 
 
-def check_density(density: float) -> None:
-    """Raise ValueError unless `density` is a valid share of the elements."""
-    if not 0 < density <= 1:
-        raise ValueError(f"density={density} should be above 0 and at most 1, as 0.01 for one in a hundred")
-
-
 def how_many(density: float, elements: int) -> int:
     """The number of elements in that share of them; at least one if there are any."""
     return min(elements, max(1, round(density * elements)))

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.sparse import gaps
-from shoal.codecs.sparse.selection import above, check_density
+from shoal.codecs.sparse.selection import above
 from shoal.codecs.wire import seal, unseal
-from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
+from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
+from shoal.core.limits import check_density, one_of_feedback
 from shoal.core.sparse import SparseCodec, SparseVector, SparseWire
 
 MANY = 1 << 40  # elements: enough that any share of them is close to a whole number

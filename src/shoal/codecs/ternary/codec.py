@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from shoal.codecs import draws
-from shoal.codecs.blocks import check_block, count
+from shoal.codecs.blocks import count
 from shoal.codecs.kernels import on_cpu, on_gpu
 from shoal.codecs.packing import words
 from shoal.codecs.ternary import trits
 from shoal.codecs.wire import beside, seal, unseal
-from shoal.core.codec import Codec, Payload, State, expect, one_of_feedback
+from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
+from shoal.core.limits import check_block, one_of_feedback
 
 SMALLEST_CLIP = 1e-9  # of much smaller scales, the reciprocal would overflow
 

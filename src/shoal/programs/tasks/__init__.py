@@ -1,26 +1,29 @@
-"""Built-in tasks: a model with its data, by name."""
+"""Built-in tasks: a model with its data, by name. A file is imported when its task is asked for."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shoal.core.catalogue import Catalogue
-from shoal.core.task import Task
-from shoal.programs.tasks import caltech, digits, images, shakespeare, speech
+
+if TYPE_CHECKING:
+    from shoal.core.task import Task
 
 TASKS: Catalogue[Task] = Catalogue(
     "task",
     {
-        "digits": digits.digits,
-        "mnist": images.mnist,
-        "mnist-cnn": images.mnist_cnn,
-        "fashion-mnist": images.fashion_mnist,
-        "caltech": caltech.caltech,
-        "caltech-large": caltech.caltech_large,
-        "shakespeare": shakespeare.shakespeare,
-        "speech": speech.speech_dnn,
-        "speech-dblstm": speech.speech_dblstm,
-        "speech-csc": speech.speech_csc,
+        "digits": "shoal.programs.tasks.digits:digits",
+        "mnist": "shoal.programs.tasks.images:mnist",
+        "mnist-cnn": "shoal.programs.tasks.images:mnist_cnn",
+        "fashion-mnist": "shoal.programs.tasks.images:fashion_mnist",
+        "caltech": "shoal.programs.tasks.caltech:caltech",
+        "caltech-large": "shoal.programs.tasks.caltech:caltech_large",
+        "shakespeare": "shoal.programs.tasks.shakespeare:shakespeare",
+        "speech": "shoal.programs.tasks.speech:speech_dnn",
+        "speech-dblstm": "shoal.programs.tasks.speech:speech_dblstm",
+        "speech-csc": "shoal.programs.tasks.speech:speech_csc",
     },
 )
-"""Each factory is importable and needs no arguments; making a Task loads no data."""
+"""Every factory can be called without arguments. Making a Task loads no data."""
 
 __all__ = ["TASKS"]

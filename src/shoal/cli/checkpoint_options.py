@@ -1,0 +1,49 @@
+"""--checkpoint and --every, and the message after Ctrl-C that says how to resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.paths import check_folder
+from shoal.core.errors import Interrupted
+
+CheckpointFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Save checkpoints in this folder, and resume from the one that is there.",
+        rich_help_panel="Files",
+    ),
+]
+Every = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="STEPS", help="Steps between two checkpoints.", rich_help_panel="Files"),
+]
+
+
+def check_checkpoint(folder: Path | None, every: int | None) -> None:
+    """Raise ValueError where checkpoints cannot be written as asked."""
+    if folder is not None:
+        check_folder("--checkpoint", folder)
+    elif every is not None:
+        raise ValueError("--every sets how often to write a checkpoint; add --checkpoint DIR")
+
+
+@contextmanager
+def resumable(checkpoint: str | None) -> Iterator[None]:
+    """After Ctrl-C, say whether a checkpoint was saved and how to resume."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        if checkpoint is None:
+            advice = "No checkpoint was saved; add --checkpoint DIR to be able to resume"
+        elif any(Path(checkpoint).glob("step-*")):
+            advice = f"The checkpoint is in {checkpoint}; the same command resumes from it"
+        else:
+            advice = f"There is no checkpoint in {checkpoint} yet; the same command starts again"
+        raise Interrupted(f"stopped by Ctrl-C. {advice}.") from None

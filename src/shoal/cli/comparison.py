@@ -1,0 +1,130 @@
+"""The runs of `shoal compare`: all checked before the first one starts, then run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from shoal.api.run import run
+from shoal.cli.checkpoint_options import resumable
+from shoal.cli.outcome import Outcome, last_progress
+from shoal.core.codec import Identity
+from shoal.core.errors import Interrupted, ShoalError
+from shoal.core.task import Task
+from shoal.launch.join import local_threads
+from shoal.report import Progress
+from shoal.runs.plan import Plan
+from shoal.storage.checkpoint import Checkpoints
+from shoal.strategies import STRATEGIES
+from shoal.strategies.single import Single
+from shoal.vocabulary.strategy import Strategy
+
+
+def compare_strategies(
+    chosen: Mapping[str, Mapping[str, Any]],
+    numbers: Sequence[int],
+    task: Task,
+    settings: Mapping[str, Any],
+    virtual: Mapping[str, Any],
+    checkpoint: Path | None,
+    outcome: Outcome,
+    quiet: bool,
+) -> None:
+    """Train `task` with each strategy on each number of workers.
+
+    `chosen` holds the options of each strategy, `settings` the fields of Plan that all runs share, `virtual`
+    the network and compute models of virtual time.
+    """
+    common = {**settings, "task": task}
+    if common["threads"] is None and common["transport"] != "sim":
+        common["threads"] = local_threads(max(numbers))
+    made = {word: STRATEGIES.make(word, **options) for word, options in chosen.items()}
+    plans = make_plans(made, numbers, checkpoint, common)
+    check(list(plans.values()))
+    run_all(plans, virtual, outcome, Progress(enabled=not quiet))
+
+
+def make_plans(
+    chosen: Mapping[str, Strategy], numbers: Sequence[int], checkpoint: Path | None, common: Mapping[str, Any]
+) -> dict[str, Plan]:
+    """The runs of the comparison, by name."""
+    plans = {}
+    for word, strategy in chosen.items():
+        for workers in numbers[:1] if isinstance(strategy, Single) else numbers:
+            name = word if len(numbers) == 1 or isinstance(strategy, Single) else f"{word}-{workers}"
+            plans[name] = make_plan(name, strategy, checkpoint, {**common, "workers": workers})
+    return plans
+
+
+def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
+    """One run of the comparison. A strategy that sends nothing ignores codec, collective and balance."""
+    settings = {**common, "strategy": strategy}
+    if not strategy.servers:
+        settings["servers"] = 1
+    if isinstance(strategy, Single):
+        settings["workers"] = 1
+    if isinstance(strategy, Single) or strategy.independent:
+        settings |= {"codec": Identity(), "collective": "auto", "balance": False}
+    return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / name))
+
+
+def check(plans: Sequence[Plan]) -> None:
+    """Find now what would otherwise stop a later run, after those before it have taken their minutes."""
+    for plan in plans:
+        if plan.checkpoint is not None:
+            Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).latest()
+    data = plans[0].task.data()  # also downloads it, once for all runs
+    for plan in plans:
+        for note in notes(plan.strategy, plan.steps(data)):
+            typer.echo(f"note: {STRATEGIES.name_of(plan.strategy)} {note}", err=True)
+
+
+def notes(strategy: Strategy, steps: int) -> Iterator[str]:
+    """Options that do not suit so few steps."""
+    period = getattr(strategy, "period", 0) if strategy.deal.blocks is None else 0
+    switch = getattr(strategy, "switch", 0)
+    takes = f"but each worker takes only {steps}"
+    if 2 * period > steps:
+        yield f"merges every {period} steps, {takes}; try --strategy.period {max(1, steps // 10)}"
+    if switch >= steps:
+        yield f"switches after {switch} steps, {takes}; try --strategy.switch {steps // 2}"
+
+
+def run_all(
+    plans: Mapping[str, Plan], virtual: Mapping[str, Any], outcome: Outcome, progress: Progress
+) -> None:
+    """Run them one after the other. If one fails, the figures of those before it are written and shown."""
+    records: list[dict[str, Any]] = []
+    try:
+        with progress:
+            for number, (word, plan) in enumerate(plans.items(), 1):
+                workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
+                title = f"{word} on {plan.task.name}, {workers} ({number} of {len(plans)})"
+                progress.start(title, plan.workers, plan.nodes - plan.workers)
+                settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
+                with named(word), resumable(plan.checkpoint):
+                    result = run(**settings, **virtual, on_progress=progress.update)
+                for event in last_progress(result.nodes):
+                    progress.update(event)
+                records.append(result.record())
+                outcome.write(records)
+    finally:
+        if records:
+            outcome.show(records)
+
+
+@contextmanager
+def named(word: str) -> Iterator[None]:
+    """Begin the message of a failure with the name of the run."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except ShoalError as error:
+        error.args = (f"{word}: {error}", *error.args[1:])
+        raise

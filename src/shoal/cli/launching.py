@@ -1,0 +1,122 @@
+"""The script of `shoal run`: started in processes of its own, or run in one that a launcher started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from shoal.api.script import Printer, run_here, run_script
+from shoal.cli.checkpoint_options import resumable
+from shoal.cli.outcome import Outcome, last_progress
+from shoal.codecs import CODECS
+from shoal.core.words import check_durability, refuse_mpi
+from shoal.launch.environment import Place
+from shoal.launch.join import check_collective
+from shoal.report import Progress
+from shoal.strategies import STRATEGIES
+from shoal.vocabulary.strategy import Setting, Strategy
+
+
+def launch(
+    script: str,
+    arguments: Sequence[str],
+    workers: int | None,
+    settings: Mapping[str, Any],
+    outcome: Outcome,
+    quiet: bool,
+) -> None:
+    """Run `script` on so many workers. `settings` are fields of Place."""
+    place = replace(Place.find(), **settings)
+    strategy = make_strategy(place)
+    codec = CODECS.read(place.codec or "none")
+    check_collective(place.collective, codec)
+    number = 1 if workers is None else workers
+    if strategy is not None:
+        there = max(1, place.identity(strategy).workers) if place.is_joined else number
+        strategy.check(Setting(there, codec, place.durability, own_loop=True))
+    check_durability(place.durability, place.transport)
+    if place.is_joined:
+        check_joining(place, strategy, workers, outcome.json or outcome.report)
+        run_here(script, arguments, place)
+    else:
+        refuse_mpi(place.transport)
+        start(script, arguments, number, strategy, place, outcome, quiet)
+
+
+def make_strategy(place: Place) -> Strategy | None:
+    """The strategy named on the command line; None leaves the choice to the script."""
+    if place.strategy is None:
+        return None
+    strategy = STRATEGIES.make(place.strategy, **place.strategy_options)
+    if place.servers > 1 and not strategy.servers:
+        raise ValueError(
+            f"--servers {place.servers} belongs to a strategy with a server, and {place.strategy!r} has none"
+        )
+    return strategy
+
+
+def check_joining(place: Place, strategy: Strategy | None, workers: int | None, file: Path | None) -> None:
+    """Raise ValueError for options that do not work where another launcher started the processes."""
+    if place.transport not in {"torchrun": ("gloo", "grpc"), "mpi": ("mpi",)}[place.launched]:
+        raise ValueError(f"transport {place.transport!r} cannot join processes that {place.launched} started")
+    if place.durability == "journal":
+        raise ValueError(
+            f"{place.launched} started the processes, and does not restart a server that dies; "
+            "take durability 'memory', and --checkpoint"
+        )
+    servers = 0 if strategy is None else strategy.servers * place.servers
+    if workers is not None and workers != place.nodes - servers:
+        raise ValueError(
+            f"-n {workers} does not fit: the launcher started {place.nodes} processes, {servers} of them for "
+            f"servers. Omit -n, or start {workers + servers}"
+        )
+    if file is not None:
+        raise ValueError(f"{file} cannot be written: figures are collected only from processes Shoal started")
+
+
+def start(
+    script: str,
+    arguments: Sequence[str],
+    workers: int,
+    strategy: Strategy | None,
+    place: Place,
+    outcome: Outcome,
+    quiet: bool,
+) -> None:
+    """Run the script in processes of our own, show their progress, then the closing table."""
+    console = Console(stderr=True)
+    name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
+    count = "1 worker" if workers == 1 else f"{workers} workers"
+    with Progress(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
+        progress.start(f"{name}, {count}", workers, strategy.servers * place.servers if strategy else 0)
+        result = run_script(
+            script,
+            arguments,
+            workers=workers,
+            strategy=strategy,
+            place=place,
+            on_progress=progress.update,
+            on_output=printer(console),
+        )
+        for event in last_progress(result.nodes):
+            progress.update(event)
+    outcome.write([result.record()])
+    outcome.show([result.record()])
+
+
+def printer(display: Console) -> Printer:
+    """A function that prints a worker's line: above the live display on the same terminal, else on stdout."""
+    shared = display.is_terminal and sys.stdout.isatty()
+    console = display if shared else Console()
+
+    def show(name: str, line: str) -> None:
+        text = Text.assemble((f"{name.removeprefix('the ')} | ", "dim"), Text.from_ansi(line))
+        console.print(text, soft_wrap=True, highlight=False)
+
+    return show

@@ -1,0 +1,254 @@
+"""The tests of `shoal doctor`: what works on this machine, and how to fix what does not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.cli.probe import KINDS
+from shoal.collectives import Link, cheapest
+from shoal.launch.join import local_threads
+from shoal.programs.tasks.data import Dataset, is_file, places
+from shoal.programs.tasks.images import FASHION_MNIST, MNIST
+from shoal.report.units import bytes_text
+
+OLDEST_PYTHON = (3, 10)
+PROBE_SECONDS = 25.0  # for each transport, about which a probe prints a line
+START_PATIENCE = 4  # times as long for the first line: on a busy machine, importing torch takes a minute
+LITTLE_BYTES = 100_000_000
+EXTRAS = {"grpc": ("grpc", "grpcio"), "mpi": ("mpi4py", "mpi4py")}
+"""The module and the package that an optional transport needs."""
+
+CROWDS = (16, 64)  # workers
+SIZES = (100_000, 100_000_000)  # bytes
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about this machine: True works, False is broken, None is missing and optional."""
+
+    works: bool | None
+    sentence: str
+
+
+def examine() -> Iterator[Finding]:
+    """Every finding, as soon as it is known."""
+    yield python()
+    yield from accelerators()
+    yield cores()
+    yield loopback()
+    yield from transports()
+    yield from space()
+    yield from data_sets()
+    yield from extras()
+
+
+def python() -> Finding:
+    """Whether this Python is new enough."""
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info >= OLDEST_PYTHON:
+        return Finding(True, f"{found}.")
+    return Finding(False, f"{found} is too old: install {oldest} or newer.")
+
+
+def accelerators() -> Iterator[Finding]:
+    """The installed torch, and the GPUs it can use."""
+    yield Finding(
+        True, f"torch {torch.__version__}, safetensors {importlib.metadata.version('safetensors')}."
+    )
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        yield Finding(True, f"GPU: {names}.")
+    else:
+        yield Finding(None, "torch finds no GPU: models train on the CPU.")
+
+
+def cores() -> Finding:
+    """How many workers this machine has cores for."""
+    count = local_threads(1)
+    threads = torch.get_num_threads()
+    return Finding(
+        True,
+        f"{count} cores, {threads} torch threads: more than {count} workers on this machine share its cores "
+        "and are no faster.",
+    )
+
+
+def loopback() -> Finding:
+    """Whether a loopback connection works."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=2.0),
+        ):
+            pass
+    except OSError as error:
+        return Finding(
+            False,
+            f"Loopback sockets fail ({error}): bring up interface lo, or allow 127.0.0.1 in the firewall.",
+        )
+    return Finding(True, "Loopback sockets connect.")
+
+
+def transports() -> Iterator[Finding]:
+    """A round trip between two processes over every real transport."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        figures, end = hear([_start_probe(rank, folder) for rank in range(2)])
+    for kind in KINDS:
+        yield lacking(kind) or _judge(kind, figures.get(kind, {"problem": end}), "between two processes")
+    yield mpi()
+
+
+def mpi() -> Finding:
+    """Whether mpiexec starts processes that find each other."""
+    if finding := lacking("mpi"):
+        return finding
+    beside = str(Path(sys.executable).parent)  # the environment that has mpi4py, activated or not
+    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    if mpiexec is None:
+        return Finding(
+            None,
+            "transport mpi: mpi4py is installed, but there is no mpiexec: pip install 'shoal[mpi]', or load "
+            "the MPI that mpi4py was built for.",
+        )
+    figures, end = hear([_start_mpi_probe(mpiexec)])
+    return _judge("mpi", figures.get("mpi", {"problem": end}), f"between two processes of {mpiexec}")
+
+
+def lacking(kind: str) -> Finding | None:
+    """A finding about the package that a transport needs and that is not installed; else None."""
+    if kind not in EXTRAS:
+        return None
+    module, package = EXTRAS[kind]
+    if importlib.util.find_spec(module) is not None:
+        return None
+    return Finding(None, f"transport {kind} needs {package}: pip install 'shoal[{kind}]'.")
+
+
+def hear(processes: Sequence[subprocess.Popen[str]]) -> tuple[dict[str, dict[str, Any]], str]:
+    """The figures that the first process printed about each transport, and how that process ended."""
+    try:
+        heard, end = _listen(processes[0])
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    said = [json.loads(line) for line in heard.splitlines() if line.startswith('{"transport"')]
+    return {found["transport"]: found for found in said}, end
+
+
+def _listen(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """All that a process prints, and how it ended. It is killed if it prints nothing for too long."""
+    printed = silent = 0
+    while silent < (1 if printed else START_PATIENCE):
+        try:
+            heard, _ = process.communicate(timeout=PROBE_SECONDS)
+            return heard, f"the process that tested it ended with exit code {process.returncode}"
+        except subprocess.TimeoutExpired as timeout:
+            before, printed = printed, len(timeout.output or b"")
+            silent = silent + 1 if printed == before else 0
+    process.kill()
+    heard, _ = process.communicate()
+    return heard, f"no answer within {silent * PROBE_SECONDS:g} s"
+
+
+def _judge(kind: str, found: dict[str, Any], where: str) -> Finding:
+    if "problem" in found:
+        return Finding(False, f"transport {kind} does not work here: {str(found['problem']).rstrip('.')}.")
+    trip, rate = 1e6 * found["round_trip"], bytes_text(found["bandwidth"])
+    link = Link(found["round_trip"] / 2, 1 / found["bandwidth"])
+    return Finding(True, f"transport {kind}: round trip {trip:.0f} us, {rate}/s {where}; {advice(link)}.")
+
+
+def advice(link: Link) -> str:
+    """The cheapest collective over such a link, for two numbers of workers and two sizes."""
+    words = (
+        f"{' / '.join(cheapest(workers, nbytes, link) for workers in CROWDS)} for {bytes_text(nbytes)}"
+        for nbytes in SIZES
+    )
+    return f"cheapest collective for {' / '.join(map(str, CROWDS))} workers: {', '.join(words)}"
+
+
+def _start_probe(rank: int, folder: str) -> subprocess.Popen[str]:
+    return _start([sys.executable, "-m", "shoal.cli.probe", str(rank), folder])
+
+
+def _start_mpi_probe(mpiexec: str) -> subprocess.Popen[str]:
+    return _start([mpiexec, "-n", "2", sys.executable, "-m", "shoal.cli.probe", "mpi"])
+
+
+def _start(line: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def space() -> Iterator[Finding]:
+    """Free space for temporary files and shared memory."""
+    shared = Path("/dev/shm")
+    for name, folder in (("temporary files", Path(tempfile.gettempdir())), ("shared memory", shared)):
+        if not folder.is_dir():
+            yield Finding(None, f"No folder {folder} for {name}; data loaders with workers may need it.")
+            continue
+        free = shutil.disk_usage(folder).free
+        enough = free >= LITTLE_BYTES
+        advice = "" if enough else "; less than 100 MB may be too little: free some, or set TMPDIR"
+        works = enough or (None if folder == shared else False)
+        yield Finding(works, f"{bytes_text(free)} free for {name} in {folder}{advice}.")
+
+
+def data_sets() -> Iterator[Finding]:
+    """Where the data sets of the built-in tasks are."""
+    if importlib.util.find_spec("sklearn"):
+        yield Finding(True, "Data of task digits: part of scikit-learn.")
+    else:
+        yield Finding(None, "Data of task digits is part of scikit-learn: pip install 'shoal[digits]'.")
+    for dataset in (MNIST, FASHION_MNIST):
+        yield _find(dataset)
+
+
+def _find(dataset: Dataset) -> Finding:
+    found = {
+        file: next((place for place in places(dataset) if is_file(place / file)), None)
+        for file in dataset.files
+    }
+    folders = sorted({str(folder) for folder in found.values() if folder is not None})
+    if None not in found.values():
+        return Finding(True, f"Data of task {dataset.name}: found in {', '.join(folders)}.")
+    debian = f" (Debian: apt install {dataset.debian})" if dataset.debian else ""
+    return Finding(
+        None,
+        f"Data of task {dataset.name} is not on this machine: Shoal downloads it on first use, or set "
+        f"SHOAL_DATA to the folder that holds {dataset.name}/{debian}.",
+    )
+
+
+def extras() -> Iterator[Finding]:
+    """Optional packages: their version, or the command that installs them."""
+    for line in importlib.metadata.requires("shoal") or []:
+        match = re.match(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]", line)
+        if match is None or match[2] == "dev":
+            continue
+        try:
+            yield Finding(True, f"Optional {match[1]} {importlib.metadata.version(match[1])}.")
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(None, f"Optional {match[1]} is missing: pip install 'shoal[{match[2]}]'.")

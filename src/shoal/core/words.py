@@ -1,0 +1,53 @@
+"""The words for transports, collectives and durability, with a line about each for `shoal list`."""
+
+from __future__ import annotations
+
+TRANSPORTS = {
+    "processes": "shared memory and sockets between the processes of this host",
+    "gloo": "torch.distributed's gloo backend, with its own all-reduce",
+    "grpc": "gRPC between hosts: TLS is optional, and only servers must be reachable",
+    "mpi": "the ranks of a job that mpiexec started",
+    "sim": "virtual time in this process",
+}
+
+REJOINING = ("processes", "grpc")
+"""Transports that let a node which died come back."""
+
+SPARSE = "sparse_doubling"
+
+COLLECTIVES = {
+    "auto": "the transport's own all-reduce if it suits the codec, else the cheapest of the others",
+    "native": "the transport's own all-reduce",
+    "stripes": "point to point: each worker averages one part of the vector; for every codec",
+    "tree": "point to point: sums go up a binomial tree, the result comes down",
+    "butterfly": "point to point: pairs swap whole vectors; fewest rounds",
+    "ring": "point to point: parts of the vector go round; fewest bytes, most rounds",
+    "rabenseifner": "point to point: pairs swap halves, then sums; fewest bytes, few rounds",
+    SPARSE: "point to point: pairs swap sparse sums; for sparse codecs such as top_k",
+}
+
+DURABILITY = {
+    "memory": "a restarted server resumes from its last snapshot and reports the updates it lost",
+    "journal": "every update is on disk before it is acknowledged; a restarted server loses none",
+}
+
+FEEDBACK = ("none", "residual", "double")
+"""Error-feedback modes of a codec. none: the compression error is lost. residual: the sender adds it to its
+next vector. double: so does the node that merges, which compresses the average again."""
+
+
+def check_durability(durability: str, transport: str) -> None:
+    """Raise ValueError for a journal on a transport where a dead server cannot come back to read it."""
+    if durability == "journal" and transport not in REJOINING:
+        raise ValueError(
+            f"transport {transport!r} keeps no journal; take 'processes' or 'grpc', or durability 'memory'"
+        )
+
+
+def refuse_mpi(transport: str) -> None:
+    """Raise ValueError for transport 'mpi' where Shoal would start the processes: only mpiexec can."""
+    if transport == "mpi":
+        raise ValueError(
+            "transport 'mpi' joins the processes that mpiexec has started. Call shoal.attach() in a script, "
+            "and start it with: mpiexec -n 4 shoal run train.py"
+        )

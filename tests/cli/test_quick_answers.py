@@ -1,0 +1,140 @@
+"""Help, lists and wrong arguments are answered without importing torch or numpy, which takes seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import contextlib, io, json, sys
+from shoal.cli import app
+
+for line in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            app(line.split(), prog_name="shoal")
+        except SystemExit as end:
+            code = end.code or 0
+    heavy = sorted({"torch", "numpy"} & {*sys.modules})
+    print(json.dumps([code, heavy, out.getvalue(), err.getvalue()]))
+"""
+
+ANSWERED = [
+    "",
+    "--help",
+    "--version",
+    "compare --help",
+    "run --help",
+    "reproduce --help",
+    "list --help",
+    "doctor --help",
+    "list",
+    "list strategies",
+    "list --json",
+    "list tasks studies",
+]
+REFUSED = {
+    "comapre": "Did you mean 'compare'?",
+    "compare --epohcs 3": "No such option: --epohcs",
+    "compare --strategies bmfu": "unknown strategy 'bmfu'. Did you mean 'bmuf'?",
+    "compare --strategies ,": "--strategies names none",
+    "compare --strategies sync,sync": "--strategies names 'sync' twice",
+    "compare --strategies local,bmuf --strategy.perod 8": (
+        "none of local, bmuf has an option 'perod'. Did you mean 'period'?"
+    ),
+    "compare --strategy.period --sim": "--strategy.period needs a value",
+    "compare --strategies bmuf --strategy.period x": "period='x' should be a whole number",
+    "compare --strategies bmuf --strategy.period 0": "strategy 'bmuf': period=0 must be at least 1",
+    "compare --strategies eamsgd --strategy.momentum 2": "momentum=2.0 must be at least 0 and below 1",
+    "compare --strategies dpsgd --strategy.topology rnig": "unknown topology 'rnig'. Did you mean 'ring'?",
+    "compare --strategies dpsgd --strategy.topology one_peer": "has edges that lead one way only",
+    "compare --task digit": "unknown task 'digit'. Did you mean 'digits'?",
+    "compare --codec fp61": "unknown codec 'fp61'. Did you mean 'fp16'?",
+    "compare --codec top_k:densty=0.1": "codec 'top_k' has no option 'densty'. Did you mean 'density'?",
+    "compare --codec top_k:density=x": "density='x' should be a number",
+    "compare --codec top_k:density=2": "codec 'top_k': density=2.0 should be above 0",
+    "compare --codec ternary:feedback=twice": "feedback='twice' should be one of none, residual, double",
+    "compare --transport gloop": "unknown transport 'gloop'. Did you mean 'gloo'?",
+    "compare --transport mpi": "transport 'mpi' joins the processes that mpiexec has started",
+    "compare --collective rings": "unknown collective 'rings'. Did you mean 'ring'?",
+    "compare --durability disk": "unknown durability 'disk'",
+    "compare --durability journal --transport gloo": "transport 'gloo' keeps no journal",
+    "compare -n four": "--workers 'four' is not a number",
+    "compare -n 0": "--workers 0: a run needs at least 1 worker",
+    "compare --epochs 0": "--epochs 0: a run needs at least 1 epoch",
+    "compare --epochs x": "'--epochs'",
+    "compare --batch 0": "--batch 0: a batch holds at least 1 sample",
+    "compare --lr -1": "--lr -1: the learning rate must be positive",
+    "compare --threads 0": "--threads 0: a process computes with at least 1 thread",
+    "compare --servers 0": "'--servers'",
+    "compare --timeout 0": "'--timeout'",
+    "compare --grow-batch 2x10": "is not a factor and an epoch, as in 2@10",
+    "compare --largest-batch 64": "largest_batch=64 belongs to a batch that grows",
+    "compare --network 1Gbit": "--network describes virtual time; add --sim",
+    "compare --sim --network 1Gbot": "'1Gbot' in network '1Gbot' has no known unit",
+    "compare --sim --compute fast": "'fast' is not a number with a unit",
+    "compare --every 5": "add --checkpoint DIR",
+    "compare --every 0 --checkpoint {tmp}/saved": "'--every'",
+    "compare --checkpoint {file}": "train.py is not a folder",
+    "compare --json {tmp}": "is a folder; name a file in it",
+    "compare --json {file}/out.json": "train.py is not a folder",
+    "compare --report {file}/out.html": "train.py is not a folder",
+    "compare --json {tmp}/out --report {tmp}/out": "they need a file each",
+    "run": "name the script to run",
+    "run nowhere.py": "there is no script 'nowhere.py'",
+    "run -n 0 {file}": "-n 0: a run needs at least 1 worker",
+    "run {file} --strategy esagd": "unknown strategy 'esagd'. Did you mean 'easgd'?",
+    "run {file} --strategy easgd --strategy.perod 3": "Did you mean 'period'?",
+    "run {file} --strategy easgd --strategy.rate 2": "strategy 'easgd': rate=2.0 must be at least 0",
+    "run --strategy.period 3 {file}": "name it with --strategy",
+    "run {file} --codec fp61": "unknown codec 'fp61'. Did you mean 'fp16'?",
+    "run --transport sim {file}": "unknown transport 'sim'",
+    "run --collective rings {file}": "unknown collective 'rings'",
+    "run --servers 2 {file}": "--servers 2 belongs to a strategy with a server",
+    "run --listen 0.0.0.0 {file}": "--listen belongs to --transport grpc",
+    "run --balance {file}": "a script's loop owns its loader",
+    "reproduce bmuf-wre": "unknown study 'bmuf-wre'. Did you mean 'bmuf-wer'?",
+    "reproduce bmuf-wer:seed=3": "study 'bmuf-wer' has no option 'seed'. Did you mean 'seeds'?",
+    "reproduce bmuf-wer:seeds=x": "seeds='x' should be a whole number",
+    "list tsaks": "unknown kind 'tsaks'. Did you mean 'tasks'?",
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What the command line says to each line, all of them in one process that has not imported torch."""
+    tmp = tmp_path_factory.mktemp("quick")
+    (tmp / "train.py").touch()
+    lines = [*ANSWERED, *REFUSED]
+    typed = [line.format(tmp=tmp, file=tmp / "train.py") for line in lines]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=json.dumps(typed), capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(lines, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("line", ANSWERED)
+def test_a_question_is_answered_without_torch(answers, line):
+    code, heavy, out, err = answers[line]
+    assert (code, heavy, err) == (0, [], "")
+    assert out.strip()
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_wrong_argument_is_refused_without_torch(answers, line):
+    code, heavy, out, err = answers[line]
+    assert REFUSED[line] in err
+    assert err.startswith("shoal: ") and err.count("\n") == 1
+    assert (code, heavy, out) == (2, [], "")
+
+
+@pytest.mark.parametrize("line", ["--help", "compare --help", "run --help", "reproduce --help"])
+def test_help_documents_the_exit_codes(answers, line):
+    _, _, out, _ = answers[line]
+    said = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
+    assert said in " ".join(out.split())
