@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from shoal.codecs import CODECS
-from shoal.collectives import Link
+from shoal.collectives import LinkCost
 from shoal.core.codec import Codec
 from shoal.core.replica import Parameters
 from shoal.launch.join import choose_mean
@@ -47,7 +47,7 @@ def seconds(
     collective: str, codec: Codec, vectors: tuple[Tensor, ...], network: Network
 ) -> tuple[float, int]:
     """Virtual seconds of one average, and the bytes sent by worker 0."""
-    link = Link.of_network(network.latency, network.bandwidth)
+    link = LinkCost.of_network(network.latency, network.bandwidth)
     x = torch.zeros_like(vectors[0])  # shared: no worker changes it
     run = Simulation(
         OneAverage(vectors),

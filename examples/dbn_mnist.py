@@ -7,7 +7,7 @@ import torch
 
 from shoal.api.deep_belief import DBNClassifier, Stage
 from shoal.programs.tasks.images import MNIST, load
-from shoal.report import Progress
+from shoal.report import ProgressDisplay
 from shoal.report.gallery import Dreams, write_gallery
 
 DREAM_STEPS = (1, 10, 100, 1000)
@@ -43,7 +43,7 @@ def tell(stage: Stage) -> None:
 class Shown:
     """Shows the progress of the stages, one after the other."""
 
-    def __init__(self, progress: Progress, workers: int) -> None:
+    def __init__(self, progress: ProgressDisplay, workers: int) -> None:
         self.progress, self.workers, self.stage = progress, workers, ""
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     args = arguments()
     data = load(MNIST, shape=(784,), mean=0.0, std=1.0)
     fifth = max(1, args.finetune // 5)
-    with Progress() as progress:
+    with ProgressDisplay() as progress:
         net = DBNClassifier(
             layers=tuple(int(units) for units in args.layers.split("-")),
             epochs=args.epochs,

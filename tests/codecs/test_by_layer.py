@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.codecs import CODECS
-from shoal.codecs.by_layer import ByLayer, ByLength, Group, Layered, join, split
+from shoal.codecs.by_layer import ByLayer, ByLength, Layered, LayerGroup, join, split
 from shoal.codecs.halves.codec import FP16
 from shoal.codecs.int8.codec import Int8
 from shoal.codecs.qsgd.codec import QSGD
@@ -42,9 +42,9 @@ def round_trip(v, codec):
 def test_a_parameter_is_large_small_or_a_bias():
     assert CHOICE.fit(WHOLE) == Layered(
         (
-            Group(Int8(block=64), ((0, 5000),)),
-            Group(Identity(), ((5000, 5100), (6100, 6110))),
-            Group(FP16(), ((5100, 6100),)),
+            LayerGroup(Int8(block=64), ((0, 5000),)),
+            LayerGroup(Identity(), ((5000, 5100), (6100, 6110))),
+            LayerGroup(FP16(), ((5100, 6100),)),
         )
     )
 
@@ -52,15 +52,15 @@ def test_a_parameter_is_large_small_or_a_bias():
 def test_where_all_have_the_same_codec_all_is_one_vector_to_it():
     codec, v = ByLayer(large="int8", small="int8", bias="int8").fit(WHOLE), drawn(6110)
     assert torch.equal(round_trip(v, codec), round_trip(v, Int8()))
-    assert CHOICE.fit(LAYOUT.pieces(20, 40)).groups == (Group(Int8(block=64), ((0, 20),)),)
+    assert CHOICE.fit(LAYOUT.pieces(20, 40)).groups == (LayerGroup(Int8(block=64), ((0, 20),)),)
 
 
 def test_the_size_is_that_of_the_whole_parameter_however_little_lies_there():
     groups = CHOICE.fit(LAYOUT.pieces(4990, 5105)).groups
     assert groups == (
-        Group(Int8(block=64), ((0, 10),)),
-        Group(Identity(), ((10, 110),)),
-        Group(FP16(), ((110, 115),)),
+        LayerGroup(Int8(block=64), ((0, 10),)),
+        LayerGroup(Identity(), ((10, 110),)),
+        LayerGroup(FP16(), ((110, 115),)),
     )
     assert ByLayer(large="int8", small="fp16", limit=5000).fit(WHOLE).groups[0].codec == Int8()
     assert ByLayer(large="int8", small="fp16", limit=5001).fit(WHOLE).groups[0].codec == FP16()
@@ -71,8 +71,8 @@ def test_a_rule_in_python_may_choose():
         large="int8", rule=lambda piece: "fp16" if piece.name.startswith("b") else QSGD(levels=3)
     )
     assert by_name.fit(WHOLE).groups == (
-        Group(QSGD(levels=3), ((0, 5100),)),
-        Group(FP16(), ((5100, 6110),)),
+        LayerGroup(QSGD(levels=3), ((0, 5100),)),
+        LayerGroup(FP16(), ((5100, 6110),)),
     )
     by_kind = ByLayer(large="int8", rule=lambda piece: {"matrix": "int8"}.get(piece.kind, "none"))
     assert [group.codec for group in by_kind.fit(WHOLE).groups] == [Int8(), Identity()]

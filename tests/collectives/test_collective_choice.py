@@ -9,7 +9,7 @@ from torch import nn
 
 import shoal
 from shoal.codecs import FP16
-from shoal.collectives import ALGORITHMS, Cheapest, Link, automatic, cheapest, stripes
+from shoal.collectives import ALGORITHMS, Cheapest, LinkCost, automatic, cheapest, stripes
 from shoal.collectives.link import measure
 from shoal.core.codec import Identity
 from shoal.core.errors import Unavailable
@@ -23,7 +23,7 @@ SLOW_TO_READ = Network(latency=1e-6, bandwidth=1e5)
 
 
 def link_of(network):
-    return Link.of_network(network.latency, network.bandwidth)
+    return LinkCost.of_network(network.latency, network.bandwidth)
 
 
 @pytest.mark.parametrize("workers", [9, 11, 16])
@@ -41,14 +41,14 @@ def test_what_is_chosen_is_what_is_fastest_in_virtual_time(workers, network, cou
 
 
 def test_each_size_has_its_own_choice():
-    few, many = Link(1e-2, 1e-9), Link(1e-6, 1e-5)
+    few, many = LinkCost(1e-2, 1e-9), LinkCost(1e-6, 1e-5)
     assert [cheapest(16, n, few) for n in (10, 10**9)] == ["butterfly", "rabenseifner"]
     assert [cheapest(9, n, many) for n in (0, 10**6)] == ["butterfly", "ring"]
-    assert cheapest(9, 10**6, Link(0.0, 0.0)) == "butterfly"  # a network that takes no time
+    assert cheapest(9, 10**6, LinkCost(0.0, 0.0)) == "butterfly"  # a network that takes no time
 
 
 def test_up_to_eight_workers_average_in_stripes():
-    assert automatic(8) is automatic(2, Link(0.0, 1.0)) is stripes
+    assert automatic(8) is automatic(2, LinkCost(0.0, 1.0)) is stripes
     assert automatic(9) is not stripes
 
 

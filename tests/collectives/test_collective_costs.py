@@ -8,7 +8,7 @@ from math import inf, lcm, log2
 import pytest
 from adding import Arrivals, add, zeros
 
-from shoal.collectives import ALGORITHMS, Link
+from shoal.collectives import ALGORITHMS, LinkCost
 from shoal.collectives.cube import Cube
 from shoal.core.transport import HEADER_BYTES
 from shoal.sim import Network
@@ -39,7 +39,7 @@ def elements(workers):
 
 
 def link_of(network):
-    return Link.of_network(network.latency, network.bandwidth)
+    return LinkCost.of_network(network.latency, network.bandwidth)
 
 
 def lower_bound(workers, nbytes, network):
@@ -55,13 +55,13 @@ def test_the_formulas(name, workers):
     L, G = 3e-5, 7e-9
     for n in (0, 1, 1000, 10**8):
         expected = TABLE[name](workers, n, L, G)
-        assert ALGORITHMS[name].cost(workers, n, Link(L, G)) == pytest.approx(expected, rel=1e-12)
+        assert ALGORITHMS[name].cost(workers, n, LinkCost(L, G)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("workers", OTHERS)
 def test_the_formulas_for_other_numbers_of_workers(workers):
     L, G, n, corners = 3e-5, 7e-9, 10**5, 2 ** int(log2(workers))
-    cost = {name: ALGORITHMS[name].cost(workers, n, Link(L, G)) for name in ALGORITHMS}
+    cost = {name: ALGORITHMS[name].cost(workers, n, LinkCost(L, G)) for name in ALGORITHMS}
     for name in ("butterfly", "rabenseifner"):  # folding
         assert cost[name] == pytest.approx(TABLE[name](corners, n, L, G) + 2 * L + 2 * n * G, rel=1e-12)
     assert cost["tree"] == pytest.approx(TABLE["tree"](2 * corners, n, L, G), rel=1e-12)  # one more level
@@ -69,7 +69,7 @@ def test_the_formulas_for_other_numbers_of_workers(workers):
 
 
 def test_one_worker_has_nothing_to_pay():
-    assert {a.cost(1, 10**9, Link(1.0, 1.0)) for a in ALGORITHMS.values()} == {0.0}
+    assert {a.cost(1, 10**9, LinkCost(1.0, 1.0)) for a in ALGORITHMS.values()} == {0.0}
 
 
 # -- virtual time ----------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def crossover(workers, link):
 
 
 def test_where_a_butterfly_and_rabenseifner_meet():
-    link = Link(latency=5e-5, seconds_per_byte=1e-9)
+    link = LinkCost(latency=5e-5, seconds_per_byte=1e-9)
     unit = 5e-5 / 1e-9  # L / G
     assert crossover(2, link) == inf
     assert crossover(4, link) == pytest.approx(4 * unit)
@@ -197,7 +197,7 @@ def test_they_meet_there_in_virtual_time(workers):
 
 
 def test_a_butterfly_takes_half_as_long_as_a_tree_and_a_ring_is_for_odd_crowds():
-    link = Link(1e-4, 1e-9)
+    link = LinkCost(1e-4, 1e-9)
     for workers in POWERS:
         for n in (10.0, 1e9):
             cost = {name: ALGORITHMS[name].cost(workers, n, link) for name in ALGORITHMS}

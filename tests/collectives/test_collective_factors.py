@@ -8,7 +8,7 @@ import torch
 
 from shoal.codecs import Factors
 from shoal.codecs.wire import HEADER
-from shoal.collectives import ALGORITHMS, FactorsMean, Link, Native, stripes
+from shoal.collectives import ALGORITHMS, FactorsMean, LinkCost, Native, stripes
 from shoal.collectives.factors import FACTORS, TERMS, pays
 from shoal.core.codec import Identity
 from shoal.core.errors import PeerLost, WireError
@@ -22,7 +22,7 @@ from shoal.launch.join import choose_mean
 from shoal.sim import Faults, Network, Simulation
 from shoal.vocabulary.strategy import Sends, Strategy
 
-LINK = Link(1e-4, 1e-9)
+LINK = LinkCost(1e-4, 1e-9)
 LAYERS = (Matrix(3, 40, 60), Matrix(2410, 50, 40))
 LENGTH = 2410 + 2000 + 7
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import shoal
 from shoal.codecs import LowRank
-from shoal.collectives import ALGORITHMS, Link, LowRankMean, Native, stripes
-from shoal.collectives.low_rank import KEY, Rounds
+from shoal.collectives import ALGORITHMS, LinkCost, LowRankMean, Native, stripes
+from shoal.collectives.low_rank import KEY, LowRankRounds
 from shoal.core.codec import Identity
 from shoal.core.matrices import Matrices, Matrix
 from shoal.core.replica import Parameters
@@ -27,7 +27,7 @@ from shoal.vocabulary.strategy import Strategy
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), tuple(map(torch.Size, ((12, 20), (12,), (10, 3, 9)))))
 MATRICES = (slice(0, 240), slice(252, None))
-LINK = Link(1e-4, 1e-9)
+LINK = LinkCost(1e-4, 1e-9)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def test_the_average_and_what_all_lack_are_together_the_mean_of_what_was_given(w
 def test_both_definitions_of_the_rest_have_the_same_mean():
     # M_k - P Q' with the average Q, and with a worker's own: M_k - P (M_k' P)'
     matrices, vectors = Matrices(2, (Matrix(0, 12, 20),)), [drawn(k, length=240) for k in range(3)]
-    rounds = [Rounds(matrices, v, None) for v in vectors]
+    rounds = [LowRankRounds(matrices, v, None) for v in vectors]
     first = sum(r.first() for r in rounds) / 3
     own = [r.second(first) for r in rounds]
     ends = [r.finish(sum(own) / 3, remembers=True) for r in rounds]
@@ -159,7 +159,7 @@ def test_a_rank_that_saves_nothing_is_the_average_itself():
 
 def test_of_full_rank_it_is_the_average_itself():
     matrices, vectors = Matrices(6, (Matrix(0, 6, 9),)), [drawn(k, length=60) for k in range(3)]
-    rounds = [Rounds(matrices, v, None) for v in vectors]
+    rounds = [LowRankRounds(matrices, v, None) for v in vectors]
     first = sum(r.first() for r in rounds) / 3
     second = sum(r.second(first) for r in rounds) / 3
     for r in rounds:

@@ -8,7 +8,7 @@ import torch
 import shoal
 from shoal.codecs import CODECS, ByLayer, Ternary, kernels, packing
 from shoal.codecs.ternary.shared_scale import SharedTrits, field
-from shoal.collectives import Link
+from shoal.collectives import LinkCost
 from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
 from shoal.engine.averages import PRESENT
@@ -20,7 +20,7 @@ from shoal.testing.problems import Slope
 from shoal.vocabulary.strategy import Setting
 
 SHARED = Ternary(clip=0, shared=True)
-LINK = Link(latency=1e-3, seconds_per_byte=8e-9)
+LINK = LinkCost(latency=1e-3, seconds_per_byte=8e-9)
 WAYS = ["auto", "butterfly", "rabenseifner", "ring", "tree"]
 
 

@@ -7,8 +7,8 @@ from sparse_averaging import average
 from shoal.codecs import DGC, Sparse, Threshold, TopK
 from shoal.codecs.sparse.sparse import position_bits
 from shoal.collectives import SparseCheapest, SparseDoubling, stripes
-from shoal.collectives.link import Link
-from shoal.collectives.sparse_choice import Averages, Traffic
+from shoal.collectives.link import LinkCost
+from shoal.collectives.sparse_choice import SparseAverages, Traffic
 from shoal.core.transport import HEADER_BYTES
 from shoal.launch.join import choose_mean
 from shoal.sim import Network
@@ -18,7 +18,7 @@ def test_the_formulas_by_hand():
     # 8192 elements, 1/64 of them each: k is 5, and a position has 5 + 1 / (1 - (63/64)^32) bits
     bits = 5 + 1 / (1 - (63 / 64) ** 32)
     assert position_bits(1 / 64) == pytest.approx(bits) and 7 < bits < 8
-    averages = Averages(TopK(density=1 / 64), Sparse(), 1 / 64, 8192, 4)
+    averages = SparseAverages(TopK(density=1 / 64), Sparse(), 1 / 64, 8192, 4)
     assert averages.union(1) == pytest.approx(1 / 64)
     assert averages.union(3) == pytest.approx(1 - (63 / 64) ** 3)
     one = 32 + 128 * (32 + bits) / 8
@@ -30,7 +30,7 @@ def test_the_formulas_by_hand():
     assert averages.stripes(4) == Traffic(2, pytest.approx(3 * (up + four) + 4 * HEADER_BYTES))
     assert averages.doubling(1) == Traffic(0, 0)
     assert averages.doubling(3).rounds == 3
-    dense = Averages(TopK(density=1.0), Sparse(), 1.0, 100, 4)
+    dense = SparseAverages(TopK(density=1.0), Sparse(), 1.0, 100, 4)
     assert dense.doubling(2).nbytes == 32 + 400
 
 
@@ -49,8 +49,8 @@ def drawn(workers, elements=25_600):
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_virtual_time_is_what_the_formulas_say_and_the_cheaper_is_chosen(workers, network):
     # elements lie at random, so what they take is within a few percent of what is expected
-    codec, link = TopK(density=0.01), Link.of_network(network.latency, network.bandwidth)
-    averages = Averages(codec, Sparse(), 0.01, 25_600, 4)
+    codec, link = TopK(density=0.01), LinkCost.of_network(network.latency, network.bandwidth)
+    averages = SparseAverages(codec, Sparse(), 0.01, 25_600, 4)
     vectors = drawn(workers)
     doubled = average(vectors, codec, network=network).seconds
     striped = average(vectors, codec, stripes, network=network).seconds
@@ -63,8 +63,8 @@ def test_virtual_time_is_what_the_formulas_say_and_the_cheaper_is_chosen(workers
 @pytest.mark.parametrize("workers", [3, 5, 6, 7, 9])
 def test_folding_takes_about_its_formula_at_most_and_more_than_stripes(workers):
     codec, network = TopK(density=0.01), NETWORKS["both"]
-    link = Link.of_network(network.latency, network.bandwidth)
-    averages, vectors = Averages(codec, Sparse(), 0.01, 25_600, 4), drawn(workers)
+    link = LinkCost.of_network(network.latency, network.bandwidth)
+    averages, vectors = SparseAverages(codec, Sparse(), 0.01, 25_600, 4), drawn(workers)
     doubled = average(vectors, codec, network=network).seconds
     striped = average(vectors, codec, stripes, network=network).seconds
     assert striped < doubled < 1.05 * averages.doubling(workers).seconds(link)
@@ -73,8 +73,8 @@ def test_folding_takes_about_its_formula_at_most_and_more_than_stripes(workers):
 
 def test_which_is_chosen():
     def better(workers, latency, share=0.001):
-        averages = Averages(TopK(density=share), Sparse(), share, 10_000_000, 4)
-        link = Link(latency, 8e-9)  # a gigabit a second
+        averages = SparseAverages(TopK(density=share), Sparse(), share, 10_000_000, 4)
+        link = LinkCost(latency, 8e-9)  # a gigabit a second
         doubling, striped = averages.doubling(workers), averages.stripes(workers)
         return "doubling" if doubling.seconds(link) < striped.seconds(link) else "stripes"
 
@@ -93,7 +93,7 @@ def test_a_link_is_measured_only_where_it_decides(workers, measures):
         return await own.setdefault(node.rank, SparseCheapest(codec, 0.01, Sparse()))(node, v, weight)
 
     run = average(drawn(workers), codec, mean, times=2, network=Network(latency=1e-3, bandwidth=1e8))
-    link = Link.of_network(1e-3, 1e8)
+    link = LinkCost.of_network(1e-3, 1e8)
     named = average(drawn(workers), codec, choose_mean("auto", None, codec, workers, link), times=2)
     assert torch.equal(run.worker(0).x, named.worker(0).x)
     sent = [r.worker(1).meter.messages_sent for r in (run, named)]

@@ -14,7 +14,7 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Gradient
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
-from shoal.launch.background import Background
+from shoal.launch.background import BackgroundThread
 from shoal.launch.drive import drive
 from shoal.sim import Compute
 from shoal.testing.problems import Slope
@@ -192,7 +192,7 @@ async def no_mean(node, v, weight):
 
 @pytest.fixture
 def background():
-    threads = Background()
+    threads = BackgroundThread()
     yield threads
     threads.close()
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from shoal.report import Progress
+from shoal.report import ProgressDisplay
 
 
 class Clock:
@@ -35,7 +35,7 @@ def event(rank=0, step=17, **changes):
 
 def test_elsewhere_it_prints_one_line_in_ten_seconds(clock):
     out = console()
-    with Progress(console=out, clock=clock) as progress:
+    with ProgressDisplay(console=out, clock=clock) as progress:
         progress.start("bmuf", workers=2, servers=0)
         for second in range(31):
             clock.now = float(second)
@@ -52,7 +52,7 @@ def test_elsewhere_it_prints_one_line_in_ten_seconds(clock):
 
 def test_short_runs_print_nothing_elsewhere(clock):
     out = console()
-    with Progress(console=out, clock=clock) as progress:
+    with ProgressDisplay(console=out, clock=clock) as progress:
         progress.start("bmuf", workers=1, servers=0)
         clock.now = 9.9
         progress.update(event())
@@ -61,7 +61,7 @@ def test_short_runs_print_nothing_elsewhere(clock):
 
 def test_a_new_run_starts_its_own_ten_seconds(clock):
     out = console()
-    progress = Progress(console=out, clock=clock)
+    progress = ProgressDisplay(console=out, clock=clock)
     progress.start("bmuf", workers=1, servers=0)
     clock.now = 9.0
     progress.start("sync", workers=1, servers=0)
@@ -74,7 +74,7 @@ def test_a_new_run_starts_its_own_ten_seconds(clock):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_disabled_it_never_prints(clock, terminal):
     out = console(terminal)
-    with Progress(enabled=False, console=out, clock=clock) as progress:
+    with ProgressDisplay(enabled=False, console=out, clock=clock) as progress:
         progress.start("bmuf", workers=1, servers=1)
         clock.now = 60.0
         progress.update(event())
@@ -83,7 +83,7 @@ def test_disabled_it_never_prints(clock, terminal):
 
 def test_a_terminal_shows_a_line_for_each_node(clock):
     out = console(terminal=True)
-    progress = Progress(console=out, clock=clock)
+    progress = ProgressDisplay(console=out, clock=clock)
     progress.start("downpour", workers=2, servers=1)
     clock.now = 1.0
     progress.update(event(0, step=217))
@@ -102,7 +102,7 @@ def test_a_terminal_shows_a_line_for_each_node(clock):
 
 def test_a_terminal_is_redrawn_at_most_ten_times_a_second(clock):
     out = console(terminal=True)
-    with Progress(console=out, clock=clock) as progress:
+    with ProgressDisplay(console=out, clock=clock) as progress:
         progress.start("bmuf", workers=1, servers=0)
         size = len(out.file.getvalue())
         clock.now = 0.05
@@ -115,7 +115,7 @@ def test_a_terminal_is_redrawn_at_most_ten_times_a_second(clock):
 
 def test_a_terminal_keeps_one_line_of_a_finished_run(clock):
     out = console(terminal=True)
-    progress = Progress(console=out, clock=clock)
+    progress = ProgressDisplay(console=out, clock=clock)
     progress.start("bmuf", workers=1, servers=0)
     progress.update(event(step=468))
     progress.finish()
@@ -126,7 +126,7 @@ def test_a_terminal_keeps_one_line_of_a_finished_run(clock):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_it_says_which_copy_is_tested_when_the_training_is_over(clock, terminal):
     out = console(terminal)
-    progress = Progress(console=out, clock=clock)
+    progress = ProgressDisplay(console=out, clock=clock)
     progress.start("bmuf", workers=1, servers=0)
     progress.update(event(step=468))
     clock.now = 11.0
@@ -147,7 +147,7 @@ def test_it_says_which_copy_is_tested_when_the_training_is_over(clock, terminal)
 
 def test_a_terminal_shows_at_once_that_testing_has_begun(clock):
     out = console(terminal=True)
-    with Progress(console=out, clock=clock) as progress:
+    with ProgressDisplay(console=out, clock=clock) as progress:
         progress.start("bmuf", workers=1, servers=0)
         progress.update(event(step=468, tested=0, copies=1))
         assert "testing, copy 1 of 1" in out.file.getvalue()
@@ -155,14 +155,14 @@ def test_a_terminal_shows_at_once_that_testing_has_begun(clock):
 
 def test_more_workers_than_lines_are_counted(clock):
     out = console(terminal=True, height=10)
-    with Progress(console=out, clock=clock) as progress:
+    with ProgressDisplay(console=out, clock=clock) as progress:
         progress.start("gossip", workers=40, servers=0)
         assert "and 34 more" in out.file.getvalue()  # 10 lines, 4 kept free
 
 
 def test_display_ends_and_cursor_returns_when_the_run_raises(clock):
     out = console(terminal=True)
-    progress = Progress(console=out, clock=clock)
+    progress = ProgressDisplay(console=out, clock=clock)
 
     def fail():
         with progress:
@@ -176,14 +176,14 @@ def test_display_ends_and_cursor_returns_when_the_run_raises(clock):
 
 def test_no_thread_is_started(clock):
     before = threading.active_count()
-    with Progress(console=console(terminal=True), clock=clock) as progress:
+    with ProgressDisplay(console=console(terminal=True), clock=clock) as progress:
         progress.start("bmuf", workers=1, servers=0)
         assert threading.active_count() == before
 
 
 def test_sparse_events_and_losses_that_are_not_finite_are_shown(clock):
     out = console()
-    progress = Progress(console=out, clock=clock)
+    progress = ProgressDisplay(console=out, clock=clock)
     progress.start("[b]sync", workers=1, servers=0)
     clock.now = 10.0
     progress.update({"rank": 0, "role": "worker", "step": 3, "steps": None, "loss": float("nan")})
@@ -192,7 +192,7 @@ def test_sparse_events_and_losses_that_are_not_finite_are_shown(clock):
 
 def test_a_worker_that_was_lost_holds_up_the_line_no_more(clock):
     out = console()
-    progress = Progress(console=out, clock=clock)
+    progress = ProgressDisplay(console=out, clock=clock)
     progress.start("asgd", workers=2, servers=1)
     progress.update(event(1, step=3))
     progress.update(event(1, step=3, lost=True))
@@ -203,7 +203,7 @@ def test_a_worker_that_was_lost_holds_up_the_line_no_more(clock):
 
 def test_a_terminal_says_who_was_lost_and_numbers_servers_as_messages_do(clock):
     out = console(terminal=True)
-    with Progress(console=out, clock=clock) as progress:
+    with ProgressDisplay(console=out, clock=clock) as progress:
         progress.start("asgd", workers=2, servers=2)
         progress.update({"rank": 3, "role": "server", "step": 77, "steps": None})
         progress.update({"rank": 1, "role": "worker", "lost": True})

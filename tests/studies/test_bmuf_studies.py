@@ -23,8 +23,8 @@ from shoal.studies.block_momentum import (
     NESTEROV,
     SINGLE,
     WHOLE,
+    MomentumSetting,
     PublishedRow,
-    Setting,
     published,
 )
 from shoal.studies.bmuf_time import BmufTime, validation_seconds
@@ -76,13 +76,13 @@ def test_a_dblstm_stands_beside_its_own_tables() -> None:
 def test_steps_are_of_plain_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(TASKS.make("digits"), optimizer=torch.optim.AdamW)
     monkeypatch.setattr(TASKS, "make", lambda word: other)
-    assert Setting.of("digits", None, batch=4, period=2).task.optimizer is torch.optim.SGD
+    assert MomentumSetting.of("digits", None, batch=4, period=2).task.optimizer is torch.optim.SGD
 
 
 def test_the_rule_is_as_many_blocks_as_workers() -> None:
     x, y = torch.zeros(60_000, 1), torch.zeros(60_000, dtype=torch.int64)
-    digits = Setting.of("digits", None, batch=7, period=2)
-    setting = Setting(digits.task, Data(x, y, x[:1], y[:1]), period=2)
+    digits = MomentumSetting.of("digits", None, batch=7, period=2)
+    setting = MomentumSetting(digits.task, Data(x, y, x[:1], y[:1]), period=2)
     assert setting.split == 14
     assert setting.plenty(64) == 60_000 / (14 * 64 * 64)  # 1.05: 14 samples are the most with 64 workers
     assert setting.partition(64) == "64 x 67"  # 60,000 / (14 * 64) = 66.96
@@ -91,7 +91,7 @@ def test_the_rule_is_as_many_blocks_as_workers() -> None:
 
 
 def test_methods_differ_in_their_momentum_alone() -> None:
-    setting = Setting.of("digits", 16, batch=4, period=3)
+    setting = MomentumSetting.of("digits", 16, batch=4, period=3)
     assert setting.strategy(SINGLE, 1) == Single()
     assert setting.strategy(AVERAGING, 8) == Local(period=3)
     assert setting.strategy(CLASSICAL, 64) == BMUF(period=3, momentum=0.986, nesterov=False, warmup=0)
@@ -100,15 +100,15 @@ def test_methods_differ_in_their_momentum_alone() -> None:
 
 
 def test_a_hidden_layer_is_for_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    digits = Setting.of("digits", None, batch=4, period=3)
+    digits = MomentumSetting.of("digits", None, batch=4, period=3)
     pictures = Data(digits.data.x.view(-1, 8, 8), digits.data.y, digits.data.test_x, digits.data.test_y)
     monkeypatch.setattr("shoal.programs.tasks.digits.digits_data", lambda: pictures)
     with pytest.raises(ValueError, match=r"hidden=16 needs vectors.*take hidden=none"):
-        Setting.of("digits", 16, batch=4, period=3)
+        MomentumSetting.of("digits", 16, batch=4, period=3)
 
 
 def test_all_begin_with_a_sixth_of_the_data() -> None:
-    data = Setting.of("digits", None, batch=4, period=3).data
+    data = MomentumSetting.of("digits", None, batch=4, period=3).data
     part = beginning_of(data)
     assert len(part.x) == len(part.y) == 1437 // 6 and torch.equal(part.x, data.x[:239])
 
@@ -206,7 +206,7 @@ def test_real_processes_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_part_of_the_test_set_costs_part_of_the_time() -> None:
-    setting = Setting.of("digits", None, batch=4, period=3)
+    setting = MomentumSetting.of("digits", None, batch=4, period=3)
     seen: list[int] = []
     ticks = iter(range(100))
 

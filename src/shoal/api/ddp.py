@@ -23,7 +23,7 @@ from shoal.codecs.halves.codec import BF16, FP16
 from shoal.codecs.low_rank import LowRank
 from shoal.codecs.ternary.codec import Ternary
 from shoal.codecs.ternary.shared_scale import SharedTrits, on_shared_scale
-from shoal.collectives.low_rank import Rounds
+from shoal.collectives.low_rank import LowRankRounds
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.seeds import derive
 from shoal.core.transport import DTYPES, MOST_PARTS
@@ -124,7 +124,10 @@ class Stream:
         return self._gather(bucket, group)
 
     def _average_factors(self, codec: LowRank, bucket: Tensor, group: Group) -> Future[Tensor]:
-        rounds, share = Rounds(codec.matrices, bucket, self.state), 1 / distributed.get_world_size(group)
+        rounds, share = (
+            LowRankRounds(codec.matrices, bucket, self.state),
+            1 / distributed.get_world_size(group),
+        )
         first = rounds.first().mul_(share)
         distributed.all_reduce(first, group=group)
         second = rounds.second(first).mul_(share)

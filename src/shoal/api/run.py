@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -12,9 +13,8 @@ from typing import Any
 import torch
 
 from shoal.codecs import CODECS
-from shoal.collectives import Link
+from shoal.collectives import LinkCost
 from shoal.core.codec import Codec
-from shoal.core.replica import Replica
 from shoal.core.task import Task
 from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
@@ -107,15 +107,15 @@ def _simulate(
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
     curve = Curve(plan.strategy, plan.samples(data))
     between_steps = plan.between_steps(Control(), model)
-
-    def replica(rank: int) -> Replica:
-        return build_replica(plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed)
-
-    link = Link.of_network(network.latency, network.bandwidth)
+    replica = partial(
+        build_replica, plan.task, model, data, plan.strategy, workers=plan.workers, seed=plan.seed
+    )
+    link = LinkCost.of_network(network.latency, network.bandwidth)
     simulation = Simulation(
         plan.strategy,
         replica,
         workers=plan.workers,
+        seed=plan.seed,
         steps=plan.steps(data),
         shards=plan.servers,
         network=network,
@@ -125,7 +125,6 @@ def _simulate(
         layout=trainable(model)[1],
         codec=plan.codec,
         mean=choose_mean(plan.collective, None, plan.codec, plan.workers, link),
-        seed=plan.seed,
         between_steps=between_steps,
         balanced=plan.balance,
         observers=(curve, _Ticker(listener)),

@@ -17,7 +17,7 @@ from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.task import Task
 from shoal.launch.join import local_threads
-from shoal.report import Progress
+from shoal.report import ProgressDisplay
 from shoal.runs.plan import Plan
 from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
@@ -46,7 +46,7 @@ def compare_strategies(
     made = {word: STRATEGIES.make(word, **options) for word, options in chosen.items()}
     plans = make_plans(made, numbers, checkpoint, common)
     check(list(plans.values()))
-    run_all(plans, virtual, outcome, Progress(enabled=not quiet))
+    run_all(plans, virtual, outcome, ProgressDisplay(enabled=not quiet))
 
 
 def make_plans(
@@ -96,7 +96,7 @@ def notes(strategy: Strategy, steps: int) -> Iterator[str]:
 
 
 def run_all(
-    plans: Mapping[str, Plan], virtual: Mapping[str, Any], outcome: Outcome, progress: Progress
+    plans: Mapping[str, Plan], virtual: Mapping[str, Any], outcome: Outcome, progress: ProgressDisplay
 ) -> None:
     """Run them one after the other. If one fails, the figures of those before it are written and shown."""
     records: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ from shoal.codecs import CODECS
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
 from shoal.launch.join import check_collective
-from shoal.report import Progress
+from shoal.report import ProgressDisplay
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
 
@@ -93,7 +93,7 @@ def start(
     console = Console(stderr=True)
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
     count = "1 worker" if workers == 1 else f"{workers} workers"
-    with Progress(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
+    with ProgressDisplay(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
         progress.start(f"{name}, {count}", workers, strategy.servers * place.servers if strategy else 0)
         result = run_script(
             script,

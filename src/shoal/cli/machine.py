@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from shoal.cli.probe import KINDS
-from shoal.collectives import Link, cheapest
+from shoal.collectives import LinkCost, cheapest
 from shoal.launch.join import local_threads
 from shoal.programs.tasks.data import Dataset, is_file, places
 from shoal.programs.tasks.images import FASHION_MNIST, MNIST
@@ -171,11 +171,11 @@ def _judge(kind: str, found: dict[str, Any], where: str) -> Finding:
     if "problem" in found:
         return Finding(False, f"transport {kind} does not work here: {str(found['problem']).rstrip('.')}.")
     trip, rate = 1e6 * found["round_trip"], bytes_text(found["bandwidth"])
-    link = Link(found["round_trip"] / 2, 1 / found["bandwidth"])
+    link = LinkCost(found["round_trip"] / 2, 1 / found["bandwidth"])
     return Finding(True, f"transport {kind}: round trip {trip:.0f} us, {rate}/s {where}; {advice(link)}.")
 
 
-def advice(link: Link) -> str:
+def advice(link: LinkCost) -> str:
     """The cheapest collective over such a link, for two numbers of workers and two sizes."""
     words = (
         f"{' / '.join(cheapest(workers, nbytes, link) for workers in CROWDS)} for {bytes_text(nbytes)}"

@@ -48,7 +48,7 @@ def run_study(study: str, page: Path, json: Path | None, quiet: bool) -> None:
     """Make the runs of a study, print its findings and write its files."""
     from rich.console import Console
 
-    from shoal.report import Progress
+    from shoal.report import ProgressDisplay
     from shoal.report.findings import show_findings, write_findings, write_findings_json
     from shoal.studies.study import Lab
 
@@ -58,7 +58,7 @@ def run_study(study: str, page: Path, json: Path | None, quiet: bool) -> None:
         if json is not None:
             write_findings_json(None, records, json)
 
-    with Progress(enabled=not quiet) as progress:
+    with ProgressDisplay(enabled=not quiet) as progress:
         lab = Lab(progress, save)
         findings = chosen.run(lab)
     console = Console(highlight=False)

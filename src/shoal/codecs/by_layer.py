@@ -103,7 +103,7 @@ def chosen(word: str | Codec) -> Codec:
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """A codec and its stretches of the vector, which are one vector to it."""
 
     codec: Codec
@@ -122,14 +122,14 @@ class Group:
                 out[begin:end] = stretch
 
 
-def _group(codec: Codec, pieces: list[Piece]) -> Group:
+def _group(codec: Codec, pieces: list[Piece]) -> LayerGroup:
     ends = list(accumulate(piece.end - piece.begin for piece in pieces))
     moved = [replace(p, begin=end - p.end + p.begin, end=end) for p, end in zip(pieces, ends, strict=True)]
     places: list[tuple[int, int]] = []
     for p in pieces:
         begin = places.pop()[0] if places and places[-1][1] == p.begin else p.begin
         places.append((begin, p.end))
-    return Group(codec.fit(moved), tuple(places))
+    return LayerGroup(codec.fit(moved), tuple(places))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Layered(Codec):
 
     code: ClassVar[int] = ByLayer.code
 
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
     merging: bool = False  # whether these are the codecs for averages
 
     @property
@@ -219,7 +219,7 @@ class ByLength(Codec):
 
     def _fitted(self, v: Tensor) -> Codec:
         codec = self.large if v.numel() >= self.limit else self.small
-        whole = Layered((Group(codec.fit(()), ((0, v.numel()),)),))
+        whole = Layered((LayerGroup(codec.fit(()), ((0, v.numel()),)),))
         return whole.merged if self.merging else whole
 
 

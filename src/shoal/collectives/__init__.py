@@ -4,7 +4,7 @@ from shoal.collectives.average import Sum, averaging
 from shoal.collectives.butterfly import butterfly
 from shoal.collectives.choice import ALGORITHMS, Cheapest, automatic, cheapest
 from shoal.collectives.factors import FactorsMean
-from shoal.collectives.link import Link
+from shoal.collectives.link import LinkCost
 from shoal.collectives.low_rank import LowRankMean
 from shoal.collectives.native import Native, native
 from shoal.collectives.rabenseifner import rabenseifner
@@ -20,7 +20,7 @@ __all__ = [
     "Cheapest",
     "SharedScaleMean",
     "FactorsMean",
-    "Link",
+    "LinkCost",
     "LowRankMean",
     "Native",
     "SparseCheapest",

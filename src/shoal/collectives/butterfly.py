@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.collectives.cube import Cube, fold, fold_cost
 from shoal.collectives.exchange import Dense, Load
-from shoal.collectives.link import Link
+from shoal.collectives.link import LinkCost
 from shoal.engine.group import Group
 
 
@@ -32,7 +32,7 @@ async def swap(group: Group, load: Load) -> None:
     await fold(group, load, over)
 
 
-def cost(workers: int, nbytes: float, link: Link) -> float:
+def cost(workers: int, nbytes: float, link: LinkCost) -> float:
     """Seconds that it takes: log2 P (L + n G), log2 P rounded down, and folding.
 
     Additions are not counted.

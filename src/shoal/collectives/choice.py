@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.collectives.average import Sum, averaging
 from shoal.collectives.butterfly import butterfly
 from shoal.collectives.butterfly import cost as butterfly_cost
-from shoal.collectives.link import Link, measure
+from shoal.collectives.link import LinkCost, measure
 from shoal.collectives.rabenseifner import cost as rabenseifner_cost
 from shoal.collectives.rabenseifner import rabenseifner
 from shoal.collectives.ring import cost as ring_cost
@@ -24,7 +24,7 @@ from shoal.engine.group import Group, Mean
 FEW_WORKERS = 8
 """So many and fewer average in stripes: nothing has fewer rounds, and the messages are still few."""
 
-Cost: TypeAlias = Callable[[int, float, Link], float]
+Cost: TypeAlias = Callable[[int, float, LinkCost], float]
 """(workers, bytes, link) -> seconds."""
 
 
@@ -44,7 +44,7 @@ ALGORITHMS = {
 }
 
 
-def cheapest(workers: int, nbytes: float, link: Link) -> str:
+def cheapest(workers: int, nbytes: float, link: LinkCost) -> str:
     """The algorithm that costs least; of several, the one with fewest rounds."""
     return min(ALGORITHMS, key=lambda name: ALGORITHMS[name].cost(workers, nbytes, link))
 
@@ -55,7 +55,7 @@ class Cheapest:
     Without a link, the workers measure it together before the first sum. Each group then needs its own.
     """
 
-    def __init__(self, link: Link | None = None) -> None:
+    def __init__(self, link: LinkCost | None = None) -> None:
         self._link = link
 
     async def __call__(self, group: Group, v: Tensor) -> None:
@@ -64,6 +64,6 @@ class Cheapest:
         await ALGORITHMS[cheapest(group.size, v.nbytes, self._link)].sum(group, v)
 
 
-def automatic(workers: int, link: Link | None = None) -> Mean:
+def automatic(workers: int, link: LinkCost | None = None) -> Mean:
     """How averages are formed point to point when nobody says how, and nothing is lossy."""
     return stripes if workers <= FEW_WORKERS else averaging(Cheapest(link))

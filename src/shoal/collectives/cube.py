@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from shoal.collectives.exchange import Load
-from shoal.collectives.link import Link
+from shoal.collectives.link import LinkCost
 from shoal.engine.group import Group
 
 
@@ -59,6 +59,6 @@ async def fold(group: Group, load: Load, add_up: Callable[[Cube], Awaitable[None
         await load.give(group.rank + 1, "unfold")
 
 
-def fold_cost(workers: int, nbytes: float, link: Link) -> float:
+def fold_cost(workers: int, nbytes: float, link: LinkCost) -> float:
     """Seconds that folding adds: 2 (L + n G) unless the number of workers is a power of two."""
     return 2 * link.seconds(nbytes) if Cube(workers).folded else 0.0

@@ -20,14 +20,14 @@ EMPTY = torch.empty(0)
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkCost:
     """Seconds until an empty message is there, with its header, and for each byte that it carries."""
 
     latency: float  # L
     seconds_per_byte: float  # G
 
     @classmethod
-    def of_network(cls, latency: float, bandwidth: float) -> Link:
+    def of_network(cls, latency: float, bandwidth: float) -> LinkCost:
         """The link of a network that moves so many bytes a second, headers too."""
         return cls(latency + HEADER_BYTES / bandwidth, 1 / bandwidth)
 
@@ -36,7 +36,7 @@ class Link:
         return self.latency + nbytes * self.seconds_per_byte
 
 
-async def measure(group: Group) -> Link:
+async def measure(group: Group) -> LinkCost:
     """The link between workers 0 and 1, as worker 0 saw it; all workers get the same numbers.
 
     All call this together, among two or more. It takes a few milliseconds once all are there.
@@ -51,7 +51,7 @@ async def measure(group: Group) -> Link:
             await _echo(group)
         figures = await take(group, 0, "link", figures)
     latency, seconds_per_byte = figures.tolist()
-    return Link(latency, seconds_per_byte)
+    return LinkCost(latency, seconds_per_byte)
 
 
 async def _time_trips(group: Group) -> tuple[float, float]:

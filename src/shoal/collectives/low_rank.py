@@ -39,7 +39,7 @@ class LowRankMean:
             return await self._mean(group, v, weight)
         meter, states, now = group.meter, group.coding.states, group.now
         began = now()
-        rounds = Rounds(matrices, v, states.get(KEY), gives=weight > PRESENT)
+        rounds = LowRankRounds(matrices, v, states.get(KEY), gives=weight > PRESENT)
         first = rounds.first()
         meter.encode_seconds += now() - began
         averaged, total = await self._mean(group, first, weight)
@@ -71,7 +71,7 @@ class LowRankMean:
         return self._known
 
 
-class Rounds:
+class LowRankRounds:
     """One such average, whoever forms the two that it takes. Both have to have the same weights.
 
     A worker without weight, who `gives` nothing, keeps what it lacks for another time.

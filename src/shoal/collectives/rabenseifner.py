@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.collectives.cube import Cube, fold, fold_cost
 from shoal.collectives.exchange import Dense, give, take
-from shoal.collectives.link import Link
+from shoal.collectives.link import LinkCost
 from shoal.collectives.stripes import cut
 from shoal.engine.group import Group
 
@@ -45,7 +45,7 @@ def block(parts: Sequence[slice], corner: int, width: int) -> slice:
     return slice(parts[first].start, parts[first + width - 1].stop)
 
 
-def cost(workers: int, nbytes: float, link: Link) -> float:
+def cost(workers: int, nbytes: float, link: LinkCost) -> float:
     """Seconds that it takes: 2 L log2 P + 2 n G (P - 1) / P for the corners of the cube, and folding.
 
     Additions are not counted.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.collectives.exchange import give, take
-from shoal.collectives.link import Link
+from shoal.collectives.link import LinkCost
 from shoal.collectives.stripes import cut
 from shoal.engine.group import Group
 
@@ -30,6 +30,6 @@ async def ring(group: Group, v: Tensor) -> None:
         theirs.copy_(await take(group, before, "ring-copy", theirs))
 
 
-def cost(workers: int, nbytes: float, link: Link) -> float:
+def cost(workers: int, nbytes: float, link: LinkCost) -> float:
     """Seconds that it takes: 2 (P - 1) (L + n G / P). Additions are not counted."""
     return 2 * (workers - 1) * link.seconds(nbytes / workers)

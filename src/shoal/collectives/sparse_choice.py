@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.collectives.cube import Cube
-from shoal.collectives.link import Link, measure
+from shoal.collectives.link import LinkCost, measure
 from shoal.collectives.sparse_doubling import SparseDoubling
 from shoal.collectives.stripes import Striped, stripes
 from shoal.core.sparse import SparseCodec, SparseWire
@@ -37,7 +37,7 @@ class Traffic:
     rounds: int
     nbytes: float
 
-    def seconds(self, link: Link) -> float:
+    def seconds(self, link: LinkCost) -> float:
         """How long that takes. Additions are not counted."""
         return self.rounds * link.latency + self.nbytes * link.seconds_per_byte
 
@@ -47,7 +47,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Averages:
+class SparseAverages:
     """What averages of so many elements cost, which travel by one codec and their sums by another."""
 
     codec: SparseCodec
@@ -90,7 +90,9 @@ class SparseCheapest:
     average. Each group then needs its own.
     """
 
-    def __init__(self, codec: SparseCodec, share: float, wire: SparseWire, link: Link | None = None) -> None:
+    def __init__(
+        self, codec: SparseCodec, share: float, wire: SparseWire, link: LinkCost | None = None
+    ) -> None:
         self._codec, self._share, self._wire, self._link = codec, share, wire, link
         self._doubling = SparseDoubling(wire)
 
@@ -105,7 +107,7 @@ class SparseCheapest:
         return await stripes.start(group, v, weight, number, key)
 
     async def _doubles(self, group: Group, v: Tensor) -> bool:
-        averages = Averages(self._codec, self._wire, self._share, v.numel(), v.element_size())
+        averages = SparseAverages(self._codec, self._wire, self._share, v.numel(), v.element_size())
         doubling, striped = averages.doubling(group.size), averages.stripes(group.size)
         if doubling.never_exceeds(striped):
             return True

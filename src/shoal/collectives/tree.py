@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.collectives.exchange import give, take
-from shoal.collectives.link import Link
+from shoal.collectives.link import LinkCost
 from shoal.engine.group import Group
 
 
@@ -39,6 +39,6 @@ def family(rank: int, workers: int) -> tuple[int | None, list[int]]:
     return None, children
 
 
-def cost(workers: int, nbytes: float, link: Link) -> float:
+def cost(workers: int, nbytes: float, link: LinkCost) -> float:
     """Seconds that it takes: 2 log2 P (L + n G), log2 P rounded up. Additions are not counted."""
     return 2 * (workers - 1).bit_length() * link.seconds(nbytes)

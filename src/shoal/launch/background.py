@@ -11,7 +11,7 @@ from shoal.launch.drive import drive
 T = TypeVar("T")
 
 
-class Background:
+class BackgroundThread:
     """One thread, started when it is first needed, which ends with the process.
 
     Always the same one: torch gives every thread that computes a team of its own.

@@ -41,7 +41,7 @@ WORD_SECONDS = 5.0
 """How long a stop may take before a word is said about it."""
 
 
-class Process(Protocol):
+class ProcessHandle(Protocol):
     """What is asked of a process, whichever way it was started."""
 
     @property
@@ -95,7 +95,7 @@ class Member:
 
     rank: int
     name: str
-    process: Process
+    process: ProcessHandle
     connection: Connection
     incarnation: int = 0
     ready: bool = False

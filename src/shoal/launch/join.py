@@ -19,7 +19,7 @@ from shoal.collectives import (
     ALGORITHMS,
     Cheapest,
     FactorsMean,
-    Link,
+    LinkCost,
     LowRankMean,
     Native,
     SharedScaleMean,
@@ -183,7 +183,7 @@ def adds_up(codec: Codec) -> bool:
     return codec.exact or isinstance(codec, LowRank | Factors) or on_shared_scale(codec)
 
 
-def choose_sum(collective: str, transport: Transport | None, link: Link | None) -> Sum:
+def choose_sum(collective: str, transport: Transport | None, link: LinkCost | None) -> Sum:
     """How whole numbers are added up in this run."""
     if collective in ALGORITHMS:
         return ALGORITHMS[collective].sum
@@ -195,7 +195,7 @@ def choose_sum(collective: str, transport: Transport | None, link: Link | None) 
 
 
 def choose_mean(
-    collective: str, transport: Transport | None, codec: Codec, workers: int, link: Link | None = None
+    collective: str, transport: Transport | None, codec: Codec, workers: int, link: LinkCost | None = None
 ) -> Mean:
     """How averages are formed in this run.
 

@@ -1,6 +1,6 @@
 """How runs are presented: live progress, the closing table, the HTML report and the JSON record.
 
-Progress        one line per worker during a run
+ProgressDisplay        one line per worker during a run
 closing_table   one row per run, for the terminal
 verdict         one sentence per run: did distribution pay?
 write_html      one file with charts that opens offline
@@ -9,8 +9,8 @@ write_json      the runs as plain values
 
 from shoal.report.files import write_json
 from shoal.report.html import write_html
-from shoal.report.progress import Progress
+from shoal.report.progress import ProgressDisplay
 from shoal.report.reading import Record, verdict
 from shoal.report.table import closing_table
 
-__all__ = ["Progress", "Record", "closing_table", "verdict", "write_html", "write_json"]
+__all__ = ["ProgressDisplay", "Record", "closing_table", "verdict", "write_html", "write_json"]

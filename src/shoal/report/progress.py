@@ -29,7 +29,7 @@ BAR_WIDTH = 20
 LINES_KEPT_FREE = 4  # title, header, the line 'and 3 more', the prompt
 
 
-class Progress:
+class ProgressDisplay:
     """Draws the events of a run on stderr; use it as a context manager, from one thread.
 
     On a terminal the display is live, and its last state stays as one line. Elsewhere it prints a plain line
@@ -54,7 +54,7 @@ class Progress:
         self._testing = ""
         self._drawn = 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(

@@ -20,7 +20,7 @@ from shoal.core.replica import Parameters, Replica
 from shoal.core.task import Data
 from shoal.core.vector import Flat, trainable
 from shoal.engine.engine import Engine, Instrument
-from shoal.launch.background import Background
+from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control, Reporter, leave_with_parent
 from shoal.launch.crew import Audience, Crew, Member, ctrl_c_ignored
@@ -196,7 +196,7 @@ def _join(
         seed=plan.seed,
         steps=plan.steps(data),
         timeout=plan.timeout,
-        background=Background(),
+        background=BackgroundThread(),
         between_steps=between_steps,
         balanced=plan.balance,
         observers=observers,

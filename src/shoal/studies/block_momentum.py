@@ -92,7 +92,7 @@ def published(task: str) -> tuple[int, Mapping[Case, PublishedRow]]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MomentumSetting:
     """The task, batch size and block length that all methods and numbers of workers share."""
 
     task: Task
@@ -100,7 +100,7 @@ class Setting:
     period: int  # steps of a block
 
     @classmethod
-    def of(cls, task: str, hidden: int | None, batch: int, period: int) -> Setting:
+    def of(cls, task: str, hidden: int | None, batch: int, period: int) -> MomentumSetting:
         """A task by name, with one hidden layer of this width or its own model, trained by plain SGD.
 
         Local momentum restarts with each block and so has little effect in short blocks, while a single

@@ -24,7 +24,7 @@ from shoal.studies.block_momentum import (
     NESTEROV,
     SINGLE,
     SOURCE,
-    Setting,
+    MomentumSetting,
 )
 from shoal.studies.calibration import Step, measure_step
 from shoal.studies.study import Lab, Study, many
@@ -72,7 +72,7 @@ class BmufTime(Study):
         cases("workers", self.workers)
 
     def run(self, lab: Lab) -> Findings:
-        setting = Setting.of(self.task, self.hidden, self.batch, self.period)
+        setting = MomentumSetting.of(self.task, self.hidden, self.batch, self.period)
         lab.say("measuring a step")
         step = measure_step(setting.loaded)
         rows = [self._real(lab, setting, *case) for case in cases("real", self.real)]
@@ -91,13 +91,15 @@ class BmufTime(Study):
             settings={**asdict(self), "step_seconds": step.seconds, "step_jitter": step.jitter},
         )
 
-    def _real(self, lab: Lab, setting: Setting, method: str, count: int) -> dict[str, Any]:
+    def _real(self, lab: Lab, setting: MomentumSetting, method: str, count: int) -> dict[str, Any]:
         name, strategy = f"{method}, {count} processes", setting.strategy(method, count)
         result = lab.run(name, setting.task, strategy, workers=count, collective=COLLECTIVE, threads=1)
         share = validation_seconds(setting.task, setting.data, count, perf_counter)
         return tabulate(setting, method, count, "real", result, share)
 
-    def _virtual(self, lab: Lab, setting: Setting, step: Step, method: str, count: int) -> dict[str, Any]:
+    def _virtual(
+        self, lab: Lab, setting: MomentumSetting, step: Step, method: str, count: int
+    ) -> dict[str, Any]:
         name, strategy = f"{method}, N = {count}", setting.strategy(method, count)
         times: dict[str, Any] = {"network": Network.parse(self.network), "compute": step.compute()}
         times |= {"transport": "sim", "collective": COLLECTIVE}
@@ -105,7 +107,7 @@ class BmufTime(Study):
         share = validation_seconds(setting.task, setting.data, count, thread_time)
         return tabulate(setting, method, count, "virtual", result, share)
 
-    def _remarks(self, setting: Setting, step: Step) -> list[str]:
+    def _remarks(self, setting: MomentumSetting, step: Step) -> list[str]:
         return [
             f"Virtual times: a measured step of {1e3 * step.seconds:.2f} ms with a jitter of "
             f"{step.jitter:.0%}; {self.network}; all-reduce by {COLLECTIVE}. Arithmetic on models takes no "
@@ -146,7 +148,7 @@ def validation_seconds(task: Task, data: Data, workers: int, clock: Callable[[],
 
 
 def tabulate(
-    setting: Setting, method: str, count: int, clock: str, result: Result, validate: float
+    setting: MomentumSetting, method: str, count: int, clock: str, result: Result, validate: float
 ) -> dict[str, Any]:
     """The row of one run, with the figures of the paper. One worker has nothing to aggregate."""
     alone = method == SINGLE

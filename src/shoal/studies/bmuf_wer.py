@@ -26,8 +26,8 @@ from shoal.studies.block_momentum import (
     SINGLE,
     SOURCE,
     Case,
+    MomentumSetting,
     PublishedRow,
-    Setting,
     published,
 )
 from shoal.studies.calibration import Step, measure_step
@@ -79,7 +79,7 @@ class BmufWer(Study):
 
     def run(self, lab: Lab) -> Findings:
         counts = many("workers", self.workers)
-        setting = Setting.of(self.task, self.hidden, self.batch, self.period)
+        setting = MomentumSetting.of(self.task, self.hidden, self.batch, self.period)
         lab.say("measuring a step")
         step = measure_step(setting.loaded)
         cases = [(SINGLE, 1), *((method, count) for method in MERGING for count in counts)]
@@ -101,7 +101,7 @@ class BmufWer(Study):
             settings={**asdict(self), "step_seconds": step.seconds, "step_jitter": step.jitter},
         )
 
-    def _begin(self, lab: Lab, setting: Setting, seed: int) -> Task:
+    def _begin(self, lab: Lab, setting: MomentumSetting, seed: int) -> Task:
         """The task, starting from a model that one worker trained once on a part of the data."""
         part = beginning_of(setting.data)
         task = replace(setting.task, data=lambda: part)
@@ -110,7 +110,9 @@ class BmufWer(Study):
         assert isinstance(result.model, nn.Module)
         return replace(setting.loaded, model=partial(deepcopy, result.model))
 
-    def _train(self, lab: Lab, setting: Setting, step: Step, begun: Task, case: Case, seed: int) -> Result:
+    def _train(
+        self, lab: Lab, setting: MomentumSetting, step: Step, begun: Task, case: Case, seed: int
+    ) -> Result:
         method, count = case
         halvings = ",".join(f"2@{epoch}" for epoch in range(1, self.epochs))
         return lab.run(
@@ -131,7 +133,7 @@ class BmufWer(Study):
             compute=step.compute(),
         )
 
-    def _remarks(self, setting: Setting, step: Step) -> list[str]:
+    def _remarks(self, setting: MomentumSetting, step: Step) -> list[str]:
         factors = ", ".join(f"{factor:g} times that with {count} workers" for count, factor in FASTER.items())
         own = f"Averaging has its own, because the paper tunes every rate: {factors}. It was doubled until "
         own += "that no longer helped on 5,000 images of MNIST held out of the training data. "
@@ -157,7 +159,7 @@ def beginning_of(data: Data) -> Data:
 
 
 def tabulate(
-    setting: Setting, runs: Mapping[Case, Sequence[Result]], table: Mapping[Case, PublishedRow]
+    setting: MomentumSetting, runs: Mapping[Case, Sequence[Result]], table: Mapping[Case, PublishedRow]
 ) -> Iterator[dict[str, Any]]:
     """A row for each method and number of workers, with the figures of the paper."""
     alone = runs[SINGLE, 1]

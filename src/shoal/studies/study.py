@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from shoal.api.run import run
 from shoal.core.errors import Diverged
 from shoal.core.task import Task
-from shoal.report import Progress
+from shoal.report import ProgressDisplay
 from shoal.report.findings import Findings
 from shoal.runs.result import Result
 from shoal.vocabulary.strategy import Strategy
@@ -36,9 +36,9 @@ class Study(ABC):
 class Lab:
     """Makes runs one after the other, shows their progress, and keeps their records."""
 
-    def __init__(self, progress: Progress | None = None, save: Saver | None = None) -> None:
+    def __init__(self, progress: ProgressDisplay | None = None, save: Saver | None = None) -> None:
         self.records: list[dict[str, Any]] = []
-        self._progress = progress or Progress(enabled=False)
+        self._progress = progress or ProgressDisplay(enabled=False)
         self._save = save or (lambda records: None)
 
     def run(self, name: str, task: Task, strategy: Strategy, **settings: Any) -> Result:

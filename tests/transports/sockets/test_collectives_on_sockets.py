@@ -8,7 +8,7 @@ import torch.distributed as dist
 from harness import LIMIT, drive, in_threads, sockets_world
 from torch import Tensor
 
-from shoal.collectives import ALGORITHMS, Link
+from shoal.collectives import ALGORITHMS, LinkCost
 from shoal.collectives.link import measure
 from shoal.core.codec import Identity
 from shoal.core.errors import PeerLost
@@ -53,7 +53,7 @@ def test_large_and_small_sums_one_after_the_other(name: str, workers: int) -> No
 
 
 def test_a_link_is_measured_and_all_are_told_the_same() -> None:
-    async def body(t: Transport) -> Link:
+    async def body(t: Transport) -> LinkCost:
         return await measure(node_on(t, torch.zeros(1), "auto"))
 
     first, *others = sockets_world(3, body)
