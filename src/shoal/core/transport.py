@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -127,6 +128,12 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Flush what was sent, tell the peers, release everything. Closing twice is harmless."""
         ...
+
+
+@cache
+def offers(kind: type, protocol: type) -> bool:
+    """Whether objects of this type have what a protocol asks for; remembered, for isinstance is slow here."""
+    return issubclass(kind, protocol)
 
 
 @runtime_checkable

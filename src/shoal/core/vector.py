@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
+from math import isfinite, prod
 
 import torch
 from torch import Tensor, nn
@@ -191,7 +191,7 @@ def describe_flaw(vector: Tensor, layout: Layout | None = None, begins: int = 0)
 
 def first_bad(vector: Tensor) -> int | None:
     """The index of the first element that is not finite; None if all are finite."""
-    if bool(torch.isfinite(vector.sum())):  # one pass at the speed of memory; NaN and infinity stick
+    if isfinite(vector.sum().item()):  # one pass at the speed of memory; NaN and infinity stick
         return None
     bad = (~torch.isfinite(vector)).nonzero()
     return int(bad[0]) if len(bad) else None  # else only the sum was too large

@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor
 
 from shoal.core.replica import NoMoreSteps, Replica
-from shoal.core.transport import Message
+from shoal.core.transport import Message, offers
 from shoal.engine.gradients import ComingGradient, Gradients
 from shoal.engine.group import PRESENT, Exchange, Group, Mean, Prepares, Starts
 from shoal.engine.mailbox import Mailbox
@@ -51,8 +51,8 @@ class Averages:
         self._number = 0  # of the averages so far, where ends are not known
         self._attending: dict[int, Message] = {}  # the last word of each other worker
         self._merges: bool | None = None  # whether gradients are merged while they are computed
-        if isinstance(preparing := cast(object, mean), Prepares):
-            preparing.prepare(group)
+        if offers(type(cast(object, mean)), Prepares):
+            cast(Prepares, mean).prepare(group)
 
     # -- forming an average --------------------------------------------------------------------
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.meter import Meter
-from shoal.core.transport import Lends, Message, Transport
+from shoal.core.transport import Lends, Message, Transport, offers
 
 Sent = Callable[[int, Message], None]
 Received = Callable[[Message], None]
@@ -29,7 +30,7 @@ class Channel:
         self.on_fault: Sequence[Faulted] = ()
         self._identity = identity
         self._incarnation = identity.incarnation
-        self._lender = transport if isinstance(transport, Lends) else None
+        self._lender = cast(Lends, transport) if offers(type(transport), Lends) else None
 
     async def send(self, dst: int, m: Message, lend: bool = False) -> None:
         """Send a message exactly; the caller may change its tensors afterwards.

@@ -205,6 +205,9 @@ class Engine:
                 if getattr(type(observer), event) is not ignores
             ]
 
+        self.on_update: list[Any] = []
+        if not observers:
+            return
         self.work.on_step = listeners("step")
         self.on_update = listeners("update")
         self.channel.on_send = listeners("send")

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from math import inf, isfinite
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from shoal.core.errors import Fenced, PeerLost
 from shoal.core.identity import NodeIdentity
-from shoal.core.transport import Message, Watches
+from shoal.core.transport import Message, Watches, offers
 from shoal.engine.channel import Channel
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import Answer, FencedOff, Handlers, Joined, Left, Lost, More, Notice, Wait, typed
@@ -40,7 +40,7 @@ class Mailbox:
         self._identity = identity
         self._progress = progress
         transport = channel.transport
-        self._watch = transport.watch if isinstance(transport, Watches) else None
+        self._watch = cast(Watches, transport).watch if offers(type(transport), Watches) else None
         self._retry = retry
         self._recovery = recovery
         self._stash: deque[Message] = deque()  # arrived, not asked for yet

@@ -79,7 +79,8 @@ class Service:
         keeping: Keeping,
         pool: Pool | None = None,
     ) -> None:
-        self.active = set(range(identity.workers))  # workers that still contribute
+        everyone = range(identity.workers if identity.is_server else 0)
+        self.active = set(everyone)  # workers that still contribute
         self._identity = identity
         self._channel = channel
         self._mailbox = mailbox

@@ -1,0 +1,36 @@
+"""Progress counts steps and samples, and saves itself."""
+
+from shoal.engine.progress import Progress
+
+
+def test_samples_are_unmerged_until_they_are_taken():
+    progress = Progress(2)
+    progress.count_gradient(3)
+    progress.count_gradient(4)
+    assert (progress.clock, progress.unmerged, progress.samples) == (2, 7, 7)
+    assert (progress.take_unmerged(), progress.unmerged, progress.samples) == (7, 0, 7)
+
+
+def test_when_all_parts_are_merged_so_is_every_sample():
+    progress = Progress(2)
+    for part in (3, 3, 4):
+        progress.merge_part(7.0, part, 10)
+    assert progress.merged == 7.0
+
+
+def test_a_loaded_state_goes_on():
+    one, other = Progress(2), Progress(2)
+    one.count_gradient(5)
+    one.finish_step()
+    one.advance(5.0)
+    other.load(one.state())
+    assert other.state() == one.state()
+    assert (other.t, other.version, other.merged, other.samples_before) == (1, 1, 5.0, 5)
+
+
+def test_who_left_may_come_back():
+    progress = Progress(3)
+    progress.note_departure(1)
+    assert progress.working == {0, 2}
+    progress.note_return(1)
+    assert progress.working == {0, 1, 2}

@@ -1,0 +1,64 @@
+"""A service applies every push once, and tells its algorithm who still contributes."""
+
+import torch
+
+from parts import nothing, play, vector
+from shoal.core.identity import SERVER
+from shoal.engine.pool import Pool
+from shoal.engine.protocol import Fewer, Pull, Push
+from shoal.engine.service import Keeping, Service
+
+
+def service_of(p, steps=None):
+    keeping = Keeping(state=dict, load=lambda state: None)
+    pool = None if steps is None else Pool(p.me.workers, steps)
+    parts = (p.me, p.channel, p.mailbox, p.coding, p.progress, p.replica, p.one_sided)
+    return Service(*parts, keeping, pool)
+
+
+async def serve(p):
+    """Add up what is pushed; what the algorithm saw."""
+    service, seen = service_of(p), []
+    service.begin()
+    async for m in service.messages():
+        seen.append(type(m))
+        if isinstance(m, Push):
+            p.replica.x.add_(m.body)
+            p.progress.advance(m.count)
+        elif isinstance(m, Pull):
+            await service.reply(m, p.replica.x)
+    return seen, p.replica.x.tolist(), p.progress.merged, service.active
+
+
+def test_a_push_that_comes_twice_is_applied_once():
+    async def work(p):
+        question = await p.mailbox.ask(1, Push(parts=(vector(1.0, 2.0),), count=4.0))
+        await p.channel.send(1, p.mailbox.asked(question))  # as a network that repeats would
+        await p.mailbox.answer(question)
+        return (await p.client.pull(SERVER, torch.zeros(2, dtype=torch.float64))).tolist()
+
+    said = play(work, serve, servers=1)
+    assert said[0] == [1.0, 2.0]
+    assert said[1] == ([Push, Pull, Fewer], [1.0, 2.0], 4.0, set())
+
+
+def test_an_update_that_is_not_finite_is_refused():
+    async def work(p):
+        await (await p.client.start_push(SERVER, vector(1.0, float("nan")), 1.0, 1.0))()
+        return p.channel.meter.faults
+
+    said = play(work, serve, servers=1)
+    assert said[0] == ["an update of worker 0 at its step 0 was refused: element 1 is nan"]
+    assert said[1][1] == [0.0, 0.0]
+
+
+def test_a_batch_of_a_worker_that_left_goes_to_one_that_asks():
+    async def work(p):
+        return [await p.client.take_more() for _ in range(1)]
+
+    async def serve_batches(p):
+        service = service_of(p, steps=1)
+        async for _ in service.messages():
+            pass
+
+    assert play(work, nothing, serve_batches, servers=1)[0] == [(1, 0, 1)]
