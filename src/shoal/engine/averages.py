@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -51,7 +51,8 @@ class Averages:
         self._number = 0  # of the averages so far, where ends are not known
         self._attending: dict[int, Message] = {}  # the last word of each other worker
         self._merges: bool | None = None  # whether gradients are merged while they are computed
-        if offers(type(cast(object, mean)), Prepares):
+        kind: Any = type(mean)
+        if offers(kind, Prepares):
             cast(Prepares, mean).prepare(group)
 
     # -- forming an average --------------------------------------------------------------------
