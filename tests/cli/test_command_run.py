@@ -137,7 +137,8 @@ def test_under_torchrun_the_script_runs_in_this_very_process(script, torchrun):
 import os
 attachment = shoal.attach(model, optimizer)
 step()
-print(type(attachment._strategy).__name__, attachment.node.codec, sys.argv[1:], __name__, os.getpid())
+codec = attachment.engine.coding.codec
+print(type(attachment._strategy).__name__, codec, sys.argv[1:], __name__, os.getpid())
 """)
     line = [
         *LAUNCH,

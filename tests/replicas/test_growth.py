@@ -126,7 +126,7 @@ class Rates(Instrument):
 
     def step(self, node):
         if node.rank == 0:
-            self.seen.append(node.lr)
+            self.seen.append(node.replica.lr)
 
 
 def simulate(task, strategy, workers, epochs, observers):

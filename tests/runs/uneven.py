@@ -25,7 +25,7 @@ def main() -> None:
             F.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
             optimizer.step()
     weights = [value for p in model.parameters() for value in p.detach().reshape(-1).tolist()]
-    print(json.dumps({"weights": weights, "merged": training.node.merged}), flush=True)
+    print(json.dumps({"weights": weights, "merged": training.engine.merged}), flush=True)
 
 
 if __name__ == "__main__":

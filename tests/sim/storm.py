@@ -53,11 +53,13 @@ class Flurry(Central):
     most: int = 3
 
     async def worker(self, w: Node) -> None:
+        sent = []
         async for t in w.steps():
             await w.pull(SERVER, out=w.x)
-            await w.post(SERVER, await w.grad())
+            sent.append(await w.begin(w.push(SERVER, await w.grad())))
             if (t + 1) % self.most == 0 or w.is_last(t):
-                await w.settle()
+                while sent:
+                    await sent.pop(0)
 
     async def server(self, s: Node) -> None:
         await ASGD().server(s)

@@ -177,6 +177,11 @@ class Attachment:
         self.resumed_from = self._between_steps.resume(engine)
 
     @property
+    def node(self) -> Node:
+        """This worker's verbs, for a loop that sends messages of its own."""
+        return Node(self.engine)
+
+    @property
     def rank(self) -> int:
         """This worker's number, from 0."""
         return self.engine.rank

@@ -54,7 +54,7 @@ def test_large_and_small_sums_one_after_the_other(name: str, workers: int) -> No
 
 def test_a_link_is_measured_and_all_are_told_the_same() -> None:
     async def body(t: Transport) -> LinkCost:
-        return await measure(node_on(t, torch.zeros(1), "auto"))
+        return await measure(node_on(t, torch.zeros(1), "auto").group)
 
     first, *others = sockets_world(3, body)
     assert others == [first] * 2
@@ -67,7 +67,7 @@ def test_nine_workers_without_an_all_reduce_measure_and_agree() -> None:
     async def body(t: Transport) -> list[float]:
         node = node_on(t, torch.zeros(4), "auto")
         for _ in range(3):
-            average = await node.mean(torch.full((4,), float(t.rank)), weight=t.rank)
+            average = await node.averages.mean(torch.full((4,), float(t.rank)), t.rank)
         return average.tolist()
 
     weighted = sum(k * k for k in range(9)) / sum(range(9))
