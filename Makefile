@@ -13,7 +13,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check format proto bench clean
+.PHONY: help demo quick test soak check format proto bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,9 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 test: $(READY) ## run the tests; ARGS='-k easgd' picks some
 	$(BIN)/python -m pytest -n auto --dist loadscope -m "not alone and not soak" $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m "alone and not soak" $(or $(ARGS),$(ALONE)) || test $$? -eq 5
+
+quick: $(READY) ## run the quick tests of the heart, for every save
+	$(BIN)/python -m pytest -q -n auto -m "not slow and not alone and not soak" tests/core tests/engine tests/test_tiny.py
 
 soak: $(READY) ## run the long tests that look for what is rare
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
