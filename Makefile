@@ -30,7 +30,7 @@ test: $(READY) ## run the tests; ARGS='-k easgd' picks some
 	$(BIN)/python -m pytest -m "alone and not soak" $(or $(ARGS),$(ALONE)) || test $$? -eq 5
 
 quick: $(READY) ## run the quick tests of the heart, for every save
-	$(BIN)/python -m pytest -q -n auto -m "not slow and not alone and not soak" tests/core tests/engine tests/test_tiny.py
+	$(BIN)/python -m pytest -q -n auto -m "not slow and not alone and not soak" tests/core tests/engine
 
 soak: $(READY) ## run the long tests that look for what is rare
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
