@@ -206,7 +206,7 @@ class Engine:
             ]
 
         self.on_update: list[Any] = []
-        if not observers:
+        if not observers:  # as for each of a thousand simulated workers
             return
         self.work.on_step = listeners("step")
         self.on_update = listeners("update")

@@ -21,10 +21,6 @@ class Variables:
             self._kept[name] = start.clone()
         return self._kept[name]
 
-    def get(self, name: str, default: Tensor) -> Tensor:
-        """The tensor of that name, or `default` itself where none was kept."""
-        return self._kept.get(name, default)
-
     def state(self) -> dict[str, Any]:
         """All of them."""
         return self._kept
