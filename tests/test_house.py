@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -430,6 +431,13 @@ def test_no_two_public_classes_have_one_name():
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes.setdefault(node.name, []).append(str(source.path))
     assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def test_no_two_test_files_have_one_name():
+    names = sorted(
+        path.name for path in Path(__file__).parent.rglob("test_*.py")
+    )  # pytest imports them by name
+    assert not [name for name, after in pairwise(names) if name == after]
 
 
 def test_the_page_on_extending_lists_exactly_the_verbs_of_a_node():

@@ -7,9 +7,9 @@ write_html      one file with charts that opens offline
 write_json      the runs as plain values
 """
 
+from shoal.report.display import ProgressDisplay
 from shoal.report.files import write_json
 from shoal.report.html import write_html
-from shoal.report.progress import ProgressDisplay
 from shoal.report.reading import Record, verdict
 from shoal.report.table import closing_table
 
