@@ -39,9 +39,9 @@ def test_a_peer_that_leaves_is_named():
     async def wait(p):
         with pytest.raises(PeerLost, match="worker 1 left before it sent 'word' to worker 0"):
             await p.mailbox.find("word", 1)
-        return p.progress.working
+        return [p.progress.works(rank) for rank in range(2)]
 
-    assert play(wait, nothing)[0] == {0}
+    assert play(wait, nothing)[0] == [True, False]
 
 
 def test_requests_are_numbered_from_where_a_checkpoint_left_off():

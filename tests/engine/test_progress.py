@@ -31,6 +31,6 @@ def test_a_loaded_state_goes_on():
 def test_who_left_may_come_back():
     progress = Progress(3)
     progress.note_departure(1)
-    assert progress.working == {0, 2}
+    assert [rank for rank in range(4) if progress.works(rank)] == [0, 2]
     progress.note_return(1)
-    assert progress.working == {0, 1, 2}
+    assert [rank for rank in range(4) if progress.works(rank)] == [0, 1, 2]

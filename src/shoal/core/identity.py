@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 SERVER = -1
 """The server in `push`, `pull`, `send` and `recv`, whatever its rank; -2 is the second server, and so on."""
@@ -21,7 +22,7 @@ class NodeIdentity:
     shards: int = 1
     incarnation: int = 0
 
-    @property
+    @cached_property
     def nodes(self) -> int:
         """Nodes in the run, servers included."""
         return self.workers + self.servers * self.shards
@@ -31,7 +32,7 @@ class NodeIdentity:
         """The ranks of all nodes that serve."""
         return range(self.workers, self.nodes)
 
-    @property
+    @cached_property
     def is_server(self) -> bool:
         """Whether this node serves."""
         return self.rank >= self.workers

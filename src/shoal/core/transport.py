@@ -71,7 +71,7 @@ class Message:
         """Bytes on the wire, header included."""
         total = HEADER_BYTES
         for part in self.parts:
-            total += part.numel() * part.element_size()
+            total += part.nbytes
         return total
 
     def copied(self, src: int, parts: tuple[Tensor, ...]) -> Message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from shoal.core.identity import NodeIdentity
@@ -25,6 +25,8 @@ class Channel:
         self.timeout = timeout
         self.meter = Meter()
         self.now = transport.now
+        self.recv = transport.recv  # unmetered; raises TimeoutError
+        self.drain = transport.drain  # unmetered; never waits
         self.on_send: Sequence[Sent] = ()
         self.on_receive: Sequence[Received] = ()
         self.on_fault: Sequence[Faulted] = ()
@@ -48,14 +50,6 @@ class Channel:
         meter.messages_sent += 1
         for tell in self.on_send:
             tell(dst, m)
-
-    async def recv(self, timeout: float | None = None) -> Message:
-        """The next message of any kind, unmetered. Raises TimeoutError."""
-        return await self.transport.recv(timeout)
-
-    def drain(self) -> Iterator[Message]:
-        """The messages that have arrived, unmetered; never waits."""
-        return self.transport.drain()
 
     def count_received(self, m: Message) -> None:
         """Meter a message that was taken from the transport."""

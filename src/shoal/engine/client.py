@@ -53,6 +53,7 @@ class Client:
         self._pushed: list[Question] = []  # begun, not completed
         self._told: list[Question] = []  # servers that were told that this worker is idle, or busy again
         self._refusals = 0  # in a row
+        self._shards: dict[tuple[int, int], list[tuple[int, slice]]] = {}  # as long as nobody is gone
 
     # -- push ----------------------------------------------------------------------------------
 
@@ -68,7 +69,8 @@ class Client:
             await self.settle()
         begun = []
         for rank, part in self._shards_of(server, v.numel()):
-            payload = self._coding.encode(f"push.{rank}", v[part], self._coding.begins + (part.start or 0))
+            begins = self._coding.begins + (part.start or 0)
+            payload = self._coding.encode(f"push.{rank}", self._own_part(v, part), begins)
             m = Push(parts=payload, count=samples, clock=self._progress.clock)
             m.version, m.rate = self._seen.get(rank, 0), self._replica.lr if rate is None else rate
             begun.append(await self._mailbox.ask(rank, m))
@@ -132,12 +134,21 @@ class Client:
 
     def _shards_of(self, server: int, numel: int) -> list[tuple[int, slice]]:
         """The nodes that make up a server, with the slice of a vector that each of them owns."""
-        me = self._identity
+        me, known = self._identity, self._shards.get((server, numel))
+        if known is not None and not self._mailbox.gone:
+            return known
         first = me.workers + (SERVER - server) * me.shards
         if me.is_server:  # it owns the same slice as its counterpart
             return [(first + me.shard, slice(None))]
         nodes = [self._or_first(first + shard) for shard in range(me.shards)]
-        return [(rank, slice_of(shard, me.shards, numel)) for shard, rank in enumerate(nodes)]
+        found = [(rank, slice_of(shard, me.shards, numel)) for shard, rank in enumerate(nodes)]
+        if not self._mailbox.gone:
+            self._shards[server, numel] = found
+        return found
+
+    def _own_part(self, v: Tensor, part: slice) -> Tensor:
+        """The slice of a vector that a shard owns; all of it where there is one shard: a view takes time."""
+        return v[part] if self._identity.shards > 1 else v
 
     def _or_first(self, rank: int) -> int:
         """The node to ask: the same shard of the first server where another server's is gone."""
@@ -187,7 +198,7 @@ class Client:
     async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor) -> Tensor:
         for (rank, number), part in questions:
             answer = await self._hear((rank, number))
-            while not _copied(answer, out[part]):
+            while not _copied(answer, self._own_part(out, part)):
                 answer = await self._answer(rank, Pull(count=1.0, clock=self._progress.clock))
             if answer.version < self._seen.get(rank, 0):
                 name = self._identity.name_of(rank)

@@ -63,6 +63,10 @@ class Coding:
         """
         began = self._channel.now()
         codec = self.fitted(at, v.numel(), merged)
+        if codec.exact:
+            payload, _ = codec.encode(v, {})
+            self._meter.encode_seconds += self._channel.now() - began
+            return payload
         state = self.state_of(key, codec, v)
         feeds = feeds and (codec.feedback == "double" or (codec.feedback == "residual" and not merged))
         own = {name: tensor for name, tensor in state.items() if name != REST}
@@ -76,8 +80,7 @@ class Coding:
         else:
             payload, self.states[key] = codec.encode(v, own)
         self._meter.encode_seconds += self._channel.now() - began
-        if not codec.exact:
-            self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
+        self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
 
     def state_of(self, key: str, codec: Codec, v: Tensor) -> State:

@@ -94,7 +94,11 @@ class Gradients:
                     f"{advice_on_overflow(self._replica.lr)}"
                 )
         if self.duration is not None:
-            await self._mailbox.let_pass(self.duration(gradient.count), handlers)
+            seconds = self.duration(gradient.count)
+            if handlers is not None:
+                await self._mailbox.let_pass(seconds, handlers)
+            elif seconds:
+                await channel.transport.sleep(seconds)
         progress.count_gradient(gradient.count)
         channel.meter.compute_seconds += channel.now() - began
         return gradient

@@ -23,6 +23,10 @@ class Account:
     answers: dict[int, Message] = field(default_factory=dict)
 
 
+_NONE = Account()
+"""The account of a client that was never answered: to be read only."""
+
+
 class Ledger:
     """Requests are told apart by client, incarnation and sequence number. A plain value: it can be saved."""
 
@@ -38,26 +42,28 @@ class Ledger:
             return FencedOff(seq=m.seq)
         if self.is_successor(m) or isinstance(m, Pull):  # a pull changes nothing, so it is answered anew
             return None
-        account = self._accounts.get(m.src, Account())
+        account = self._accounts.get(m.src, _NONE)
         if m.seq <= account.forgotten:  # nobody waits for it any more
             return Ack(seq=m.seq)
         return account.answers.get(m.seq)
 
     def has_fenced(self, m: Message) -> bool:
         """Whether `m` is of a former incarnation of its client."""
-        return m.incarnation < self._accounts.get(m.src, Account()).incarnation
+        return m.incarnation < self._accounts.get(m.src, _NONE).incarnation
 
     def has_gone_on(self, m: Message) -> bool:
         """Whether something that its client asked after `m` was answered already."""
-        return m.seq < max(self._accounts.get(m.src, Account()).answers, default=0)
+        return m.seq < max(self._accounts.get(m.src, _NONE).answers, default=0)
 
     def is_successor(self, m: Message) -> bool:
         """Whether `m` is the first that is heard of a later incarnation of its client."""
-        return m.incarnation > self._accounts.get(m.src, Account()).incarnation
+        return m.incarnation > self._accounts.get(m.src, _NONE).incarnation
 
     def record(self, m: Message, answer: Message) -> None:
         """Remember how `m` was answered."""
-        account = self._accounts.setdefault(m.src, Account(m.incarnation))
+        account = self._accounts.get(m.src)
+        if account is None:
+            account = self._accounts[m.src] = Account(m.incarnation)
         account.answers[m.seq] = answer
         while len(account.answers) > WINDOW:
             oldest = min(account.answers)
@@ -71,7 +77,7 @@ class Ledger:
 
     def fence(self, rank: int, since: int = 0) -> None:
         """Take nothing more from this client until it comes back as a later incarnation, `since` or after."""
-        account = self._accounts.get(rank, Account())
+        account = self._accounts.get(rank, _NONE)
         self._accounts[rank] = Account(max(since, account.incarnation + 1))
 
     def has_fenced_any(self, ranks: range) -> bool:

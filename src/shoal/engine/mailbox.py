@@ -107,12 +107,8 @@ class Mailbox:
                     self._stash.append(m)
         await self._handle(handlers)
 
-    async def let_pass(self, seconds: float, handlers: Handlers | None) -> None:
+    async def let_pass(self, seconds: float, handlers: Handlers) -> None:
         """Let time pass, and hand what arrives to these handlers."""
-        if handlers is None:
-            if seconds:
-                await self._channel.transport.sleep(seconds)
-            return
         now = self._channel.now
         until = now() + seconds
         while (left := until - now()) > 0:
@@ -272,18 +268,20 @@ class Mailbox:
 
         With `reminds`, the request is repeated meanwhile, to hear at least that the server is alive.
         """
-        began = self._channel.now()
+        channel = self._channel
+        began = channel.now()
         self._awaited = what, src
-        m = await self._arrival(began, src, reminds)
+        if channel.timeout is None and self._retry is None and src not in self._lost_at:
+            m = await channel.recv()
+        else:
+            m = await self._arrival(began, src, reminds)
         self._awaited = None
-        self._channel.count_wait(m.src, self._channel.now() - began)
+        channel.count_wait(m.src, channel.now() - began)
         return m
 
     async def _arrival(self, began: float, src: int | None, reminds: bool) -> Message:
         """The next message; requests are repeated meanwhile where the network may have lost them."""
         channel, timeout = self._channel, self._channel.timeout
-        if timeout is None and self._retry is None and src not in self._lost_at:
-            return await channel.recv(None)
         deadline = inf if timeout is None else began + timeout
         while True:
             pauses = [deadline - channel.now(), inf if self._retry is None else self._retry]

@@ -20,7 +20,8 @@ class Progress:
         self.samples = 0  # own samples in all
         self.samples_before = 0  # own samples before the checkpoint that this run resumed from
         self.has_ended = False  # whether this worker's data has, while others may go on
-        self.working = set(range(workers))  # workers that have not gone
+        self._workers = workers
+        self._gone: set[int] = set()  # workers; a set of those that stay would be large at each of thousands
 
     # -- a worker's steps ----------------------------------------------------------------------
 
@@ -82,17 +83,27 @@ class Progress:
 
     # -- who still works -----------------------------------------------------------------------
 
+    @property
+    def anybody_works(self) -> bool:
+        """Whether a worker is left."""
+        return len(self._gone) < self._workers
+
+    def works(self, rank: int) -> bool:
+        """Whether that worker has not gone."""
+        return rank < self._workers and rank not in self._gone
+
     def note_departure(self, rank: int) -> None:
         """A node has gone."""
-        self.working.discard(rank)
+        if rank < self._workers:
+            self._gone.add(rank)
 
     def note_return(self, rank: int) -> None:
         """A worker that was lost is back."""
-        self.working.add(rank)
+        self._gone.discard(rank)
 
-    def start_over(self, workers: int) -> None:
+    def start_over(self) -> None:
         """All workers resume from a checkpoint."""
-        self.working = set(range(workers))
+        self._gone.clear()
 
     # -- checkpoints ---------------------------------------------------------------------------
 

@@ -283,6 +283,6 @@ _KINDS: dict[str, type[Message]] = {
 def typed(m: Message) -> Message:
     """The message itself, as the type that its tag says; one that belongs to an algorithm stays a Message."""
     kind = _KINDS.get(m.tag)
-    if kind is not None:
+    if kind is not None and kind is not type(m):
         m.__class__ = kind
     return m

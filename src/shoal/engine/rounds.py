@@ -58,19 +58,19 @@ class Rounds:
     @property
     def others(self) -> list[int]:
         """The other workers that have not gone, beginning with the next after this one."""
-        rank, size = self._identity.rank, self._identity.workers
-        return sorted(self._progress.working - {rank}, key=lambda k: (k - rank) % size)
+        rank, size, works = self._identity.rank, self._identity.workers, self._progress.works
+        return [k % size for k in range(rank + 1, rank + size) if works(k % size)]
 
     def here(self, ranks: Iterable[int]) -> list[int]:
         """Those of them that have not gone and take part in further rounds, as far as this worker knows."""
         self._sort_in()
-        working, latest = self._progress.working, self._latest
-        return [k for k in ranks if k in working and latest.get(k, 0) < OVER]
+        works, latest = self._progress.works, self._latest
+        return [k for k in ranks if works(k) and latest.get(k, 0) < OVER]
 
     def draw(self, ranks: Iterable[int]) -> int | None:
         """One of them that has not gone, at random; None if there is none."""
         self._sort_in()
-        left = [k for k in ranks if k in self._progress.working]
+        left = [k for k in ranks if self._progress.works(k)]
         return left[int(torch.randint(len(left), (1,), generator=self._rng))] if left else None
 
     # -- giving and taking ---------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Rounds:
         try:
             m = await self._mailbox.find(tag, src, handlers=self.answers)
         except PeerLost:
-            if src in self._progress.working:  # it is there, but has been silent for too long
+            if self._progress.works(src):  # it is there, but has been silent for too long
                 raise
             return None
         return self._here(m)
@@ -113,9 +113,9 @@ class Rounds:
 
     async def part(self) -> list[Message]:
         """Take part in no further round, and wait until nobody does; the messages that nobody took."""
-        me, working = self._identity, self._progress.working
+        me = self._identity
         others = [k for k in range(me.workers) if k != me.rank]
-        await self.give(OVER, [k for k in others if k in working])
+        await self.give(OVER, [k for k in others if self._progress.works(k)])
         for k in others:
             await self.take(OVER, k)
         left, self._held = self._held, {}
@@ -127,7 +127,7 @@ class Rounds:
         Exact: codecs are not applied. Up a binary tree and down again: 3 n bytes a worker at most.
         """
         me, progress, send = self._identity, self._progress, self._channel.send
-        left = [k for k in range(me.workers) if k == me.rank or k in progress.working]
+        left = [k for k in range(me.workers) if k == me.rank or progress.works(k)]
         place = left.index(me.rank)
         children = left[2 * place + 1 : 2 * place + 3]
         total = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)  # half could not hold the sum
@@ -175,5 +175,5 @@ class Rounds:
             return
         self._speaks_at = now + timeout / 3
         self._sort_in()
-        done = [k for k, latest in self._latest.items() if latest == OVER and k in self._progress.working]
+        done = [k for k, latest in self._latest.items() if latest == OVER and self._progress.works(k)]
         await self.give(STILL_THERE, done)

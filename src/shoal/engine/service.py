@@ -51,6 +51,7 @@ from shoal.engine.protocol import (
 )
 
 _SHOWN = (Push, Pull, Report)  # the algorithm sees these
+_CONTRIBUTES = (*_SHOWN, Busy)  # whoever sends these has more to do
 _OURS = (Request, Report, Checkpointed, Notice)  # all others are the algorithm's own, and pass through
 
 
@@ -142,7 +143,7 @@ class Service:
         self._mailbox.forget_departures()
         self._ledger.forget_all_but(Ack)
         self.active = set(range(self._identity.workers))
-        self._progress.start_over(self._identity.workers)
+        self._progress.start_over()
 
     def state(self) -> dict[str, Any]:
         """Everything that a later message may act upon, as plain values."""
@@ -198,7 +199,7 @@ class Service:
         """Whether there is more to come. When all workers are lost, one may come back."""
         if not self._mailbox.has_arrived():
             await self._flush()
-        if self._progress.working or self._mailbox.has_arrived():
+        if self._progress.anybody_works or self._mailbox.has_arrived():
             return True
         return not self._left and await self._mailbox.sees_a_return()
 
@@ -269,7 +270,7 @@ class Service:
             self._held[m.src] = m
         elif isinstance(m, (Push, Report, Busy)) and m.src < self._identity.workers:
             self.active.add(m.src)
-        if isinstance(m, (*_SHOWN, Busy)) or m.src not in self.active:
+        if isinstance(m, _CONTRIBUTES) or m.src not in self.active:
             return False
         self.active.discard(m.src)
         return True
@@ -313,7 +314,7 @@ class Service:
 
     def _hand_out(self) -> None:
         """Answer those who asked for more, where there is more or nothing is left to come."""
-        if self._pool is None or not (self._pool.has_free or self._pool.finished):
+        if not self._held or self._pool is None or not (self._pool.has_free or self._pool.finished):
             return
         for rank, m in list(self._held.items()):
             if self._pool.finished and not self.active:

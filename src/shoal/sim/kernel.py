@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
 from shoal.core.errors import Deadlock
+
+OBJECTS_BETWEEN_COLLECTIONS = 100_000
+"""How many more objects there are before Python looks for garbage again, while virtual time passes."""
 
 
 class Kernel:
@@ -51,10 +56,11 @@ class Kernel:
     def run(self) -> None:
         """Let time pass until every process has ended. Raises what a process raises, and Deadlock."""
         heap = self._heap
-        while self._alive and heap:
-            self.now, _, action = heappop(heap)
-            self.events += 1
-            action()
+        with rare_collections():
+            while self._alive and heap:
+                self.now, _, action = heappop(heap)
+                self.events += 1
+                action()
         stuck = [p for p in self._running if not p.ended]
         if stuck:
             raise Deadlock(self._explain(stuck))
@@ -107,6 +113,17 @@ class Process:
     def _end(self) -> None:
         self.ended = True
         self._on_end()
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Have Python look for garbage rarely: nodes live to the end, and each look visits all of them."""
+    often, *others = gc.get_threshold()
+    gc.set_threshold(often and max(often, OBJECTS_BETWEEN_COLLECTIONS), *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(often, *others)
 
 
 @types.coroutine

@@ -20,7 +20,7 @@ from shoal.engine.engine import Engine, Hook, Instrument
 from shoal.engine.group import Mean
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Faults, Weather
-from shoal.sim.kernel import Kernel
+from shoal.sim.kernel import Kernel, rare_collections
 from shoal.sim.models import Compute, Network, Pace
 from shoal.sim.transport import SimTransport, Switch
 from shoal.vocabulary.node import Node
@@ -92,7 +92,8 @@ class Simulation:
         }
         first = replica(0)
         self._centre = (first.x if centre is None else centre).detach().clone()
-        self.nodes = [self._make(rank, 0, first if rank == 0 else None) for rank in range(nodes)]
+        with rare_collections():
+            self.nodes = [self._make(rank, 0, first if rank == 0 else None) for rank in range(nodes)]
         for server in self._ends[workers:]:
             for end in self._ends[:workers]:
                 end.acquaint(server)

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from struct import pack
 
 from torch import Tensor
@@ -41,28 +42,25 @@ class Switch:
         """Deliver `m` when the network has moved it, if it does."""
         weather, dice = self._weather, self._dice
         if weather is None or m.tag in NOTICES or self.kernel.now >= weather.until:
-            self._move(src, dst, m)
+            self.escort(src, dst, m, partial(self.ends[dst].deliver, m))
             return
         for _ in range(2 if dice.random() < weather.double else 1):
             if dice.random() >= weather.loss:
                 late = dice.random() * weather.delay
                 copy = m.copied(m.src, tuple(p.clone() for p in m.parts))
-                self.kernel.after(late, lambda copy=copy: self._move(src, dst, copy))  # type: ignore[misc]
-
-    def _move(self, src: int, dst: int, m: Message) -> None:
-        end = self.ends[dst]
-        self.escort(src, dst, m, lambda: end.deliver(m))
+                arrive = partial(self.ends[dst].deliver, copy)
+                self.kernel.after(late, partial(self.escort, src, dst, copy, arrive))
 
     def escort(self, src: int, dst: int, m: Message, then: Callable[[], None]) -> None:
         """Take the time that `m` takes on the network, and do something when it is there."""
-        now = self.kernel.now
-        head, length = self._wires.leave(src, dst, m.nbytes, now) if src != dst else (now, 0.0)
-        self._trace.update(pack("<dddqqq", now, head, m.count, src, dst, m.nbytes) + m.tag.encode())
+        now, nbytes = self.kernel.now, m.nbytes
+        head, length = self._wires.leave(src, dst, nbytes, now) if src != dst else (now, 0.0)
+        self._trace.update(pack("<dddqqq", now, head, m.count, src, dst, nbytes) + m.tag.encode())
+        self.kernel.at(head, partial(self._receive, dst, length, then) if length else then)
 
-        def receive() -> None:
-            self.kernel.at(self._wires.enter(dst, length, self.kernel.now), then)
-
-        self.kernel.at(head, receive if length else then)
+    def _receive(self, dst: int, length: float, then: Callable[[], None]) -> None:
+        """The head of a message has come; do something when its tail has."""
+        self.kernel.at(self._wires.enter(dst, length, self.kernel.now), then)
 
     def digest(self) -> str:
         """A fingerprint of every message so far: when, from whom, to whom, what and how much."""
@@ -114,9 +112,10 @@ class SimTransport:
         if peer._farewell is not None:
             peer._tell(self.rank)
             return
-        self.acquaint(peer)
-        copy = m.copied(self.rank, tuple(p.detach().clone() for p in m.parts))
-        self._switch.carry(self.rank, dst, copy)
+        if dst not in self._acquainted:
+            self.acquaint(peer)
+        parts = [p.detach().clone() if p.requires_grad else p.clone() for p in m.parts]
+        self._switch.carry(self.rank, dst, m.copied(self.rank, tuple(parts)))
 
     async def recv(self, timeout: float | None = None) -> Message:
         """The next message in order of arrival. Raises TimeoutError after `timeout` virtual seconds."""

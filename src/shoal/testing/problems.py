@@ -50,7 +50,7 @@ class Quadratic(Problem):
     targets: Sequence[float] = (0.0,)
 
     def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
-        return (x - self.targets[rank % len(self.targets)]) * self.curvature
+        return (x - self.targets[rank % len(self.targets)]).mul_(self.curvature)
 
 
 class VectorReplica:

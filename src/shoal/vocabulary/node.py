@@ -137,7 +137,9 @@ class Node:
         given: they must leave `x` alone. Raises Diverged when the loss is not finite, unless there is a
         server to refuse what comes of it.
         """
-        return ComingGradient(self._gradient if at is None else partial(self._gradient_at, at))
+        answers = self.engine.rounds.answers if self.size > 1 else {}
+        compute = partial(self.engine.gradients.next, answers or None)
+        return ComingGradient(compute if at is None else partial(self._at, at, compute))
 
     def descend(self, g: Tensor) -> None:
         """One step of the user's optimizer along -g."""
@@ -342,14 +344,10 @@ class Node:
 
     # -- inside --------------------------------------------------------------------------------
 
-    async def _gradient(self) -> Tensor:
-        answers = self.engine.rounds.answers if self.size > 1 else None
-        return await self.engine.gradients.next(answers or None)
-
-    async def _gradient_at(self, at: Tensor) -> Tensor:
+    async def _at(self, at: Tensor, compute: Callable[[], Awaitable[Tensor]]) -> Tensor:
         before = self.x.clone()
         self.x.copy_(at)
         try:
-            return await self._gradient()
+            return await compute()
         finally:
             self.x.copy_(before)
