@@ -126,7 +126,7 @@ class Strategy(ABC):
                 f"{codec} is made for gradients, and {name} sends {self.sends.value}; "
                 "take 'top_k' or 'one_bit'"
             )
-        if codec.for_averages and self.sends is not Sends.MEAN_GRADIENTS:
+        if codec.needs_products and self.sends is not Sends.MEAN_GRADIENTS:
             raise ValueError(
                 f"{codec} is for gradients that workers average among themselves at every step, and "
                 f"{name} does something else; take strategy 'sync', or codec 'low_rank'"
