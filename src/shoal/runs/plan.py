@@ -65,8 +65,8 @@ class Plan:
         check_word("durability", self.durability, DURABILITY)
         if self.collective == "native" and not (self.transport == "gloo" and self.codec.in_flight):
             raise ValueError(
-                "collective 'native' needs transport 'gloo' and no codec, or one that adds up, as low_rank; "
-                "take 'auto'"
+                "collective 'native' needs transport 'gloo' and no codec, or one whose averages are formed "
+                "in flight, as low_rank; take 'auto'"
             )
         if self.servers > 1 and not self.strategy.servers:
             word = STRATEGIES.name_of(self.strategy)

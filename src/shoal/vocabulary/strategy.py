@@ -134,7 +134,7 @@ class Strategy(ABC):
         if codec.needs_all and (self.servers or self.survives):
             raise ValueError(
                 f"{codec} needs an average over all workers, and {name} forms none; take "
-                "strategy 'sync', or leave out shared=true"
+                "strategy 'sync', or a codec that needs none, as 'ternary' without shared=true"
             )
 
 
