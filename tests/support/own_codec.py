@@ -15,7 +15,7 @@ class Steps(Codec):
     """A byte for each element: a whole number of steps, of which the largest element has 127."""
 
     feedback: str = "residual"
-    in_flight = True
+    in_flight = True  # see `average`
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         step = step_of(largest(v), 127)
