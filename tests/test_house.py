@@ -433,6 +433,16 @@ def test_no_two_public_classes_have_one_name():
     assert not {name: where for name, where in homes.items() if len(where) > 1}
 
 
+SIBLINGS = {  # the same thing in several folders, or a command and what it calls
+    *("codec.py", "cpu.py", "gpu.py", "transport.py", "windows.py", "all_reduce.py", "run.py", "__init__.py"),
+}
+
+
+def test_no_two_files_have_one_name_for_different_things():
+    names = sorted(source.path.name for source in house() if source.path.name not in SIBLINGS)
+    assert not [name for name, after in pairwise(names) if name == after]
+
+
 def test_no_two_test_files_have_one_name():
     names = sorted(
         path.name for path in Path(__file__).parent.rglob("test_*.py")

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import shoal
+from own_codec import Steps
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec, expect
 from shoal.core.seeds import stream
@@ -80,16 +81,32 @@ def trained(rank, hook):
     return {"losses": losses, "weights": weights(ddp), "refused": refused}
 
 
-def by_hand(rank):
-    """Where three steps of rate 1 lead if rank 0 has the gradient 8 everywhere and rank 1 has -16."""
+@dataclass(frozen=True)
+class Gathered(Halves):
+    """The largest of what the ranks have, and half of their mean, out of what each rank gives."""
+
+    in_flight = True
+
+    async def average(self, v, state, workers):
+        await workers.give("whole", (v, v[:1].to(torch.int64)))
+        await workers.give("half", (v / 2,))
+        most = await workers.largest(v)
+        wholes, halves = await workers.take("whole"), await workers.take("half")
+        assert [given.parts[1].item() for given in wholes] == [8, -16]
+        assert sum(given.weight for given in wholes) == workers.total == 2.0
+        return most + sum(given.parts[0] for given in halves) / workers.total, state
+
+
+def by_hand(codec, gradient, steps):
+    """Where steps of rate 1 lead if this is the gradient of this rank."""
     module = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(module.weight)
     ddp = DistributedDataParallel(module)
-    ddp.register_comm_hook(dist.new_group(backend=BACKEND), shoal.comm_hook(Halves()))
+    ddp.register_comm_hook(dist.new_group(backend=BACKEND), shoal.comm_hook(codec))
     path = []
-    for _ in range(3):
+    for _ in range(steps):
         ddp.zero_grad()
-        ddp(torch.full((1, 3), (8.0, -16.0)[rank])).sum().backward()
+        ddp(torch.tensor([gradient])).sum().backward()
         with torch.no_grad():
             module.weight -= module.weight.grad
         path.append(weights(module))
@@ -99,10 +116,15 @@ def by_hand(rank):
 def main(folder, rank, ranks):
     torch.set_num_threads(1)
     dist.init_process_group(BACKEND, f"file://{folder}/store", rank=rank, world_size=ranks)
-    told = {"plain": trained(rank, None), "by hand": by_hand(rank) if ranks == 2 else None}
+    told = {"plain": trained(rank, None)}
+    if ranks == 2:
+        told["by hand"] = by_hand(Halves(), [(8.0, -16.0)[rank]] * 3, steps=3)
+        told["gathered"] = by_hand(Gathered(), [(8.0, -16.0)[rank]] * 3, steps=1)
+        told["added up"] = by_hand(Steps(), ([126.0, 3.0, -60.0], [42.0, 3.0, -2.0])[rank], steps=2)
     for word in (word for word in CODECS if word != "factors"):  # which needs more than gradients
         told[word] = trained(rank, shoal.comm_hook(word))
     told["rank 1"] = trained(rank, shoal.comm_hook("low_rank:rank=1"))
+    told["own"] = trained(rank, shoal.comm_hook(Steps()))
     told["shared"] = trained(rank, shoal.comm_hook("ternary:shared=true,feedback=residual"))
     (folder / f"{rank}.json").write_text(json.dumps(told))
     dist.destroy_process_group()

@@ -15,6 +15,7 @@ from shoal.codecs import CODECS, FP16
 
 RANKS = Path(__file__).with_name("ddp_ranks.py")
 WORDS = [word for word in CODECS if word != "factors"]  # which needs more than gradients
+PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}  # which has what tests share
 SLOW_LEARNERS = ("random_k", "threshold")  # which send little with the options that they have by themselves
 
 
@@ -23,7 +24,7 @@ def told(tmp_path_factory):
     """What each of two ranks tells, by rank and by what was run."""
     folder = tmp_path_factory.mktemp("ddp")
     command = [sys.executable, "-W", "error::RuntimeWarning", str(RANKS), str(folder)]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, **PATH, "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen([*command, str(k), "2"], env=environment, stderr=subprocess.PIPE, text=True)
         for k in (0, 1)
@@ -52,7 +53,7 @@ def test_half_precision_is_near_it(told, word, near):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", [*WORDS, "rank 1", "shared"])
+@pytest.mark.parametrize("word", [*WORDS, "rank 1", "own", "shared"])
 def test_it_learns_and_all_ranks_hold_the_same_weights(told, word):
     assert told[0][word]["weights"] == told[1][word]["weights"]
     losses = told[0][word]["losses"]
@@ -60,7 +61,7 @@ def test_it_learns_and_all_ranks_hold_the_same_weights(told, word):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", [*WORDS, "shared"])
+@pytest.mark.parametrize("word", [*WORDS, "own", "shared"])
 def test_a_gradient_that_is_not_finite_is_seen_by_all_and_leaves_no_trace(told, word):
     assert told[0][word]["refused"] == told[1][word]["refused"] == [5]
 
@@ -73,10 +74,26 @@ def test_what_is_lacking_is_given_with_the_next_gradient_by_hand(told):
 
 
 @pytest.mark.slow
+def test_a_codec_of_ones_own_is_added_up_by_hand(told):
+    # the largest is 126, of 63 steps, so a step is 2. The mean of (126, 3, -60) and (42, 3, -2) has 4 in the
+    # middle, for 1.5 is rounded to 2; both lack -1 there, and the next time it is 2
+    assert told[0]["added up"] == [[-84.0, -4.0, 31.0], [-168.0, -6.0, 62.0]]
+    assert told[1]["added up"] == told[0]["added up"]
+
+
+@pytest.mark.slow
+def test_what_ranks_give_is_taken_by_all(told):
+    # the largest of 8 and -16, and the mean of 4 and -8: 8 - 2
+    assert told[0]["gathered"] == told[1]["gathered"] == [[-6.0] * 3]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_one_rank_on_a_gpu_goes_through_nccl(tmp_path):
     command = [sys.executable, str(RANKS), str(tmp_path), "0", "1", "cuda"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, **PATH}, capture_output=True, text=True, timeout=110, check=False
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "0.json").read_text())
     assert told["none"]["weights"] == told["plain"]["weights"]

@@ -5,7 +5,7 @@ import torch
 from sparse_averaging import average
 
 from shoal.codecs import DGC, Sparse, Threshold, TopK
-from shoal.codecs.sparse.sparse import position_bits
+from shoal.codecs.sparse.codec import position_bits
 from shoal.collectives import SparseCheapest, SparseDoubling, stripes
 from shoal.collectives.link import LinkCost
 from shoal.collectives.sparse_choice import SparseAverages, Traffic

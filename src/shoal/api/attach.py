@@ -63,7 +63,7 @@ def attach(
     named = codec if place.codec is None else place.codec
     coder = named if isinstance(named, Codec) else CODECS.read(named or "none")
     chosen.check(Setting(place.identity(chosen).workers, coder, own_loop=bool(place.launched)))
-    if coder.for_averages:
+    if coder.needs_products:
         raise ValueError(
             f"{coder} has to know what gradients are made of, which a loop of your own does not tell; take "
             "'low_rank' here, or shoal.run"

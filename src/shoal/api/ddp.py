@@ -1,13 +1,14 @@
 """comm_hook: a codec in torch's DistributedDataParallel, without the rest of Shoal.
 
 DDP hands over its gradients in buckets, one after the other and in the same order at every rank. Each is a
-stream of vectors of its own. What adds up, single and half precision, the two factors of low rank and trits
-on a shared scale, goes through an all-reduce. Anything else is gathered: every rank decodes what all have
-written, in rank order.
+stream of vectors of its own. Single and half precision go through one all-reduce, and a codec that averages
+in flight through those that it asks for. Anything else is gathered: every rank decodes what all have written,
+in rank order.
 """
 
 # No `from __future__ import annotations` here: torch reads the annotations of a hook, and wants the classes.
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,21 +20,15 @@ from torch import Tensor, distributed
 from torch.futures import Future
 
 from shoal.codecs import CODECS
-from shoal.codecs.halves.codec import BF16, FP16
-from shoal.codecs.low_rank import LowRank
-from shoal.codecs.ternary.codec import Ternary
-from shoal.codecs.ternary.shared_scale import SharedTrits, on_shared_scale
-from shoal.collectives.low_rank import LowRankRounds
+from shoal.core.averaging import Given
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.seeds import derive
 from shoal.core.transport import DTYPES, MOST_PARTS
 from shoal.core.vector import Piece
+from shoal.launch.drive import drive
 
 ALIGNED = 8
 """Bytes at whose multiples each part begins when it travels, so that it can be read where it lies."""
-
-HALVES: dict[type[Codec], torch.dtype] = {FP16: torch.float16, BF16: torch.bfloat16}
-"""What adds up in half precision. What is out of range becomes infinite: a gradient scaler looks for that."""
 
 Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
 
@@ -54,7 +49,7 @@ def comm_hook(codec: Codec | str, **options: Any) -> Hook:
         )
     if isinstance(codec, str):
         codec = CODECS.make(codec, **options) if options else CODECS.read(codec)
-    if codec.for_averages:
+    if codec.needs_products:
         raise ValueError(
             f"{codec} has to know what gradients are made of, and DDP hands over gradients alone; "
             "take 'low_rank', or DDP without a codec"
@@ -115,35 +110,13 @@ class Stream:
         codec = self.codec
         if codec.exact:
             return summed(bucket, group, bucket.dtype)
-        if isinstance(codec, LowRank):
-            return self._average_factors(codec, bucket, group)
-        if on_shared_scale(codec):
-            return self._add_trits(codec, bucket, group)
-        if type(codec) in HALVES:
-            return summed(bucket, group, HALVES[type(codec)])
+        if codec.in_flight:
+            workers = _Ranks(group, bucket.device)
+            average, self.state = drive(codec.average(bucket, self._begun(bucket), workers))
+            return completed(bucket.copy_(average))
+        if codec.cast is not None:  # out of range becomes infinite: a gradient scaler looks for that
+            return summed(bucket, group, codec.cast)
         return self._gather(bucket, group)
-
-    def _average_factors(self, codec: LowRank, bucket: Tensor, group: Group) -> Future[Tensor]:
-        rounds, share = (
-            LowRankRounds(codec.matrices, bucket, self.state),
-            1 / distributed.get_world_size(group),
-        )
-        first = rounds.first().mul_(share)
-        distributed.all_reduce(first, group=group)
-        second = rounds.second(first).mul_(share)
-        distributed.all_reduce(second, group=group)
-        average, self.state = rounds.finish(second, remembers=codec.feedback != "none")
-        return completed(bucket.copy_(average))
-
-    def _add_trits(self, codec: Ternary, bucket: Tensor, group: Group) -> Future[Tensor]:
-        ranks = distributed.get_world_size(group)
-        brought = SharedTrits(codec, bucket, 1.0, ranks, self._begun(bucket))
-        scales = brought.scales().nan_to_num_(nan=inf)  # a maximum may overlook what is no number
-        distributed.all_reduce(scales, distributed.ReduceOp.MAX, group=group)
-        words = brought.words(scales.masked_fill_(scales.isinf(), nan))
-        distributed.all_reduce(words, group=group)
-        average, self.state = brought.finish(words, float(ranks))
-        return completed(bucket.copy_(average))
 
     def _gather(self, bucket: Tensor, group: Group) -> Future[Tensor]:
         payloads = gathered(self._encode(bucket), bucket.device, group)
@@ -166,6 +139,45 @@ class Stream:
             self.rest = torch.zeros_like(v) if self.rest is None else self.rest
             payload, self.state = self.codec.encode_rest(v, self.rest, state)
         return payload
+
+
+class _Ranks:
+    """The ranks of a process group as the workers that a codec reduces over; all have the same weight."""
+
+    weight, gives, records = 1.0, True, None
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.size = distributed.get_world_size(group)
+        self.total = float(self.size)
+        self._group, self._device = group, device
+        self._given: dict[str, deque[Payload]] = defaultdict(deque)
+
+    async def mean(self, v: Tensor) -> Tensor:
+        """Divided first, as DDP does it."""
+        average = v.mul(1 / self.size)
+        distributed.all_reduce(average, group=self._group)
+        return average
+
+    async def largest(self, v: Tensor) -> Tensor:
+        """A maximum may overlook what is no number, so that travels as infinite."""
+        most = v.masked_fill(v.isnan(), inf)
+        distributed.all_reduce(most, distributed.ReduceOp.MAX, group=self._group)
+        return most.masked_fill_(most == inf, nan)
+
+    async def sum(self, v: Tensor) -> Tensor:
+        """One all-reduce."""
+        total = v.clone()
+        distributed.all_reduce(total, group=self._group)
+        return total
+
+    async def give(self, tag: str, parts: Payload) -> None:
+        """Nothing travels before all take."""
+        self._given[tag].append(parts)
+
+    async def take(self, tag: str) -> list[Given]:
+        """Gathers what all ranks gave."""
+        payloads = gathered(self._given[tag].popleft(), self._device, self._group)
+        return [Given(parts, self.weight) for parts in payloads]
 
 
 def summed(bucket: Tensor, group: Group, dtype: torch.dtype) -> Future[Tensor]:

@@ -94,7 +94,7 @@ def chosen(word: str | Codec) -> Codec:
     from shoal.codecs import CODECS  # here: the catalogue has this module's codec too
 
     codec = CODECS.read(word.replace("/", ",")) if isinstance(word, str) else word
-    if codec.for_gradients or codec.for_averages or codec.needs_all:
+    if codec.for_gradients or codec.needs_products or codec.needs_all:
         raise ValueError(
             f"{codec} does more than compress a vector, and cannot do that for some layers only; "
             "take it for the whole model, or another codec here, such as top_k"

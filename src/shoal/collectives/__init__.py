@@ -3,13 +3,11 @@
 from shoal.collectives.average import Sum, averaging
 from shoal.collectives.butterfly import butterfly
 from shoal.collectives.choice import ALGORITHMS, Cheapest, automatic, cheapest
-from shoal.collectives.factors import FactorsMean
+from shoal.collectives.in_flight import InFlight
 from shoal.collectives.link import LinkCost
-from shoal.collectives.low_rank import LowRankMean
 from shoal.collectives.native import Native, native
 from shoal.collectives.rabenseifner import rabenseifner
 from shoal.collectives.ring import ring
-from shoal.collectives.shared_scale import SharedScaleMean
 from shoal.collectives.sparse_choice import SparseCheapest
 from shoal.collectives.sparse_doubling import SparseDoubling
 from shoal.collectives.stripes import stripes
@@ -18,10 +16,8 @@ from shoal.collectives.tree import tree
 __all__ = [
     "ALGORITHMS",
     "Cheapest",
-    "SharedScaleMean",
-    "FactorsMean",
+    "InFlight",
     "LinkCost",
-    "LowRankMean",
     "Native",
     "SparseCheapest",
     "SparseDoubling",

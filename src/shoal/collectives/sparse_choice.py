@@ -22,7 +22,7 @@ from shoal.collectives.cube import Cube
 from shoal.collectives.link import LinkCost, measure
 from shoal.collectives.sparse_doubling import SparseDoubling
 from shoal.collectives.stripes import Striped, stripes
-from shoal.core.sparse import SparseCodec, SparseWire
+from shoal.core.sparse_vectors import SparseCodec, SparseWire
 from shoal.core.transport import HEADER_BYTES
 from shoal.engine.group import Group
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.collectives.butterfly import swap
 from shoal.collectives.stripes import Striped, cut, stripes
 from shoal.core.codec import Payload
-from shoal.core.sparse import SparseCodec, SparseVector, SparseWire, joined
+from shoal.core.sparse_vectors import SparseCodec, SparseVector, SparseWire, joined
 from shoal.core.transport import Message
 from shoal.engine.group import PRESENT, Group
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.codec import Payload
-from shoal.core.sparse import SparseCodec
+from shoal.core.sparse_vectors import SparseCodec
 from shoal.core.transport import Message
 from shoal.engine.group import PRESENT, Group
 

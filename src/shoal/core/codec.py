@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.averaging import Reductions
 from shoal.core.errors import WireError
 from shoal.core.vector import Piece
 from shoal.core.words import FEEDBACK as FEEDBACK
@@ -29,13 +30,17 @@ class Codec(ABC):
     """A way to write a vector down shorter. Frozen: options only.
 
     `exact` says that decode(encode(v)) is v, bit for bit, so that the codec may be skipped. One that is
-    `for_gradients` does more than write them down, as momentum; one `for_averages` is of use only where
-    gradients are averaged over all workers. Its `code` is in the header of all it writes.
+    `for_gradients` does more than write them down, as momentum. One that `needs_products` asks what gradients
+    are made of: it is of use only where gradients are averaged over all workers. Its `code` is in the header
+    of all it writes.
+
+    Averages over all workers are formed in stripes, by `encode` and `decode`. A codec that is `in_flight`
+    forms them itself instead, by `average`.
     """
 
     exact: ClassVar[bool] = False
     for_gradients: ClassVar[bool] = False
-    for_averages: ClassVar[bool] = False
+    needs_products: ClassVar[bool] = False
     code: ClassVar[int] = 0
 
     @property
@@ -44,9 +49,19 @@ class Codec(ABC):
         return "none"
 
     @property
+    def in_flight(self) -> bool:
+        """Whether `average` forms averages out of reductions of what travels: any all-reduce does them."""
+        return self.exact
+
+    @property
     def needs_all(self) -> bool:
-        """Whether all workers have to agree on something first: then it is of use where they average."""
+        """Whether `average` is the only way to use it: then neither stripes nor a server can."""
         return False
+
+    @property
+    def cast(self) -> torch.dtype | None:
+        """The dtype to which DDP may cast gradients for one all-reduce instead of encoding them, if any."""
+        return None
 
     @property
     def merged(self) -> Codec:
@@ -78,6 +93,22 @@ class Codec(ABC):
 
         Raises WireError if the payload does not fit `out`.
         """
+
+    async def average(self, v: Tensor, state: State, workers: Reductions) -> tuple[Tensor, State]:
+        """The weighted average of `v` over the workers, and the state for the next vector.
+
+        Only where the codec is `in_flight`. All workers return the same bits. `v` and `state` are left as
+        they were; the state begins with `init`, and error feedback is the codec's own affair. A worker that
+        does not give (`workers.gives`) keeps its error for another time.
+        """
+        return await workers.mean(v), state
+
+    def stream_key(self, elements: int, part: str) -> str:
+        """The name of the state of `average`, in checkpoints and for what is drawn at random.
+
+        Vectors of different lengths have states of their own, and so have parts of a model.
+        """
+        return f"in flight {elements} {part}"
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.core.codec import REST, Codec, Payload, State
+from shoal.core.codec import REST, Codec, Identity, Payload, State
 from shoal.core.seeds import derive
 from shoal.core.transport import Priced
 from shoal.core.vector import Layout, describe_flaw
@@ -106,6 +107,13 @@ class Coding:
             codec = self.codec.fit(pieces)
             self._fitted[place] = codec.merged if merged else codec
         return self._fitted[place]
+
+    def uncompressed(self) -> Coding:
+        """The same without compression: as this codec writes vectors of no known layers, if that is exact."""
+        coding, exact = copy(self), self.codec.fit(())
+        coding.codec, coding.layout = exact if exact.exact else Identity(), None
+        coding.states, coding._fitted = {}, {}
+        return coding
 
     def averaging(self, nbytes: int) -> int:
         """The bytes that most collectives send for the average of a vector of `nbytes`; see `weigh`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from copy import copy
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
@@ -58,6 +59,12 @@ class Group:
     def others(self) -> list[int]:
         """The other workers, beginning with the next, so that not all send to worker 0 first."""
         return [(self.rank + k) % self.size for k in range(1, self.size)]
+
+    def uncompressed(self) -> Group:
+        """The same workers, for vectors that travel exactly."""
+        group = copy(self)
+        group.coding = self.coding.uncompressed()
+        return group
 
     async def take(self, tag: str, src: int) -> Message:
         """The next message of `src` with that tag.

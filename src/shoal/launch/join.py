@@ -6,23 +6,17 @@ import faulthandler
 import os
 import secrets
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import distributed as dist
 
-from shoal.codecs.factors import Factors
-from shoal.codecs.low_rank import LowRank
-from shoal.codecs.sparse.sparse import Sparse
-from shoal.codecs.ternary.shared_scale import SharedTrits, on_shared_scale
+from shoal.codecs.sparse.codec import Sparse
 from shoal.collectives import (
     ALGORITHMS,
     Cheapest,
-    FactorsMean,
+    InFlight,
     LinkCost,
-    LowRankMean,
     Native,
-    SharedScaleMean,
     SparseCheapest,
     SparseDoubling,
     Sum,
@@ -35,7 +29,7 @@ from shoal.core.catalogue import check_word
 from shoal.core.codec import Codec, Identity
 from shoal.core.errors import Unavailable
 from shoal.core.identity import NodeIdentity
-from shoal.core.sparse import SparseCodec
+from shoal.core.sparse_vectors import SparseCodec
 from shoal.core.transport import AllReduces, Transport
 from shoal.core.words import COLLECTIVES, SPARSE
 from shoal.engine.group import Mean
@@ -161,11 +155,11 @@ def start_mpi(timeout: float) -> None:
 def check_collective(collective: str, codec: Codec) -> None:
     """Raise ValueError unless there is that way to form averages, and it fits the codec."""
     check_word("collective", collective, COLLECTIVES)
-    if collective in ALGORITHMS and not adds_up(codec):
+    if collective in ALGORITHMS and not codec.in_flight:
         raise ValueError(
             f"collective {collective!r} adds up what travels, and {codec} is not exact; take 'stripes'"
         )
-    if collective == "stripes" and on_shared_scale(codec):
+    if collective == "stripes" and codec.needs_all:
         raise ValueError(f"collective 'stripes' adds up nothing that travels, as {codec} does; take 'auto'")
     if collective == SPARSE and not isinstance(codec, SparseCodec):
         raise ValueError(
@@ -178,16 +172,11 @@ def check_collective(collective: str, codec: Codec) -> None:
         )
 
 
-def adds_up(codec: Codec) -> bool:
-    """Whether averages with this codec can be formed out of sums of what travels."""
-    return codec.exact or isinstance(codec, LowRank | Factors) or on_shared_scale(codec)
-
-
 def choose_sum(collective: str, transport: Transport | None, link: LinkCost | None) -> Sum:
     """How whole numbers are added up in this run."""
     if collective in ALGORITHMS:
         return ALGORITHMS[collective].sum
-    if transport is not None and isinstance(transport, AllReduces):
+    if transport is not None and isinstance(transport, AllReduces) and collective != "stripes":
         return native
     if collective == "native":
         raise Unavailable("collective 'native' needs an all-reduce, but this transport has none; take 'auto'")
@@ -203,13 +192,9 @@ def choose_mean(
     measure it, if they have to choose by it.
     """
     check_collective(collective, codec)
-    if isinstance(codec, LowRank):  # two averages of what is not compressed any further
-        mean = choose_mean(collective, transport, Identity(), workers, link)
-        return LowRankMean(mean, codec.rank, remembers=codec.feedback != "none")
-    if isinstance(codec, Factors):  # an average of what does not go as factors
-        return FactorsMean(choose_mean(collective, transport, Identity(), workers, link))
-    if on_shared_scale(codec):
-        return SharedScaleMean(partial(SharedTrits, codec), choose_sum(collective, transport, link))
+    if codec.in_flight and not codec.exact and collective != SPARSE:  # its reductions compress no further
+        add_up = choose_sum(collective, transport, link)
+        return InFlight(choose_mean(collective, transport, Identity(), workers, link), add_up)
     fits = transport is not None and isinstance(transport, AllReduces) and codec.exact
     if collective == "native" and not fits:
         why = "this transport has none" if codec.exact else f"{codec} is not exact"

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.core.factors import Product, Recorder
 from shoal.core.growth import Growth
 from shoal.core.matrices import Matrix
+from shoal.core.products import Product, Recorder
 from shoal.core.replica import Gradient, Replica
 from shoal.core.seeds import derive, stream
 from shoal.core.task import Data, Task

@@ -18,7 +18,7 @@ from shoal.core.words import DURABILITY, REJOINING, TRANSPORTS, check_durability
 from shoal.engine.engine import Engine
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
-from shoal.launch.join import adds_up, check_collective, local_threads
+from shoal.launch.join import check_collective, local_threads
 from shoal.replicas.module import module_of, steps_of
 from shoal.runs.curve import holds_solution
 from shoal.storage.checkpoint import Checkpoints
@@ -63,10 +63,10 @@ class Plan:
         refuse_mpi(self.transport)
         check_collective(self.collective, self.codec)
         check_word("durability", self.durability, DURABILITY)
-        if self.collective == "native" and not (self.transport == "gloo" and adds_up(self.codec)):
+        if self.collective == "native" and not (self.transport == "gloo" and self.codec.in_flight):
             raise ValueError(
-                "collective 'native' needs transport 'gloo' and no codec, or one that adds up, as low_rank; "
-                "take 'auto'"
+                "collective 'native' needs transport 'gloo' and no codec, or one whose averages are formed "
+                "in flight, as low_rank; take 'auto'"
             )
         if self.servers > 1 and not self.strategy.servers:
             word = STRATEGIES.name_of(self.strategy)

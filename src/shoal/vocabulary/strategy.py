@@ -126,7 +126,7 @@ class Strategy(ABC):
                 f"{codec} is made for gradients, and {name} sends {self.sends.value}; "
                 "take 'top_k' or 'one_bit'"
             )
-        if codec.for_averages and self.sends is not Sends.MEAN_GRADIENTS:
+        if codec.needs_products and self.sends is not Sends.MEAN_GRADIENTS:
             raise ValueError(
                 f"{codec} is for gradients that workers average among themselves at every step, and "
                 f"{name} does something else; take strategy 'sync', or codec 'low_rank'"
@@ -134,7 +134,7 @@ class Strategy(ABC):
         if codec.needs_all and (self.servers or self.survives):
             raise ValueError(
                 f"{codec} needs an average over all workers, and {name} forms none; take "
-                "strategy 'sync', or leave out shared=true"
+                "strategy 'sync', or a codec that needs none, as 'ternary' without shared=true"
             )
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shoal.codecs.sparse import gaps, selection
+from shoal.codecs.sparse.codec import Sparse
 from shoal.codecs.sparse.dgc import DGC
-from shoal.codecs.sparse.sparse import Sparse
 from shoal.codecs.sparse.top_k import TopK
 from shoal.codecs.wire import HEADER, seal
 from shoal.core.errors import WireError

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sampling import sampled
+from shoal.codecs.sparse.codec import Sparse
 from shoal.codecs.sparse.random_k import RandomK, drawn
-from shoal.codecs.sparse.sparse import Sparse
 from shoal.codecs.wire import HEADER, seal
 from shoal.core.errors import WireError
 

@@ -6,7 +6,7 @@ import torch
 from sampling import sampled
 from shoal.codecs import TopK
 from shoal.codecs.sparse import gaps
-from shoal.codecs.sparse.sparse import Sparse
+from shoal.codecs.sparse.codec import Sparse
 from shoal.codecs.wire import HEADER, seal
 from shoal.core.errors import WireError
 

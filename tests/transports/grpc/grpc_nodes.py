@@ -19,7 +19,7 @@ from shoal.core.transport import JOINED, Message, Transport
 from shoal.transports import frames
 from shoal.transports.grpc import GrpcTransport, Security
 from shoal.transports.grpc.control_pb2 import JoinReply
-from shoal.transports.grpc.protocol import JOIN, POST, PUSH, Envelope, GrpcConfig, slices
+from shoal.transports.grpc.hub_protocol import JOIN, POST, PUSH, Envelope, GrpcConfig, slices
 
 PATIENCE = 20.0
 RUN = "5" * 32

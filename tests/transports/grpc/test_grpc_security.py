@@ -45,7 +45,7 @@ from shoal.core.transport import HEADER_BYTES, JOINED, LOST, Message
 from shoal.transports import frames
 from shoal.transports.grpc import Security
 from shoal.transports.grpc.control_pb2 import PollRequest
-from shoal.transports.grpc.protocol import (
+from shoal.transports.grpc.hub_protocol import (
     CALL_BYTES,
     FETCH,
     JOIN,
@@ -124,7 +124,7 @@ def test_an_address_without_a_port_or_taken_is_refused() -> None:
 
 @pytest.mark.slow
 def test_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.transports.grpc.protocol.HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr("shoal.transports.grpc.hub_protocol.HANDSHAKE_SECONDS", 0.3)
     with nodes(1) as ((t,), _):
         host, port = t.address.split(":")
         with socket.create_connection((host, int(port)), timeout=PATIENCE) as silent:

@@ -36,7 +36,7 @@ from shoal.transports import frames
 from shoal.transports.frames import COPY, LARGE_MESSAGE, SHARED_READ, WINDOW, MemoryLocation
 from shoal.transports.grpc.calls import CallFailed
 from shoal.transports.grpc.control_pb2 import PollRequest, Receipt
-from shoal.transports.grpc.protocol import INLINE, POLL, POST, Envelope
+from shoal.transports.grpc.hub_protocol import INLINE, POLL, POST, Envelope
 from shoal.transports.shared_memory import memory
 from shoal.transports.shared_memory.large_messages import MOST_BUFFERS, SMALLEST_SHARED, LargeMessages
 from shoal.transports.shared_memory.memory import SWITCH, MemoryProbe, SharedMemory

@@ -23,6 +23,10 @@ class Half(Codec):
 
     dtype: ClassVar[torch.dtype]
 
+    @property
+    def cast(self) -> torch.dtype:
+        return self.dtype
+
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         if on_gpu(v):
             from shoal.codecs.halves import gpu

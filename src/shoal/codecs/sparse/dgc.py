@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.codecs.sparse.codec import Pairs, Sparse, seal_pairs
 from shoal.codecs.sparse.selection import fit_kernel, how_many, largest, spread
-from shoal.codecs.sparse.sparse import Pairs, Sparse, seal_pairs
 from shoal.core.codec import Codec, Payload, State
 from shoal.core.limits import check_density
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from shoal.codecs import draws
 from shoal.codecs.draws import COUNTER, SEED
+from shoal.codecs.sparse.codec import Sparsifier, two
 from shoal.codecs.sparse.selection import how_many
-from shoal.codecs.sparse.sparse import Sparsifier, two
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Payload, State, expect
 from shoal.core.errors import WireError
-from shoal.core.sparse import SparseVector
+from shoal.core.sparse_vectors import SparseVector
 
 
 @dataclass(frozen=True)

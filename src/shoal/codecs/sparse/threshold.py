@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.sparse import gaps
+from shoal.codecs.sparse.codec import Sparse, position_bits, two
 from shoal.codecs.sparse.selection import above, how_many, sample
-from shoal.codecs.sparse.sparse import Sparse, position_bits, two
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_density, one_of_feedback
-from shoal.core.sparse import SparseCodec, SparseVector
+from shoal.core.sparse_vectors import SparseCodec, SparseVector
 
 
 @dataclass(frozen=True)

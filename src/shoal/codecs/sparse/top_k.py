@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from shoal.codecs.sparse.codec import Pairs, Sparsifier, seal_pairs
 from shoal.codecs.sparse.selection import how_many, largest
-from shoal.codecs.sparse.sparse import Pairs, Sparsifier, seal_pairs
 from shoal.core.codec import Payload, State
 
 

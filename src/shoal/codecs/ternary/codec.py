@@ -15,7 +15,9 @@ from shoal.codecs.blocks import count
 from shoal.codecs.kernels import on_cpu, on_gpu
 from shoal.codecs.packing import words
 from shoal.codecs.ternary import trits
+from shoal.codecs.ternary.shared_scale import average_trits
 from shoal.codecs.wire import beside, seal, unseal
+from shoal.core.averaging import Reductions
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_block, one_of_feedback
@@ -57,6 +59,10 @@ class Ternary(Codec):
         return replace(self, feedback="none") if self.feedback == "residual" else self
 
     @property
+    def in_flight(self) -> bool:
+        return self.shared
+
+    @property
     def needs_all(self) -> bool:
         return self.shared
 
@@ -81,11 +87,27 @@ class Ternary(Codec):
             raise WireError(f"a payload of {wrote} blocks arrived where {blocks} were expected")
         if (scales < 0).any():
             raise WireError("a payload of codec 'ternary' has a scale below 0")
-        codes, cpu = codes.contiguous(), cpu_kernel(block, out, scales)
+        codes, cpu = codes.contiguous(), self.cpu_kernel(out, scales)
         if cpu is None:
             return trits.read(codes, scales, block, out)
         cpu.decode(codes, scales, block, out)
         return out
+
+    async def average(self, v: Tensor, state: State, workers: Reductions) -> tuple[Tensor, State]:
+        if not self.shared:
+            return await super().average(v, state, workers)
+        return await average_trits(self, v, state, workers)
+
+    def stream_key(self, elements: int, part: str) -> str:
+        return f"shared scale {elements} {part}"
+
+    def cpu_kernel(self, *tensors: Tensor) -> ModuleType | None:
+        """The CPU kernels, if they take these tensors and blocks of this length."""
+        if not on_cpu(*tensors):
+            return None
+        from shoal.codecs.ternary import cpu
+
+        return cpu if cpu.able(self.block) else None
 
     def _encoded(self, v: Tensor, rest: Tensor | None, state: State) -> tuple[Payload, State]:
         n, blocks, block = v.numel(), count(v.numel(), self.block), self.block
@@ -93,7 +115,7 @@ class Ternary(Codec):
         if (gpu := _gpu_kernel(block, *tensors)) is not None:
             payload = gpu.encode(self.code, v, rest, self.deviations, block, draws.first(state))
             return payload, draws.after(state, block + blocks)
-        if (cpu := cpu_kernel(block, *tensors)) is not None:
+        if (cpu := self.cpu_kernel(*tensors)) is not None:
             codes, scales = torch.empty(words(n, 2), dtype=torch.int32), torch.empty(blocks)
             cpu.encode(v, rest, self.deviations, block, state, codes, scales)
         else:
@@ -103,15 +125,6 @@ class Ternary(Codec):
             if rest is not None:
                 rest.sub_(trits.read(codes, scales, block, torch.empty_like(rest)))
         return seal(self.code, n, blocks, codes, scales), draws.after(state, block + blocks)
-
-
-def cpu_kernel(block: int, *tensors: Tensor) -> ModuleType | None:
-    """The CPU kernels, if they take these tensors and blocks of that length."""
-    if not on_cpu(*tensors):
-        return None
-    from shoal.codecs.ternary import cpu
-
-    return cpu if cpu.able(block) else None
 
 
 def _gpu_kernel(block: int, *tensors: Tensor) -> ModuleType | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.transports.frames import bytes_of
 from shoal.transports.grpc.control_pb2 import FetchRequest, JoinReply, PollRequest, Receipt
-from shoal.transports.grpc.protocol import (
+from shoal.transports.grpc.hub_protocol import (
     FETCH,
     HANDSHAKE_SECONDS,
     INLINE_BYTES,

@@ -13,7 +13,7 @@ from shoal.core.errors import WireError
 from shoal.core.transport import HEADER_BYTES, LEFT, Message
 from shoal.transports.frames import BufferPool, MemoryLocation, Shape, bytes_of
 from shoal.transports.grpc.control_pb2 import JoinReply, JoinRequest, Peer, Receipt, Roster
-from shoal.transports.grpc.protocol import (
+from shoal.transports.grpc.hub_protocol import (
     END,
     INLINE,
     INLINE_BYTES,

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from shoal.transports.grpc.protocol import Options
+from shoal.transports.grpc.hub_protocol import Options
 from shoal.transports.rendezvous import is_loopback
 
 TOKEN_VARIABLE = "SHOAL_TOKEN"

@@ -19,7 +19,7 @@ from shoal.core.errors import WireError
 from shoal.transports.endpoint import CLOSING_SECONDS
 from shoal.transports.grpc.control_pb2 import FetchRequest, JoinRequest, PollRequest
 from shoal.transports.grpc.hub import Hub, JoinRefused, SessionEnded
-from shoal.transports.grpc.protocol import (
+from shoal.transports.grpc.hub_protocol import (
     FETCH,
     JOIN,
     POLL,

@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.core.transport import JOINED, LEFT, LOST, Message
 from shoal.transports.endpoint import CLOSING_SECONDS
 from shoal.transports.grpc.control_pb2 import Peer
-from shoal.transports.grpc.protocol import BATCH_BYTES, LARGE, record
+from shoal.transports.grpc.hub_protocol import BATCH_BYTES, LARGE, record
 from shoal.transports.shared_memory.large_messages import LargeMessages
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
 from shoal.transports.endpoint import CLOSING_SECONDS, Endpoint
-from shoal.transports.grpc.client import HubClient
 from shoal.transports.grpc.hub import Hub
-from shoal.transports.grpc.protocol import GrpcConfig, keep_freed_slices
+from shoal.transports.grpc.hub_client import HubClient
+from shoal.transports.grpc.hub_protocol import GrpcConfig, keep_freed_slices
 from shoal.transports.grpc.security import Security, join_address, split_address
 from shoal.transports.grpc.server import HubServer
 from shoal.transports.grpc.sessions import PeerTracker

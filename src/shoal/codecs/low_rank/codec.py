@@ -8,15 +8,17 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from shoal.codecs.low_rank.power_sgd import RIGHT, LowRankRounds
 from shoal.codecs.wire import seal, unseal
+from shoal.core.averaging import Reductions
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import one_of_feedback
 from shoal.core.matrices import Matrices, orthonormal, wide
 from shoal.core.vector import Piece
 
-RIGHT = "right"
-"""The key of the state under which the next Q starts."""
+KEY = "low rank"
+"""Where a worker keeps the state of its averages: only the whole model's vector has one."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class LowRank(Codec):
         one_of_feedback(self.feedback)
         if self.rank < 1:
             raise ValueError(f"rank={self.rank}: P and Q have at least 1 column; take 1, 2 or 4")
+
+    @property
+    def in_flight(self) -> bool:
+        return True
 
     @property
     def merged(self) -> LowRank:
@@ -75,6 +81,17 @@ class LowRank(Codec):
         lengths = (factors, matrices.left_length), (factors, matrices.right_length), (out.dtype, rest)
         p, q, others = expect(bodies, *lengths)
         return matrices.fill(out, p, q, others)
+
+    async def average(self, v: Tensor, state: State, workers: Reductions) -> tuple[Tensor, State]:
+        if not self.matrices.each:
+            return await super().average(v, state, workers)
+        rounds = LowRankRounds(self.matrices, v, state, gives=workers.gives)
+        first = await workers.mean(rounds.first())
+        second = await workers.mean(rounds.second(first))
+        return rounds.finish(second, remembers=self.feedback != "none")
+
+    def stream_key(self, elements: int, part: str) -> str:
+        return KEY
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from shoal.codecs import Factors
+from shoal.codecs.factors.broadcasting import FACTORS, TERMS, pays
 from shoal.codecs.wire import HEADER
-from shoal.collectives import ALGORITHMS, FactorsMean, LinkCost, Native, stripes
-from shoal.collectives.factors import FACTORS, TERMS, pays
+from shoal.collectives import ALGORITHMS, InFlight, LinkCost, Native, stripes
 from shoal.core.codec import Identity
 from shoal.core.errors import PeerLost, WireError
-from shoal.core.factors import Product
 from shoal.core.matrices import Matrices, Matrix
+from shoal.core.products import Product
 from shoal.core.replica import Parameters
 from shoal.core.seeds import stream
 from shoal.core.transport import HEADER_BYTES, Message
@@ -400,11 +400,11 @@ class Reduces:
 
 
 def test_it_is_chosen_for_its_codec_and_stands_on_what_would_be_chosen_without():
-    assert isinstance(choose_mean("auto", None, Factors(), 4), FactorsMean)
+    assert isinstance(choose_mean("auto", None, Factors(), 4), InFlight)
     assert choose_mean("auto", None, Factors(), 4)._mean is stripes
     assert isinstance(choose_mean("auto", Reduces(), Factors(), 4)._mean, Native)
     for name in ALGORITHMS:
-        assert isinstance(choose_mean(name, None, Factors(), 4), FactorsMean)
+        assert isinstance(choose_mean(name, None, Factors(), 4), InFlight)
 
 
 def test_only_one_of_several_workers_has_to_record():

@@ -10,8 +10,9 @@ from torch import nn
 
 import shoal
 from shoal.codecs import LowRank
-from shoal.collectives import ALGORITHMS, LinkCost, LowRankMean, Native, stripes
-from shoal.collectives.low_rank import KEY, LowRankRounds
+from shoal.codecs.low_rank.codec import KEY
+from shoal.codecs.low_rank.power_sgd import LowRankRounds
+from shoal.collectives import ALGORITHMS, InFlight, LinkCost, Native, native, stripes
 from shoal.core.codec import Identity
 from shoal.core.matrices import Matrices, Matrix
 from shoal.core.replica import Parameters
@@ -266,17 +267,17 @@ class Reduces:
 
 
 def test_it_is_chosen_for_its_codec_and_stands_on_what_would_be_chosen_without():
-    assert isinstance(choose_mean("auto", None, LowRank(), 4), LowRankMean)
+    assert isinstance(choose_mean("auto", None, LowRank(), 4), InFlight)
     assert choose_mean("auto", None, LowRank(), 4)._mean is stripes
     assert isinstance(choose_mean("auto", Reduces(), LowRank(), 4)._mean, Native)
     assert choose_mean("stripes", Reduces(), LowRank(), 4)._mean is stripes
     for name in ALGORITHMS:
-        assert isinstance(choose_mean(name, None, LowRank(), 4), LowRankMean)
+        assert isinstance(choose_mean(name, None, LowRank(), 4), InFlight)
 
 
 def test_gradients_are_not_averaged_while_they_are_computed():
     assert isinstance(Native(), Merges)
-    assert not isinstance(LowRankMean(Native(), 2), Merges)
+    assert not isinstance(InFlight(Native(), native), Merges)
 
 
 def test_without_layers_it_is_the_average_itself():

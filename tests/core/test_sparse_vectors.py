@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.core.sparse import SparseVector, joined, most_pairs
+from shoal.core.sparse_vectors import SparseVector, joined, most_pairs
 
 
 def vector(elements, pairs):

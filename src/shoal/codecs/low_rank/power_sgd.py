@@ -10,65 +10,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from shoal.collectives.native import Native
-from shoal.collectives.stripes import Striped, stripes
 from shoal.core.codec import REST, State
 from shoal.core.matrices import Matrices, joined, orthonormal, wide
-from shoal.engine.group import PRESENT, Group, Mean
-
-KEY = "low rank"
-"""Where a group's codec states have what is remembered from one average to the next."""
 
 RIGHT = "right"
-"""Where that has the Q to begin with; beside it is what averages lacked of this worker's vectors."""
-
-
-class LowRankMean:
-    """Averages P and Q in another way to form averages; where no layer is a matrix, the vector itself."""
-
-    def __init__(self, mean: Mean, rank: int, *, remembers: bool = True) -> None:
-        self._mean = mean
-        self._rank = rank
-        self._remembers = remembers
-        self._known: Matrices | None = None  # all nodes have the same layers
-
-    async def __call__(self, group: Group, v: Tensor, weight: float) -> tuple[Tensor, float]:
-        """The weighted average of `v` over the workers, and the total weight (zeros if that is 0)."""
-        matrices = self._matrices(group)
-        if not matrices.each or v.numel() != group.x.numel():
-            return await self._mean(group, v, weight)
-        meter, states, now = group.meter, group.coding.states, group.now
-        began = now()
-        rounds = LowRankRounds(matrices, v, states.get(KEY), gives=weight > PRESENT)
-        first = rounds.first()
-        meter.encode_seconds += now() - began
-        averaged, total = await self._mean(group, first, weight)
-        if not total:
-            return v.new_zeros(v.numel()), total
-        began = now()
-        second = rounds.second(averaged)
-        meter.encode_seconds += now() - began
-        averaged, _ = await self._mean(group, second, weight)
-        began = now()
-        average, states[KEY] = rounds.finish(averaged, self._remembers)
-        meter.decode_seconds += now() - began
-        self._weigh(group, v.nbytes, first.nbytes + second.nbytes)
-        return average, total
-
-    async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
-        """Begin an average for later: in stripes, for here the second round has to wait for the first."""
-        return await stripes.start(group, v, weight, number, key)
-
-    def _weigh(self, group: Group, dense: int, coded: int) -> None:
-        """Account for what was not sent, unless the transport sums: then nobody knows what bytes cost."""
-        if not isinstance(self._mean, Native):
-            group.coding.weigh(group.coding.averaging(dense), group.coding.averaging(coded))
-
-    def _matrices(self, group: Group) -> Matrices:
-        if self._known is None:
-            layout = group.coding.layout
-            self._known = Matrices.among([] if layout is None else layout.pieces(0, layout.numel), self._rank)
-        return self._known
+"""The key of the state under which the next Q starts; beside it is what averages lacked of the vectors."""
 
 
 class LowRankRounds:

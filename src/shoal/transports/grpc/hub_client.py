@@ -18,7 +18,7 @@ from shoal.transports.endpoint import CLOSING_SECONDS
 from shoal.transports.frames import BufferPool
 from shoal.transports.grpc.calls import CallFailed, HubCalls
 from shoal.transports.grpc.control_pb2 import Peer, Roster
-from shoal.transports.grpc.protocol import (
+from shoal.transports.grpc.hub_protocol import (
     END,
     INLINE,
     LARGE,

@@ -18,7 +18,7 @@ from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_density, one_of_feedback
-from shoal.core.sparse import SparseCodec, SparseVector, SparseWire
+from shoal.core.sparse_vectors import SparseCodec, SparseVector, SparseWire
 
 MANY = 1 << 40  # elements: enough that any share of them is close to a whole number
 

@@ -1,0 +1,1 @@
+"""PowerSGD: a matrix as the product of two thin ones."""
