@@ -29,10 +29,9 @@ import torch
 
 from shoal.collectives import stripes
 from shoal.core.codec import Identity
-from shoal.core.identity import SERVER, NodeIdentity
+from shoal.core.identity import SERVER, NodeIdentity, slice_of
 from shoal.core.replica import Parameters
 from shoal.core.vector import first_bad
-from shoal.engine.client import slice_of
 from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
 from shoal.launch.join import connect, file_store
@@ -225,14 +224,16 @@ class Bench:
         for process in processes:
             process.start()
         node = join(kind, 0, shards, self.parameters, folder)
+        worker = Node(node)
 
-        def pull() -> None:
-            drive(node.pull(SERVER, out=self._x))
+        async def pull() -> None:
+            await worker.pull(SERVER, out=self._x)
 
-        def push() -> None:
-            drive(node.push(SERVER, self._g, count=1, rate=1e-3))
+        async def push() -> None:
+            await worker.push(SERVER, self._g, count=1, rate=1e-3)
 
-        self.visits[f"{name} pull"], self.visits[f"{name} push"] = pull, push
+        self.visits[f"{name} pull"] = lambda: drive(pull())
+        self.visits[f"{name} push"] = lambda: drive(push())
 
         def end() -> None:
             drive(node.transport.close())
