@@ -64,7 +64,7 @@ def show(
     console = Console(highlight=False)
     for name, known in listed.items():
         console.print(Text.assemble((name, "bold"), ("  " + KINDS[name], "dim")))
-        console.print(table(known))
+        console.print(table(known, console.width))
         console.print()
 
 
@@ -95,14 +95,15 @@ def entries(kind: str) -> Iterator[Entry]:
             yield Entry(name, about)
 
 
-def table(known: list[Entry]) -> Table:
+def table(known: list[Entry], width: int) -> Table:
     """Two columns: the word, and below each other its source, a line about it and its options."""
     from rich.table import Table
     from rich.text import Text
 
+    words = max(12, *(2 + len(entry.name) for entry in known))
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="bold cyan", min_width=12)
-    grid.add_column(overflow="fold")
+    grid.add_column(no_wrap=True, style="bold cyan", width=words)  # widths are known: to measure takes time
+    grid.add_column(overflow="fold", width=max(20, width - words - 2))
     for entry in known:
         options = "  ".join(f"{name}={_text(default)}" for name, default in entry.options.items())
         lines = [Text(entry.source), Text(entry.about, "dim" if entry.source else ""), Text(options, "green")]
