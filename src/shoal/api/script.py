@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import torch
 
 from shoal.api.attach import current
-from shoal.codecs import CODECS
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.core.words import REJOINING
@@ -29,7 +28,7 @@ from shoal.launch.crew import Crew, Listener, Member
 from shoal.launch.environment import Place
 from shoal.launch.join import local_threads, start_mpi
 from shoal.runs.result import Result, summarise
-from shoal.vocabulary.strategy import Setting, Strategy
+from shoal.vocabulary.strategy import Strategy
 
 Printer = Callable[[str, str], None]
 
@@ -46,16 +45,14 @@ def run_script(
 ) -> Result:
     """Run `script` in one process for each worker and server, and wait for all of them.
 
-    `place` carries the settings that all nodes share. `on_output` gets each printed line with the name of
-    the node that printed it. Raises WorkerFailed with the traceback of the first process that raised.
+    `place` carries the settings that all nodes share; `attach` checks them in each. `on_output` gets each
+    printed line with the name of the node that printed it. Raises WorkerFailed with the traceback of the
+    first process that raised.
     """
     if workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
     if not Path(script).is_file():
         raise ValueError(f"there is no script {str(script)!r}")
-    if strategy is not None:
-        setting = Setting(workers, CODECS.read(place.codec or "none"), place.durability, own_loop=True)
-        strategy.check(setting)
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         shared = replace(place, nodes=nodes, launched="shoal", store=folder)
