@@ -5,6 +5,8 @@ from shoal.engine.work import HELP, Work
 
 
 class Averaging:
+    under_way = ()
+
     async def progress(self):
         return
 

@@ -41,7 +41,7 @@ class Parts:
         self.group = Group(me, channel, self.mailbox, self.coding, self.variables, replica)
         self.gradients = Gradients(replica, me, channel, self.mailbox, self.progress)
         rng = torch.Generator().manual_seed(me.rank)
-        self.rounds = Rounds(me, channel, self.mailbox, self.progress, replica, rng)
+        self.rounds = Rounds(me, channel, self.mailbox, self.progress, replica, lambda: rng)
         self.client = Client(me, channel, self.mailbox, self.coding, self.progress, replica, self.one_sided)
 
 

@@ -45,7 +45,7 @@ class Averages:
         self._gradients = gradients
         self._replica = replica
         self._ends_known = ends_known
-        self._under_way: list[Exchange] = []
+        self.under_way: list[Exchange] = []  # begun, and not finished
         self._started = 0
         self._all_ended = False
         self._number = 0  # of the averages so far, where ends are not known
@@ -86,12 +86,12 @@ class Averages:
             return partial(self._later, v.clone(), weight)
         self._started += 1
         exchange = await mean.start(group, v, weight, self._started, key)
-        self._under_way.append(exchange)
+        self.under_way.append(exchange)
         return partial(self._finished, exchange)
 
     async def progress(self) -> None:
         """Let averages under way go on, without waiting for anybody."""
-        for exchange in self._under_way:
+        for exchange in self.under_way:
             await exchange.progress()
 
     async def agree(self, solution: Tensor) -> None:
@@ -160,7 +160,7 @@ class Averages:
 
     async def _finished(self, exchange: Exchange) -> Tensor:
         average, total = await exchange.finish()
-        self._under_way.remove(exchange)
+        self.under_way.remove(exchange)
         return self._taken(average, total)
 
     def _taken(self, average: Tensor, total: float) -> Tensor:

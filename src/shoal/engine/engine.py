@@ -11,10 +11,10 @@ one_sided    memory that peers read and change   work       which batch comes ne
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
@@ -76,7 +76,7 @@ class Engine:
         self.identity = me = identity
         self.replica = replica
         self.layout = layout
-        self.rng = stream(seed, "algorithm", me.rank)
+        self._seed = seed
         self.channel = channel = Channel(transport, me, timeout)
         self.progress = progress = Progress(me.workers)
         self.variables = Variables(replica.x.device)
@@ -86,7 +86,7 @@ class Engine:
         self.one_sided = OneSided(replica, me, channel)
         self.client = Client(me, channel, mailbox, coding, progress, replica, self.one_sided)
         self.gradients = Gradients(replica, me, channel, mailbox, progress, background)
-        self.rounds = Rounds(me, channel, mailbox, progress, replica, self.rng)
+        self.rounds = Rounds(me, channel, mailbox, progress, replica, lambda: self.rng)
         self.group = Group(me, channel, mailbox, coding, self.variables, replica)
         self.averages = Averages(
             mean, self.group, mailbox, progress, self.gradients, replica, ends_known=steps is not None
@@ -111,6 +111,11 @@ class Engine:
         self.work.between_steps = self._bound(between_steps)
         self.gradients.duration = None if duration is None else partial(duration, self)
         self._show_to(observers)
+
+    @cached_property
+    def rng(self) -> Generator:
+        """What the algorithm draws from; made when it is first needed, as most algorithms draw nothing."""
+        return stream(self._seed, "algorithm", self.identity.rank)
 
     # -- at a glance ---------------------------------------------------------------------------
 

@@ -40,9 +40,9 @@ class Ledger:
         """
         if self.has_fenced(m):
             return FencedOff(seq=m.seq)
-        if self.is_successor(m) or isinstance(m, Pull):  # a pull changes nothing, so it is answered anew
-            return None
         account = self._accounts.get(m.src, _NONE)
+        if m.incarnation > account.incarnation or isinstance(m, Pull):  # a pull changes nothing
+            return None
         if m.seq <= account.forgotten:  # nobody waits for it any more
             return Ack(seq=m.seq)
         return account.answers.get(m.seq)

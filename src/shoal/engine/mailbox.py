@@ -165,7 +165,8 @@ class Mailbox:
     async def answer(self, question: Question) -> Message:
         """The answer to an open request. Raises PeerLost if nobody is left to give it, and Fenced."""
         dst, asked = question[0], self._open[question]
-        self.has_arrived()  # a notice that a lost server is back may have been waiting here
+        if dst in self.gone:
+            self.has_arrived()  # a notice that a lost server is back may have been waiting here
         try:
             while question not in self._answers:
                 if dst in self._returned:
@@ -233,7 +234,12 @@ class Mailbox:
 
     def _take_in(self, m: Message) -> bool:
         """Record an arrival; whether it belongs with those that wait to be asked for."""
-        self.note(typed(m))
+        if type(m) is Message:  # as real transports deliver them
+            typed(m)
+        if isinstance(m, Notice):
+            self.note(m)
+            return self._identity.is_server
+        self._channel.count_received(m)
         if isinstance(m, Answer):
             question = (m.src, m.seq)
             if question in self._open and question not in self._answers:
@@ -241,8 +247,6 @@ class Mailbox:
             elif m.release is not None:  # a second answer, to a request that was repeated
                 m.release()
             return False
-        if isinstance(m, Notice):
-            return self._identity.is_server
         return not isinstance(m, Wait)
 
     def _may_come_back(self, rank: int) -> bool:

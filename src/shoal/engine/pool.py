@@ -45,10 +45,10 @@ class Pool:
 
     def commit(self, rank: int, clock: int) -> None:
         """The first `clock` batches of this worker are in the model."""
-        lot = self._lots[rank]
-        was_done = lot.is_done
-        lot.clock = max(lot.clock, min(clock, lot.end))
-        self._unfinished -= lot.is_done and not was_done
+        lot, before = self._lots[rank], self._lots[rank].clock
+        end = lot.end
+        lot.clock = max(before, min(clock, end))
+        self._unfinished -= before < end <= lot.clock
 
     def give_up(self, rank: int) -> None:
         """The worker has gone: what it has not done is free."""

@@ -6,7 +6,7 @@ or behind. Workers that have gone, or take part in no further round, are left ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Rounds:
         mailbox: Mailbox,
         progress: Progress,
         replica: Replica,
-        rng: torch.Generator,
+        rng: Callable[[], torch.Generator],
     ) -> None:
         self.answers: Handlers = {}
         self._identity = identity
@@ -71,7 +71,7 @@ class Rounds:
         """One of them that has not gone, at random; None if there is none."""
         self._sort_in()
         left = [k for k in ranks if self._progress.works(k)]
-        return left[int(torch.randint(len(left), (1,), generator=self._rng))] if left else None
+        return left[int(torch.randint(len(left), (1,), generator=self._rng()))] if left else None
 
     # -- giving and taking ---------------------------------------------------------------------
 

@@ -126,7 +126,8 @@ class Service:
 
     async def reply(self, m: Message, v: Tensor, version: int | None = None) -> None:
         """Answer a pull with a state. Every update in it is safe by then."""
-        await self._flush()
+        if self._answers or self._log is not None:
+            await self._flush()
         if not self._replaying:
             answer = Reply(parts=(v,), seq=m.seq)
             answer.version = self._progress.version if version is None else version
@@ -197,7 +198,7 @@ class Service:
 
     async def _is_needed(self) -> bool:
         """Whether there is more to come. When all workers are lost, one may come back."""
-        if not self._mailbox.has_arrived():
+        if (self._answers or self._log is not None) and not self._mailbox.has_arrived():
             await self._flush()
         if self._progress.anybody_works or self._mailbox.has_arrived():
             return True
@@ -308,13 +309,14 @@ class Service:
             self._conclude(m, Ack(seq=m.seq, version=version))
         elif isinstance(m, (Idle, Busy)):  # to say it twice does no harm
             self._answers.append((m.src, Ack(seq=m.seq, version=version)))
-        self._hand_out()
-        if self._log is None or not self._log.keeps_every_update:
+        if self._held:
+            self._hand_out()
+        if self._answers if self._log is None else not self._log.keeps_every_update:
             await self._flush()
 
     def _hand_out(self) -> None:
         """Answer those who asked for more, where there is more or nothing is left to come."""
-        if not self._held or self._pool is None or not (self._pool.has_free or self._pool.finished):
+        if self._pool is None or not (self._pool.has_free or self._pool.finished):
             return
         for rank, m in list(self._held.items()):
             if self._pool.finished and not self.active:

@@ -80,7 +80,8 @@ class Work:
             await self.balance.share_out()
         if self.is_last(self._progress.t - 1) and not await self._has_more():
             return False
-        await self._averages.progress()
+        if self._averages.under_way:
+            await self._averages.progress()
         return True
 
     def finish_step(self) -> None:

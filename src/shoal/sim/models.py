@@ -176,13 +176,13 @@ class Pace:
         self._mean = compute.mean * compute.slow.get(rank, 1.0)
         self._jitter = compute.jitter
         self._random = random.Random(derive(seed, "durations", rank))
-        self._is_new = True
+        self.is_new = True  # until it knows where to begin
 
     def begin_at(self, place: int) -> None:
-        """Pass over the gradients before that one, unless there was one: a resumed run goes on, not back."""
-        for _ in range(place if self._is_new and self._jitter else 0):
+        """Pass over the gradients before that one, as a resumed run has done them."""
+        for _ in range(place if self._jitter else 0):
             self.next()
-        self._is_new = False
+        self.is_new = False
 
     def next(self) -> float:
         """Seconds that the next gradient takes; never less than a tenth of the mean."""

@@ -157,10 +157,14 @@ class Simulation:
         return total.hexdigest()
 
     def _duration(self, pace: Pace) -> Callable[[Engine, int], float]:
+        has_faults = bool(self._faults.crashes or self._faults.pauses)
+
         def duration(engine: Engine, samples: int) -> float:
-            me, done = engine.identity, engine.progress
-            planned = 0.0 if me.incarnation else self._faults.delay(me.rank, done.t)  # happens once
-            pace.begin_at(0 if me.incarnation else done.clock)
+            me, done, planned = engine.identity, engine.progress, 0.0
+            if has_faults and not me.incarnation:  # each happens once
+                planned = self._faults.delay(me.rank, done.t)
+            if pace.is_new:
+                pace.begin_at(0 if me.incarnation else done.clock)
             batches = 1.0 if self._batch is None else samples / self._batch
             return pace.next() * batches + planned
 

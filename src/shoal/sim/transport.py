@@ -204,7 +204,8 @@ class SimTransport:
         """Put `m` into the mailbox and wake the node if it waits for one."""
         if self._farewell is None:
             self._mailbox.append(m)
-            self._wake()
+            if self._parked:
+                self._wake()
 
     def acquaint(self, peer: SimTransport) -> None:
         """Have each told when the other goes, though they may never talk."""

@@ -35,7 +35,6 @@ class Node:
         self.engine = engine  # for launchers and observers; an algorithm needs the verbs alone
         self.rank = engine.identity.rank
         self.size = engine.identity.workers
-        self.rng = engine.rng
 
     # -- who and where -------------------------------------------------------------------------
 
@@ -48,6 +47,11 @@ class Node:
     def x(self, value: Tensor) -> None:
         if value is not self.engine.replica.x:  # `w.x -= v` has changed it in place already
             self.engine.replica.x.copy_(value)
+
+    @property
+    def rng(self) -> torch.Generator:
+        """This node's random stream. It is checkpointed."""
+        return self.engine.rng
 
     @property
     def lr(self) -> float:
