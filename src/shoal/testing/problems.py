@@ -50,7 +50,8 @@ class Quadratic(Problem):
     targets: Sequence[float] = (0.0,)
 
     def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
-        return (x - self.targets[rank % len(self.targets)]).mul_(self.curvature)
+        away = x - self.targets[rank % len(self.targets)]
+        return away if self.curvature == 1 else away.mul_(self.curvature)
 
 
 class VectorReplica:
