@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from struct import pack
+from struct import Struct
 
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
 from shoal.sim.faults import Weather
 from shoal.sim.kernel import Kernel, Process, suspended
 from shoal.sim.models import Network, Wires
+
+_ENTRY = Struct("<dddqqq")  # of the fingerprint, beside the tag: when, samples, from whom, to whom, how much
 
 
 class Switch:
@@ -55,7 +57,7 @@ class Switch:
         """Take the time that `m` takes on the network, and do something when it is there."""
         now, nbytes = self.kernel.now, m.nbytes
         head, length = self._wires.leave(src, dst, nbytes, now) if src != dst else (now, 0.0)
-        self._trace.update(pack("<dddqqq", now, head, m.count, src, dst, nbytes) + m.tag.encode())
+        self._trace.update(_ENTRY.pack(now, head, m.count, src, dst, nbytes) + m.tag.encode())
         self.kernel.at(head, partial(self._receive, dst, length, then) if length else then)
 
     def _receive(self, dst: int, length: float, then: Callable[[], None]) -> None:
@@ -137,7 +139,7 @@ class SimTransport:
     async def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
         assert self.process is not None
-        self._kernel.after(seconds, self.process.resume)
+        self._kernel.at(self._kernel.now + seconds, self.process.resume)
         await suspended()
 
     async def close(self) -> None:
