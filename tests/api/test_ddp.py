@@ -114,7 +114,7 @@ def test_an_unknown_word_is_refused_with_the_nearest():
 
 def test_options_belong_to_words():
     with pytest.raises(
-        TypeError, match=r"FP16\(\) has its options already; rank can be given with a word only"
+        TypeError, match=r"FP16\(\) has its options already; pass rank only with the name of a codec"
     ):
         shoal.comm_hook(FP16(), rank=1)
 

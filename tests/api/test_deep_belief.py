@@ -294,7 +294,7 @@ def test_what_makes_no_net_is_refused(options, told):
 def test_inputs_and_classes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="a row for each example"):
         net().fit(BITS[0])
-    with pytest.raises(ValueError, match="classes that y has not"):
+    with pytest.raises(ValueError, match="classes that y does not have"):
         net().fit(BITS[:90], LABELS[:90], BITS[90:], LABELS[90:] + 5)
     with pytest.raises(ValueError, match="only pretrained"):
         fitted().fit(BITS).predict(BITS)  # what was learnt before is forgotten

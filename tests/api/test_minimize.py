@@ -491,7 +491,7 @@ def test_functions_typed_in_at_a_prompt_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [
-        ([], "parameters holds no array: there is nothing to change"),
+        ([], "parameters holds no array: there is nothing to train"),
         ({"w": np.zeros(2, int)}, r"parameters\['w'\] has dtype int64; take float32 or float64"),
         (np.zeros(2, np.float16), "parameters has dtype float16; take float32 or float64"),
         (
@@ -510,8 +510,8 @@ def test_parameters_that_cannot_be_trained_are_refused(parameters, told):
     [
         ({"data": X}, "data is a single ndarray; give a pair of arrays, inputs and labels"),
         ({"data": (X, Y), "test": (X,)}, "test is a tuple of 1; give a pair"),
-        ({"data": (X, np.array(["a", "b"]))}, r"the labels of data are no array of numbers: <U1, \(2,\)"),
-        ({"data": (X, 3.0)}, r"the labels of data are no array of numbers: float64, \(\)"),
+        ({"data": (X, np.array(["a", "b"]))}, r"the labels of data are not a numeric array: <U1, \(2,\)"),
+        ({"data": (X, 3.0)}, r"the labels of data are not a numeric array: float64, \(\)"),
         ({"data": (X, Y[:1])}, "training data has 2 inputs but 1 labels"),
         ({"data": (X, Y), "machines": 0}, "workers=0"),
     ],

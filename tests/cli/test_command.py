@@ -23,7 +23,7 @@ def nothing_runs(monkeypatch):
 WRONG = {  # what only the classes themselves can tell; the rest is in test_quick_answers.py
     "balance with a server": (
         "compare --strategies sync,asgd --balance",
-        "those of 'asgd' each go at a speed of their own",
+        "the workers of 'asgd' each go at their own speed",
     ),
     "lossy": ("compare --collective tree --codec fp16", "FP16() is not exact; take 'stripes'"),
     "native": ("compare --collective native", "collective 'native' needs transport 'gloo' and no codec"),

@@ -255,7 +255,7 @@ def test_the_same_payload_is_taken_where_nothing_is_wrong():
 @pytest.mark.parametrize("codec", [Identity(), FP16(), LowRank(), CODECS.read("by_layer")], ids=repr)
 def test_a_codec_that_sends_all_is_refused(codec):
     with pytest.raises(
-        ValueError, match=r"'sparse_doubling' adds up few elements, and .* sends all; take 'str"
+        ValueError, match=r"'sparse_doubling' sums sparse vectors, and .* sends dense ones; take 'str"
     ):
         choose_mean("sparse_doubling", None, codec, 4)
 
@@ -263,11 +263,11 @@ def test_a_codec_that_sends_all_is_refused(codec):
 def test_a_codec_that_compresses_averages_is_refused():
     for codec in (TopK(feedback="double"), RandomK(feedback="double"), Threshold(feedback="double")):
         with pytest.raises(
-            ValueError, match=r"sends sums as they are, .*take 'stripes', or feedback='residual'"
+            ValueError, match=r"sends sums uncompressed, .*take 'stripes', or feedback='residual'"
         ):
             choose_mean("sparse_doubling", None, codec, 4)
         assert choose_mean("auto", None, codec, 4) is stripes
-    with pytest.raises(ValueError, match="adds up few elements"):
+    with pytest.raises(ValueError, match="sums sparse vectors"):
         shoal.run(blobs(), "sync", workers=2, codec="one_bit", collective="sparse_doubling", transport="sim")
 
 

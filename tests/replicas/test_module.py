@@ -147,5 +147,5 @@ def test_real_workers_share_out_every_sample_once(transport):
 
 @pytest.mark.parametrize("word", ["asgd", "easgd", "downpour", "sgp", "adpsgd"])
 def test_strategies_whose_workers_keep_no_common_step_are_refused(word):
-    with pytest.raises(ValueError, match=f"those of '{word}' each go at a speed of their own"):
+    with pytest.raises(ValueError, match=f"the workers of '{word}' each go at their own speed"):
         shoal.run(blobs(), word, workers=2, balance=True)

@@ -213,13 +213,13 @@ class Watched(Disk):
             if self._snapshot is not before:
                 self._sure = len(self.story)
 
-    def lose_what_is_not_synced(self) -> None:
+    def drop_unsynced(self) -> None:
         survivors = self._unsafe[: self._dice.randint(0, len(self._unsafe))]
         self._safe += survivors
         self._sure += len(survivors)
         self.cut.append(self.story[self._sure :])
         del self.story[self._sure :]
-        super().lose_what_is_not_synced()
+        super().drop_unsynced()
 
 
 class Notes(Instrument):

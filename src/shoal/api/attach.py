@@ -1,4 +1,4 @@
-"""attach(): you own the loop. `optimizer.step()` becomes the point where workers are kept together."""
+"""attach(): you own the training loop. `optimizer.step()` synchronises the workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting, Strategy
 
 AMP = "_step_supports_amp_scaling"
-"""How torch.amp.GradScaler knows an optimizer that deals with scaled gradients itself."""
+"""The attribute by which torch.amp.GradScaler recognises an optimizer that unscales gradients itself."""
 
 _current: Attachment | None = None
 _was_launched = False
@@ -46,11 +46,12 @@ def attach(
     *,
     codec: Codec | str | None = None,
 ) -> Attachment:
-    """Keep this model together with its copies in the other processes, at every `optimizer.step()`.
+    """Synchronise this model with its replicas in the other processes at every `optimizer.step()`.
 
-    A strategy or codec named on the command line of `shoal run` wins over the one given here. A script
-    started by plain `python` is one worker. The copies start from worker 0's weights. In a process that
-    serves as the strategy's server this call serves, and ends the process when training is over.
+    A strategy or codec on the command line of `shoal run` overrides the one given here. A script started with
+    plain `python` is a single worker. All replicas start from worker 0's weights. In a process that is one of
+    the strategy's servers this call serves the workers, and exits the process when training is over.
+    Raises ValueError if the process has called attach() before, or if the settings do not fit.
     """
     global _current, _was_launched
     if _current is not None:
@@ -65,8 +66,8 @@ def attach(
     chosen.check(Setting(place.identity(chosen).workers, coder, own_loop=bool(place.launched)))
     if coder.needs_products:
         raise ValueError(
-            f"{coder} has to know what gradients are made of, which a loop of your own does not tell; take "
-            "'low_rank' here, or shoal.run"
+            f"{coder} needs the factors of each layer's gradient, which Shoal cannot record in your own "
+            "loop; take 'low_rank' here, or shoal.run"
         )
     attachment = Attachment(model, optimizer, chosen, coder, place)
     if attachment.engine.is_server:
@@ -78,14 +79,14 @@ def attach(
 
 
 def current() -> Attachment | None:
-    """What attach() returned in this process, until it is finished."""
+    """The attachment of this process, from attach() until it is finished; else None."""
     return _current
 
 
 def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
     if place.launched == "":
         if isinstance(given, str):
-            STRATEGIES.make(given)  # a word with a slip is found by the first trial, not by the first launch
+            STRATEGIES.make(given)  # so that a misspelt name fails here, not at the first launch
         return Single()
     if place.strategy is not None:
         chosen = STRATEGIES.make(place.strategy, **place.strategy_options)
@@ -109,9 +110,9 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
 
 
 class Attachment:
-    """A model in the user's own loop. Call `finish()` after the loop to get the trained model into it.
+    """A model in your own training loop. Call `finish()` after the loop to get the trained parameters.
 
-    Leaving the `with` block, or the end of the script, calls it too.
+    The end of a `with` block or of the script calls `finish()`, too.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class Attachment:
         me = place.identity(strategy)
         self._between_steps = self._make_between_steps(place, codec, me.workers)
         self.engine = self._join(place, me, codec)
-        self.resumed_from: int | None = None  # step
-        if not place.incarnation:  # a successor begins where its predecessor ended
+        self.resumed_from: int | None = None  # step of the checkpoint
+        if not place.incarnation:  # a restarted server recovers from its log instead
             self._start_together()
         self._batches_to_skip = self._replica.batches
         self._first_shard: object = None
@@ -144,7 +145,7 @@ class Attachment:
             self._go_on(lambda: self._life.send(None))
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
-        """This process's node, connected to all others."""
+        """Build this process's node and connect it to the others."""
         x = self._replica.x
         transport = connect(
             place.transport,
@@ -168,62 +169,65 @@ class Attachment:
         )
 
     def _start_together(self) -> None:
-        """Begin at worker 0's weights, or where a checkpoint left off."""
+        """Start from worker 0's weights, or from a checkpoint."""
         engine = self.engine
         drive(self._same_start())
         if engine.is_server:
             engine.x.copy_(Parameters.of_server(engine.identity, self._replica.x).x)
-        engine.meter.reset()  # the run begins now
+        engine.meter.reset()  # do not count the messages so far
         self.resumed_from = self._between_steps.resume(engine)
 
     @property
     def node(self) -> Node:
-        """This worker's verbs, for a loop that sends messages of its own."""
+        """This worker's node, for a loop that sends its own messages."""
         return Node(self.engine)
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0."""
+        """This worker's rank, from 0."""
         return self.engine.rank
 
     @property
     def workers(self) -> int:
-        """How many workers train together."""
+        """The number of workers."""
         return self.engine.identity.workers
 
     def saw(self, samples: int) -> None:
-        """Say that the next step is about so many more samples: its weight in averages. `shard` does so."""
+        """Add `samples` to the weight of the next step in averages. `shard` calls this for you."""
         self._replica.samples += samples
 
     def hand_out(self, samples: int) -> None:
-        """Note a batch that `shard` gave to the loop, so that a resumed run passes over it."""
+        """Count a batch that `shard` gave to the loop, so that a resumed run skips it."""
         self._replica.batches += 1
         self.saw(samples)
 
     def leads(self, shard: object) -> bool:
-        """Whether this is the shard that was iterated first: the training data, whose batches are counted."""
+        """Whether `shard` is the one iterated first, whose batches are counted: the training data."""
         self._first_shard = self._first_shard or shard
         return self._first_shard is shard
 
     def skip_batches(self, most: int) -> int:
-        """How many of the next `most` batches a resumed run has done already; they count as skipped then."""
+        """How many of the next `most` batches a resumed run must skip. Each batch is skipped only once."""
         skipped = min(most, self._batches_to_skip)
         self._batches_to_skip -= skipped
         return skipped
 
     def finish(self) -> None:
-        """Merge what is left, take the trained model, and leave the run. Harmless when called again."""
+        """Merge the last updates, load the trained parameters into the model, and leave the run.
+
+        Further calls do nothing.
+        """
         global _current
         if self._finished:
             return
         self._finished = True
         while self._go_on(lambda: self._life.throw(NoMoreSteps())):
-            pass  # it goes on without data, as long as others have some
+            pass  # the strategy may continue without data while other workers have some
         self._close()
         _current = None
 
     def abandon(self) -> None:
-        """Let go of the model without a word to the others, as after a failure that the script survives."""
+        """Release the model without notifying other workers, as after a failure that the script catches."""
         global _current
         if not self._finished:
             self._finished = True
@@ -232,12 +236,12 @@ class Attachment:
             _current = None
 
     def leave(self) -> None:
-        """Finish at the end of the script, unless it ends by an exception: the others must hear of that."""
+        """Finish at the end of the script, unless an exception ends it: the others must notice that."""
         if not self._finished and getattr(sys, "last_value", None) is None:
             self.finish()
 
     def serve(self) -> None:
-        """Be the strategy's server until every worker has left."""
+        """Run the strategy's server until every worker has left."""
         drive(self._life)
         self._finished = True
         self._close()
@@ -252,7 +256,7 @@ class Attachment:
             self.abandon()
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make `optimizer.step()` hand the gradient over, and run on until the next one is wanted."""
+        """Make `optimizer.step()` hand the gradient over and run the strategy until it wants the next one."""
         self._optimizer, self._original_step = optimizer, optimizer.step
         self._replica.original_step = optimizer.step
 
@@ -265,14 +269,14 @@ class Attachment:
             self._go_on(lambda: self._life.send(None))
             return loss
 
-        # a scheduler made before us looks for its mark on the step it wrapped, and finds it on ours
+        # an earlier learning-rate scheduler looks for the attribute it set on the step it wrapped
         step.__dict__.update(getattr(optimizer.step, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         self._scales_itself = getattr(optimizer, AMP, None)
-        setattr(optimizer, AMP, True)  # GradScaler then calls step() always, and leaves skipping to us
+        setattr(optimizer, AMP, True)  # GradScaler then always calls step(), and leaves skipping to us
 
     def _give_back(self) -> None:
-        """Optimizer and model are the user's own again."""
+        """Restore the user's optimizer and model."""
         self._replica.release()
         self._optimizer.step = self._original_step  # type: ignore[method-assign]
         if self._scales_itself is None:
@@ -281,7 +285,7 @@ class Attachment:
             setattr(self._optimizer, AMP, self._scales_itself)
 
     def _go_on(self, resume: Callable[[], object]) -> bool:
-        """Let the algorithm run until it next wants a gradient or is done; whether it wants one."""
+        """Run the strategy until it wants a gradient or has ended. Returns whether it wants a gradient."""
         try:
             with torch.no_grad():
                 resume()
@@ -291,12 +295,15 @@ class Attachment:
         return True
 
     def _others(self) -> list[Tensor]:
-        """What the model holds besides its trainable parameters: frozen ones and buffers."""
+        """The model's frozen parameters and buffers."""
         frozen = [p.detach() for p in self._model.parameters() if not p.requires_grad]
         return [*frozen, *self._model.buffers()]
 
     async def _same_start(self) -> None:
-        """Everyone takes worker 0's weights, frozen ones and buffers included."""
+        """Broadcast worker 0's weights, frozen parameters and buffers included.
+
+        Raises ValueError at a node whose model has another size or dtype.
+        """
         engine, me = self.engine, self.engine.identity
         for mine in (self._replica.x, *self._others()):
             flat = mine.detach().reshape(-1)
@@ -308,8 +315,9 @@ class Attachment:
             start = (await engine.mailbox.find("start", 0)).body
             if start.numel() != mine.numel() or start.dtype != travels.dtype:
                 raise ValueError(
-                    f"worker 0 has {start.numel():,} numbers where {me.name} has {mine.numel():,}; "
-                    "all processes must build the same model"
+                    f"worker 0 sent a tensor of {start.numel():,} elements ({start.dtype}) for one of "
+                    f"{mine.numel():,} ({travels.dtype}) at {me.name}; all processes must build the same "
+                    "model"
                 )
             mine.copy_(start.view(mine.shape))
 

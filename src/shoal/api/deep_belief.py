@@ -1,7 +1,7 @@
-"""Greedy layer-wise pretraining and fine-tuning, with faces that scikit-learn knows (Hinton et al. 2006).
+"""Greedy layer-wise pretraining and fine-tuning as scikit-learn estimators (Hinton et al. 2006).
 
-Every stage is a run of its own, under any strategy, codec and transport: first an RBM for each layer, on what
-the layers below make of the data, then the whole net as a perceptron.
+Every stage is a run of its own, under any strategy, codec and transport: first an RBM for each layer, trained
+on the features of the layers below, then the whole net as a perceptron.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ UP = ("mean", "sample")
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of several: an RBM's or the fine-tuning."""
+    """One of the runs of a `fit`: that of an RBM, or the fine-tuning."""
 
     name: str
     result: Result
-    seconds: float  # on the clock, also where the run's own time is virtual
+    seconds: float  # of real time, even if the run's own time is virtual
 
     def record(self) -> dict[str, Any]:
         """The figures as plain values."""
@@ -50,13 +50,12 @@ class Stage:
 
 @dataclass(kw_only=True, eq=False)
 class _Learner:
-    """What both estimators are told: how an RBM learns, and how the run is distributed.
+    """The settings of both estimators: how an RBM learns, and how a run is distributed.
 
-    `transport="sim"` runs all workers in this process, "processes" gives each its own; a script that takes
-    those guards its start by `if __name__ == "__main__"`. Further options of `shoal.run` go into `options`.
-    `on_progress` hears of steps and tests as in `shoal.run`, with the name of the stage; `on_stage` of stages
-    that are done.
-    With `checkpoint` a `fit` that was stopped goes on where it was when it is called again alike.
+    `transport="sim"` runs all workers in this process. "processes" gives each its own process; your script
+    then needs `if __name__ == "__main__"`. Pass further options of `shoal.run` in `options`. `on_progress` is
+    called as in `shoal.run`, with the name of the stage in each event, and `on_stage` after each stage.
+    With `checkpoint`, a `fit` that was stopped resumes when you call it again with the same arguments.
     """
 
     steps: int = 1
@@ -89,7 +88,7 @@ class _Learner:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
     def set_params(self: _Self, **params: Any) -> _Self:
-        """Change settings; a name that is none is refused."""
+        """Change settings. Raises ValueError for an unknown name."""
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
@@ -111,7 +110,7 @@ class _Learner:
     def _pretrain(
         self, level: int, hidden: int, rows: Rows, below: RBM | None = None, up: str = "mean"
     ) -> RBM:
-        """One RBM on these rows; with one below, its visible bias begins as that one's hidden bias."""
+        """Train one RBM on these rows. Its visible bias starts as the hidden bias of `below`, if given."""
         visible = rows.x.shape[1]
         first_steps = self.first_epochs * steps_per_epoch(len(rows.x), self.batch, self.workers)
         settings = Pretraining(
@@ -131,7 +130,7 @@ class _Learner:
         return model
 
     def _run(self, name: str, task: Task, epochs: int, seed: int) -> nn.Module:
-        """One stage; its model on the CPU, in evaluation."""
+        """Run one stage. Returns its model on the CPU, in evaluation mode."""
         folder = None if self.checkpoint is None else Path(self.checkpoint) / name.replace(" ", "-")
         tell, began = self.on_progress, monotonic()
         result = run(
@@ -170,24 +169,24 @@ _Self = TypeVar("_Self", bound=_Learner)
 
 @dataclass(kw_only=True, eq=False)
 class RBMTransformer(_Learner):
-    """An RBM whose hidden units are features. After `fit`: `rbm_`, the module; `stages_`, the run."""
+    """An RBM whose hidden units are features. After `fit`, `rbm_` is the module and `stages_` has the run."""
 
     hidden: int = 256
 
     _estimator_type: ClassVar[str] = "transformer"
 
     def fit(self, x: Any, y: Any = None, test_x: Any = None) -> RBMTransformer:
-        """Learn from rows; labels are ignored. The monitors look at the test rows, where there are some."""
+        """Learn from rows; labels are ignored. The metrics are measured on the test rows, if you pass any."""
         self._begin()
         self.rbm_ = self._pretrain(1, self.hidden, Rows(matrix(x), _test(test_x, x)))
         return self
 
     def transform(self, x: Any) -> Array:
-        """P(h = 1 | v) of each row."""
+        """P(h = 1 | v) for each row."""
         return self._apply(self.rbm_.hidden, x)
 
     def fit_transform(self, x: Any, y: Any = None) -> Array:
-        """Learn from rows, and give their features."""
+        """Learn from rows, and return their features."""
         return self.fit(x).transform(x)
 
     def inverse_transform(self, features: Any) -> Array:
@@ -195,21 +194,22 @@ class RBMTransformer(_Learner):
         return self._apply(self.rbm_.visible, features)
 
     def score(self, x: Any, y: Any = None) -> float:
-        """The mean pseudo-log-likelihood of rows; of Gaussian units minus the reconstruction error."""
+        """The mean pseudo-log-likelihood of rows; for Gaussian units the negative reconstruction error."""
         measured = self._apply(self.rbm_.measure, x).mean(axis=0)
         return float(measured[2] if self.units == "binary" else -measured[0])
 
 
 @dataclass(kw_only=True, eq=False)
 class DBNClassifier(_Learner):
-    """A deep belief network. After `fit`: `net_`, the pretrained stack; `model_`, fine-tuned; `stages_`.
+    """A deep belief network.
 
-    Each RBM learns from the means of the layer below, or with `up="sample"` from bits that are drawn from
-    them anew whenever a row is visited. `units` are those of the input; all others are binary.
-    With `share_bias=False` every RBM has a visible bias of its own. With True, that of layer l begins as the
-    hidden bias of the layer below, and what has become of it replaces that when the stage is over.
+    After `fit`, `net_` is the pretrained stack, `model_` the fine-tuned net, and `stages_` has the runs.
+    Each RBM learns from the means of the layer below, or with `up="sample"` from bits drawn from them anew at
+    every visit of a row. `units` is the kind of the input units; all others are binary. With `share_bias` the
+    visible bias of an RBM starts as the hidden bias of the layer below, and replaces it after the stage;
+    without, every RBM has its own.
     `finetune` epochs of back-propagation follow, with `dropout` of the hidden units and `input_dropout`;
-    `finetune_lower="3@20,3@30"` divides the rate by 3 after 20 epochs and again after 30.
+    `finetune_lower="3@20,3@30"` divides the learning rate by 3 after 20 epochs and again after 30.
     """
 
     layers: Sequence[int] = (500, 500, 2000)
@@ -227,7 +227,7 @@ class DBNClassifier(_Learner):
     _estimator_type: ClassVar[str] = "classifier"
 
     def fit(self, x: Any, y: Any = None, test_x: Any = None, test_y: Any = None) -> DBNClassifier:
-        """Pretrain, and fine-tune where there are labels. The test set is measured, never learnt from."""
+        """Pretrain, and fine-tune if there are labels. The test set is only evaluated."""
         self._check()
         rows = Rows(matrix(x), _test(test_x, x))
         self._begin()
@@ -243,11 +243,11 @@ class DBNClassifier(_Learner):
         return self._apply(self.net_, x)
 
     def fit_transform(self, x: Any, y: Any = None) -> Array:
-        """Learn from rows, and give their features."""
+        """Learn from rows, and return their features."""
         return self.fit(x, y).transform(x)
 
     def predict_proba(self, x: Any) -> Array:
-        """The probability of each class in `classes_`, for each row."""
+        """The probability of each class in `classes_`, for each row. Raises ValueError if not fine-tuned."""
         if not hasattr(self, "model_"):
             raise ValueError("this net was only pretrained; call fit(x, y) with labels, and finetune above 0")
         return self._apply(lambda rows: self.model_(rows).softmax(dim=1), x)
@@ -296,14 +296,14 @@ class DBNClassifier(_Learner):
         self.model_ = self._run("fine-tuning", task, self.finetune, derive(self.seed, "fine-tuning"))
 
     def _numbers(self, test_y: Any) -> Array:
-        """The classes of the test rows by their numbers."""
+        """The indices in `classes_` of the test rows' labels."""
         given = np.asarray([] if test_y is None else test_y)
         if not np.isin(given, self.classes_).all():
-            raise ValueError("test_y has classes that y has not; leave their rows out of the test set")
+            raise ValueError("test_y has classes that y does not have; leave their rows out of the test set")
         return np.searchsorted(self.classes_, given).astype(np.int64)
 
 
-# -- what travels to worker processes: arrays, for tensors would travel as open files -------------------
+# -- what is pickled for worker processes: arrays, because a tensor would travel as an open file --------
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,12 +314,12 @@ class Rows:
     test_x: Array
 
     def unlabelled(self) -> Data:
-        """As data; the labels mean nothing."""
+        """The rows as data with dummy labels."""
         x, test_x = torch.from_numpy(self.x), torch.from_numpy(self.test_x)
         return Data(x, torch.zeros(len(x)), test_x, torch.zeros(len(test_x)))
 
     def through(self, rbm: RBM, device: str) -> Rows:
-        """What an RBM makes of them."""
+        """The features that an RBM computes from the rows."""
         net = BeliefNet([copy.deepcopy(rbm)]).to(device)
         return Rows(
             *(net.features(torch.from_numpy(x).to(device)).cpu().numpy() for x in (self.x, self.test_x))
@@ -328,14 +328,14 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Inputs and the numbers of their classes. Where test rows have none, there is no test set."""
+    """Inputs and their class indices. Without labels for the test rows there is no test set."""
 
     rows: Rows
     y: Array
     test_y: Array
 
     def data(self) -> Data:
-        """As data."""
+        """The rows and labels as data."""
         x, y, test_y = (torch.from_numpy(a) for a in (self.rows.x, self.y, self.test_y))
         test_x = torch.from_numpy(self.rows.test_x)
         return Data(x, y, test_x if len(test_y) else test_x[:0], test_y)
@@ -344,7 +344,7 @@ class Labelled:
 def unrolled(
     sizes: Sequence[int], dropout: float, input_dropout: float, weights: dict[str, Array]
 ) -> nn.Module:
-    """A perceptron that begins with these weights; the output layer is drawn."""
+    """A perceptron that starts with these weights; the output layer is random."""
     net = perceptron(sizes, dropout, input_dropout)
     net.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()}, strict=False)
     return net
@@ -358,7 +358,7 @@ def finetuning(
     input_dropout: float = 0.0,
     **settings: Any,
 ) -> Task:
-    """The net as a perceptron that learns classes; settings are those of `Task`."""
+    """The task that trains the net as a perceptron on classes; `settings` are those of `Task`."""
     sizes = [*net.sizes, classes]
     weights = {name: weight.numpy() for name, weight in net.weights().items()}
     name = "dbn " + "-".join(map(str, sizes)) + f", dropout {dropout:g}, {input_dropout:g}"
@@ -366,12 +366,12 @@ def finetuning(
 
 
 def drawn(means: Tensor) -> Tensor:
-    """Bits with these means."""
+    """Draw random bits with these means."""
     return torch.bernoulli(means)
 
 
 def matrix(x: Any) -> Array:
-    """Rows of numbers as a float array that may be written to; what has more dimensions is flattened."""
+    """Convert rows to a writable float32 matrix; further dimensions are flattened."""
     given = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     if given.ndim < 2:
         raise ValueError(f"inputs of shape {given.shape}: take a row for each example, as x.reshape(-1, 1)")
@@ -379,5 +379,5 @@ def matrix(x: Any) -> Array:
 
 
 def _test(test_x: Any, x: Any) -> Array:
-    """The test rows, or none."""
+    """The test rows, or an empty matrix."""
     return matrix(x)[:0] if test_x is None else matrix(test_x)

@@ -1,6 +1,6 @@
-"""minimize(): a function for the outputs, one for the gradients, and how many machines (Yang & Farrell 2016).
+"""minimize(): no PyTorch model, but two functions, for outputs and for gradients (Yang & Farrell 2016).
 
-NumPy in and NumPy out; whatever NumPy can read does as well, such as the arrays of JAX.
+Arrays are NumPy's. Your functions may return any array that NumPy can read, such as those of JAX.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Tree: TypeAlias = Any
 """An array, or a list, tuple or dictionary of trees."""
 
 Place: TypeAlias = "Array | Path"
-"""An array, or the file that worker processes find it in."""
+"""An array, or the file from which worker processes map it."""
 
 FLOATS = ("float32", "float64")
-CPU = 1  # as DLPack numbers devices
+CPU = 1  # DLPack's number of the device
 LARGE_BYTES = 1 << 20
-"""A larger array is mapped into every process from one file; a smaller one is sent to each."""
+"""Larger arrays are mapped into every process from one file; smaller ones are sent to each."""
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """What was found: the parameters in the caller's own containers, and the figures of the run.
+    """The result of minimize(): the parameters in your own containers, and the figures of the run.
 
-    An ensemble finds one such set of parameters for every machine, and they are a list of those.
+    For an ensemble, `parameters` is a list with one such set for every machine.
     """
 
     parameters: Tree
@@ -67,19 +67,19 @@ def minimize(
     transport: str = "processes",
     **settings: Any,
 ) -> Minimum:
-    """Descend `gradients` from `parameters` on so many machines, kept together by `strategy`.
+    """Run gradient descent from `parameters` on `machines` workers that `strategy` synchronises.
 
-    `gradients(parameters, x, y)` is asked for the gradients of the mean loss over some rows of `data`, an
-    (inputs, labels) pair, and answers in the containers that `parameters` came in: an array, or a list, tuple
-    or dictionary of arrays, nested as you like. What it is given is read-only. `outputs(parameters, x)` and
-    `loss(outputs, y)` are asked about the rows of `test` alone, for the report: the percentage of right
-    classes where labels are whole numbers, and the loss, which is the squared error of real labels unless
-    told. Without `test` neither is known.
+    `gradients(parameters, x, y)` returns the gradients of the mean loss over some rows of `data`, an (inputs,
+    labels) pair, in the same containers as `parameters`: an array, or a list, tuple or dictionary of arrays,
+    nested as you like. Its arguments are read-only. `outputs(parameters, x)` and `loss(outputs, y)` are only
+    called on the rows of `test`, for the report: the accuracy in percent if labels are integers, and the
+    loss, by default the mean squared error for real labels. Without `test` neither is reported.
 
-    Worker processes import the functions, so they stand at the top level of a module; with
-    `transport="sim"` they may be anything. `settings` are those of `run`: codec, epochs, seed, checkpoint,
-    network and so on. Raises ValueError for gradients of another shape than the parameters, and Diverged for
-    those that are not finite, both of which name the array; from a worker process they come as WorkerFailed.
+    Worker processes import your functions, so define them at the top level of a module; with
+    `transport="sim"` they may be any callables. `settings` are those of `run`: codec, epochs, seed,
+    checkpoint, network and so on. Raises ValueError for gradients whose shape differs from the parameters',
+    and Diverged for gradients that are not finite. Both name the array; from a worker process they come as
+    WorkerFailed.
     """
     named = list(pairs(parameters, parameters, "parameters"))
     start = start_of(named)
@@ -105,13 +105,13 @@ def minimize(
     return Minimum(found(model, parameters), result)
 
 
-# -- what was given, checked before anything starts ------------------------------------------------
+# -- checks of the arguments, before any process starts --------------------------------------------
 
 
 def pairs(like: Tree, tree: Tree, name: str) -> Iterator[tuple[Any, Any]]:
-    """The leaves of `tree` in the order of `like`, each with its counterpart there, or its own name.
+    """Yield (name, leaf) for each leaf of `tree`, in the order of `like`.
 
-    Raises ValueError where it is nested in another way.
+    Names are paths such as "parameters['w'][0]". Raises ValueError if `tree` is nested differently.
     """
     if isinstance(like, dict):
         if not isinstance(tree, dict) or tree.keys() != like.keys():
@@ -128,7 +128,7 @@ def pairs(like: Tree, tree: Tree, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def kind(tree: Tree) -> str:
-    """A container in a few words."""
+    """A short description of a container, for messages."""
     if isinstance(tree, dict):
         return f"a dictionary of {', '.join(map(repr, tree)) or 'nothing'}"
     if isinstance(tree, list | tuple):
@@ -137,21 +137,21 @@ def kind(tree: Tree) -> str:
 
 
 def shaped(like: Tree, leaves: Iterator[Any]) -> Tree:
-    """The next leaves, in containers like these."""
+    """Put the next leaves into containers like those of `like`."""
     if isinstance(like, dict):
         return {key: shaped(part, leaves) for key, part in like.items()}
     if isinstance(like, list | tuple):
         parts = [shaped(part, leaves) for part in like]
-        if hasattr(like, "_fields"):  # a named tuple, which takes its parts one by one
+        if hasattr(like, "_fields"):  # a named tuple, whose constructor takes the parts as arguments
             return type(like)(*parts)
         return parts if isinstance(like, list) else tuple(parts)
     return next(leaves)
 
 
 def array_of(value: Any) -> Array:
-    """Any framework's array as one of NumPy's, without a copy where that can be.
+    """Convert any framework's array to NumPy, without a copy if possible.
 
-    Raises TypeError for an array on another device that does not come to the CPU when it is asked to.
+    Raises TypeError for an array on another device that cannot be copied to the CPU.
     """
     exported = hasattr(value, "__dlpack__")
     if hasattr(value, "__array__") or not exported:
@@ -164,11 +164,11 @@ def array_of(value: Any) -> Array:
 
 
 def brought(value: Any) -> Array:
-    """An array by DLPack, asked to come to the CPU where both sides know that question."""
+    """Convert an array by DLPack, with a copy to the CPU if NumPy and its library support that."""
     try:
         try:
             return np.from_dlpack(value, device="cpu")
-        except TypeError:  # NumPy before 2.1, or a library that only says where its array is
+        except TypeError:  # NumPy before 2.1, or a library whose __dlpack__ takes no device
             return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
@@ -177,10 +177,10 @@ def brought(value: Any) -> Array:
 
 
 def start_of(named: Sequence[tuple[str, Any]]) -> list[Array]:
-    """The first parameters as arrays of one floating type."""
+    """The initial parameters as arrays. Raises ValueError unless all have the same floating dtype."""
     arrays = [array_of(value) for _, value in named]
     if not arrays:
-        raise ValueError("parameters holds no array: there is nothing to change")
+        raise ValueError("parameters holds no array: there is nothing to train")
     for (name, _), array in zip(named, arrays, strict=True):
         if array.dtype not in FLOATS:
             raise ValueError(f"{name} has dtype {array.dtype}; take {' or '.join(FLOATS)}")
@@ -192,7 +192,7 @@ def start_of(named: Sequence[tuple[str, Any]]) -> list[Array]:
 
 
 def columns(data: Any, test: Any) -> list[Array]:
-    """Inputs and labels for training and for tests, as arrays of numbers."""
+    """Inputs and labels for training and testing, as contiguous arrays. Raises ValueError if not numeric."""
     found: list[Array] = []
     for name, given in (("data", data), ("test", test)):
         if given is not None and not (isinstance(given, list | tuple) and len(given) == 2):
@@ -200,13 +200,13 @@ def columns(data: Any, test: Any) -> list[Array]:
         parts = [part[:0] for part in found] if given is None else [array_of(part) for part in given]
         for part, what in zip(parts, ("inputs", "labels"), strict=True):
             if part.dtype.kind not in "biuf" or not part.ndim:
-                raise ValueError(f"the {what} of {name} are no array of numbers: {part.dtype}, {part.shape}")
+                raise ValueError(f"the {what} of {name} are not a numeric array: {part.dtype}, {part.shape}")
         found += [np.ascontiguousarray(part) for part in parts]
     return found
 
 
 def check_importable(**functions: Callable[..., Any] | None) -> None:
-    """Say so before any process starts where worker processes could not import a function."""
+    """Raise ValueError for a function that worker processes cannot import."""
     for name, function in functions.items():
         if not is_importable(function):
             raise ValueError(
@@ -216,19 +216,19 @@ def check_importable(**functions: Callable[..., Any] | None) -> None:
 
 
 def is_importable(function: Callable[..., Any] | None) -> bool:
-    """Whether another process finds it by its name; what was typed in at a prompt is in no file."""
+    """Whether another process can import the function. One that was typed in at a prompt is in no file."""
     typed_in = not hasattr(sys.modules["__main__"], "__file__")
     if typed_in and getattr(function, "__module__", None) == "__main__":
         return False
     try:
         ForkingPickler.dumps(function)
-    except Exception:  # whatever its parts may raise
+    except Exception:  # pickling user objects may raise anything
         return False
     return True
 
 
 def placed(arrays: Sequence[Array], folder: Path | None, name: str) -> tuple[Place, ...]:
-    """Where processes find these arrays; without a folder, where they are."""
+    """Save large arrays to `folder`, if given. Returns their files, and the other arrays themselves."""
     places: list[Place] = []
     for number, array in enumerate(arrays):
         if folder is None or array.nbytes < LARGE_BYTES:
@@ -239,30 +239,30 @@ def placed(arrays: Sequence[Array], folder: Path | None, name: str) -> tuple[Pla
     return tuple(places)
 
 
-# -- what the workers make of it -------------------------------------------------------------------
+# -- the model at a worker -------------------------------------------------------------------------
 
 
 def opened(place: Place) -> Tensor:
-    """An array as a tensor; what comes from a file is shared by all until somebody writes to it."""
+    """An array as a tensor. A file is mapped copy-on-write, so processes share its memory."""
     array = np.load(place, mmap_mode="c") if isinstance(place, Path) else place
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def read_only(tensor: Tensor) -> Array:
-    """A tensor as an array that cannot be changed by mistake."""
+    """A tensor as a read-only array."""
     array: Array = tensor.detach().numpy()
     array.flags.writeable = False
     return array
 
 
 def read_data(places: Sequence[Place]) -> Data:
-    """The data in one process."""
+    """Load the data in one process."""
     return Data(*map(opened, places))
 
 
 @dataclass(frozen=True)
 class Functions:
-    """What the caller knows of the model. The leaves of `names` are how messages call the arrays."""
+    """The user's functions. `names` is a tree like the parameters, with each array's name for messages."""
 
     outputs: Callable[[Tree, Array], Any]
     gradients: Callable[[Tree, Array, Array], Tree]
@@ -270,7 +270,7 @@ class Functions:
 
 
 class Described(nn.Module):
-    """A model that is known by the caller's functions alone."""
+    """A module whose outputs and gradients come from the user's functions."""
 
     def __init__(self, functions: Functions, start: Sequence[Place]) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class Described(nn.Module):
         self.arrays = nn.ParameterList([nn.Parameter(opened(place).clone()) for place in start])
 
     def forward(self, x: Tensor) -> Tensor | Asked:
-        """The outputs; in training nothing is computed before the labels are known."""
+        """The outputs; in training a placeholder, because the gradients need the labels, too."""
         if self.training:
             return Asked(self, x)
         answer = array_of(self.functions.outputs(self.tree(), read_only(x)))
@@ -287,11 +287,11 @@ class Described(nn.Module):
         return torch.from_numpy(np.array(answer))
 
     def tree(self) -> Tree:
-        """The parameters as they are now, in the caller's containers; read-only."""
+        """The current parameters in the user's containers, read-only."""
         return shaped(self.functions.names, map(read_only, self.arrays))
 
     def gradients(self, x: Array, y: Array) -> list[Tensor]:
-        """What the caller's function says, checked, in the order of `arrays`."""
+        """Call the user's gradient function. Returns its checked gradients in the order of `arrays`."""
         answer = self.functions.gradients(self.tree(), x, y)
         found = pairs(self.functions.names, answer, "parameters")
         return [gradient_for(name, value, p) for (name, value), p in zip(found, self.arrays, strict=True)]
@@ -299,13 +299,13 @@ class Described(nn.Module):
 
 @dataclass(frozen=True)
 class Asked:
-    """The inputs of a step, until its labels come."""
+    """The placeholder for a training step's outputs: the inputs, until the labels are known."""
 
     model: Described
     x: Tensor
 
     def loss(self, y: Tensor) -> Tensor:
-        """An empty tensor, for the loss is not known, through which the gradients reach the parameters."""
+        """An empty tensor (the loss is unknown) whose backward pass sets the gradients of the parameters."""
         told: Tensor = Told.apply(  # type: ignore[no-untyped-call]
             self.model.gradients(read_only(self.x), read_only(y)), *self.model.arrays
         )
@@ -313,22 +313,25 @@ class Asked:
 
 
 class Told(torch.autograd.Function):
-    """Something whose gradients by the parameters are known, whatever it is."""
+    """An autograd function with given gradients with respect to the parameters."""
 
     @staticmethod
     def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        """Nothing."""
+        """Keep the gradients, and return an empty tensor."""
         ctx.gradients = gradients
         return parameters[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """What was told."""
+        """Return the gradients that `forward` was given."""
         return None, *ctx.gradients
 
 
 def gradient_for(name: str, value: Any, parameter: Tensor) -> Tensor:
-    """The gradient of one array as a tensor like it; raises where it does not fit or is not finite."""
+    """Convert the gradient of one array to a tensor.
+
+    Raises ValueError if it does not fit the parameter, and Diverged if it is not finite.
+    """
     array = array_of(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"gradients() returned {type(value).__name__} of {array.dtype} for {name}")
@@ -337,7 +340,7 @@ def gradient_for(name: str, value: Any, parameter: Tensor) -> Tensor:
             f"gradients() returned shape {array.shape} for {name}, which has shape {tuple(parameter.shape)}"
         )
     with np.errstate(invalid="ignore", over="ignore"):
-        suspicious = not np.isfinite(array.sum())  # one pass, as fast as memory
+        suspicious = not np.isfinite(array.sum())  # one fast pass over memory
     if suspicious and len(bad := np.argwhere(~np.isfinite(array))):
         place = tuple(map(int, bad[0]))
         raise Diverged(
@@ -348,7 +351,7 @@ def gradient_for(name: str, value: Any, parameter: Tensor) -> Tensor:
 
 
 def score(loss: Callable[[Array, Array], float] | None, out: Tensor | Asked, y: Tensor) -> Tensor:
-    """The loss of outputs for the report, or in training what carries the gradients."""
+    """The loss of outputs for the report; in training the tensor whose backward pass sets the gradients."""
     if isinstance(out, Asked):
         return out.loss(y)
     if loss is not None:
@@ -359,6 +362,6 @@ def score(loss: Callable[[Array, Array], float] | None, out: Tensor | Asked, y: 
 
 
 def found(model: nn.Module | None, parameters: Tree) -> Tree:
-    """The parameters of a trained model, in the caller's containers."""
+    """The parameters of a trained model, in the user's containers."""
     assert isinstance(model, Described)
     return shaped(parameters, iter([p.detach().numpy().copy() for p in model.arrays]))

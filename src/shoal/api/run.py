@@ -1,4 +1,4 @@
-"""run(): Shoal owns the loop, on real processes or in virtual time."""
+"""run(): Shoal owns the training loop, on real processes or in virtual time."""
 
 from __future__ import annotations
 
@@ -58,19 +58,20 @@ def run(
     balance: bool = False,
     on_progress: Listener | None = None,
 ) -> Result:
-    """Train `task` on many workers kept together by `strategy`, and return what came of it.
+    """Train `task` on many workers that `strategy` synchronises, and return the result.
 
-    `transport` is "processes", "gloo" or "sim"; `network`, `compute` and `faults` belong to "sim".
-    `batch` samples a worker and step; `grow_batch="2@10,2@20"` doubles it after 10 epochs and after 20, where
-    it would exceed `largest_batch` the learning rate is divided instead. With `balance` it is an average, and
-    faster workers take more: for strategies that average over all workers. A strategy's server may be several
-    `servers` that own a slice of the model each; one that dies is started again, and `durability` says what
-    it remembers: "memory" its last snapshot, "journal" everything it acknowledged. With a server, workers
-    that die are done without.
-    A checkpoint folder that holds a checkpoint of this run is resumed.
-    A node that hears nothing for `timeout` seconds gives up, naming whom it waited for. Each process gets its
-    share of the host's cores unless `threads` says otherwise.
-    Raises WorkerFailed with the traceback of a worker that raised; Ctrl-C stops processes with Interrupted.
+    `transport` is "processes", "gloo", "grpc" or "sim"; `network`, `compute` and `faults` are for "sim" only.
+    `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
+    epochs; where it would exceed `largest_batch`, the learning rate is divided instead. With `balance`, for
+    strategies that average over all workers, faster workers take larger batches, and `batch` is the mean.
+    `servers` nodes share each server of the strategy, each with a slice of the model. A server that dies is
+    restarted, and `durability` says what it remembers: with "memory" its last snapshot, with "journal" every
+    update it has acknowledged. With a server, the run continues when a worker dies.
+    `checkpoint` is a folder; if it holds a checkpoint of this run, training resumes there. `every` is the
+    number of steps between checkpoints. A node that waits `timeout` seconds for a message gives up and names
+    the peer. `threads` is the number of torch threads per process; by default they share the host's cores.
+    `on_progress` is called with the nodes' progress.
+    Raises WorkerFailed with the traceback of a worker that raised, and Interrupted after Ctrl-C.
     """
     chosen = TASKS.make(task) if isinstance(task, str) else task
     plan = Plan(
@@ -158,7 +159,7 @@ def _config(plan: Plan, network: Network, compute: Compute) -> dict[str, Any]:
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """Compute with so many threads for a while: small models are slower on many."""
+    """Use `number` torch threads inside the block: small models are slower with many."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -168,7 +169,7 @@ def _threads(number: int) -> Iterator[None]:
 
 
 class _Ticker(Instrument):
-    """Tells a listener in this process how simulated nodes get on, a few times a second of real time."""
+    """Reports the progress of simulated nodes to a listener, a few times per second of real time."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

@@ -1,6 +1,6 @@
-"""Starting a user's script once for every node, and being one of those processes.
+"""Runs a user's script in one process per node. `run_script` is the launcher's side, `main` the node's.
 
-`python -m shoal.api.script train.py …` is what each node runs: the script, with its failures reported.
+Each node's process runs `python -m shoal.api.script train.py …`, which reports failures to the launcher.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _start(
 
 
 class ScriptProcess:
-    """A script in a process of its own, with its output passed on line by line."""
+    """A process that runs a script. Its output is passed on line by line."""
 
     def __init__(self, process: subprocess.Popen[str], on_line: Callable[[str], None]) -> None:
         self._process = process
@@ -120,23 +120,23 @@ class ScriptProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """Its exit code once it has ended."""
+        """The exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send the process SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it."""
+        """Send the process SIGKILL."""
         self._process.kill()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, and for its last words."""
+        """Wait until the process has ended and its output is read, each at most `timeout` seconds."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -144,7 +144,7 @@ class ScriptProcess:
         self._reader.join(timeout)
 
     def close(self) -> None:
-        """Nothing is held: the reader has closed the pipe."""
+        """Do nothing: the reader has closed the pipe."""
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -154,14 +154,14 @@ class ScriptProcess:
 
 
 def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:
-    """Run `script` in this very process, which another launcher started as the node at `place`.
+    """Run `script` in this process, which torchrun or mpiexec has started as the node at `place`.
 
     Raises WorkerFailed with the traceback of what the script raised.
     """
     os.environ.update(place.to_environment())
     sys.argv = [str(script), *arguments]
     if place.launched == "mpi":
-        start_mpi(place.timeout)  # before the script, which may fail: the others must not wait for us then
+        start_mpi(place.timeout)  # before the script: if the script fails, MPI then ends the whole job
         if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it, mpiexec does not
             torch.set_num_threads(local_threads(place.local_nodes))
     try:
@@ -194,14 +194,14 @@ def main() -> None:
 
 
 def _vanish(code: int) -> NoReturn:
-    """End on the spot: peers must not wait for a goodbye, nor Python for threads that still receive."""
+    """Exit at once, without closing connections in order or joining threads that still receive."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _run_to_its_end(script: str) -> None:
-    """Run a script as `python script` would, and finish what it attached; not if it fails."""
+    """Run a script as `python script` would, and finish its attachment unless it fails."""
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         try:
@@ -213,7 +213,7 @@ def _run_to_its_end(script: str) -> None:
         if attachment is not None:
             attachment.finish()
     except BaseException as error:
-        sys.last_value = error  # as an uncaught one would be: an attachment that finds it does not finish
+        sys.last_value = error  # as Python does for an uncaught exception; `Attachment.leave` checks it
         raise
 
 

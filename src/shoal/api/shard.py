@@ -16,21 +16,22 @@ from shoal.replicas.module import share, steps_per_epoch
 
 
 def shard(loader: DataLoader[Any], seed: int = 0) -> Shard:
-    """This worker's share of `loader`: iterate over it instead. A single worker's share is all of it.
+    """This worker's share of `loader`; iterate over it instead. A single worker's share is the whole loader.
 
-    The same loader gives the same shard, so that one made anew for each pass shuffles anew, too.
+    The same loader always gives the same shard. So you may call `shard(loader)` at every epoch: each pass
+    still gets a new shuffle.
     """
     shards: dict[int, Shard] = vars(loader).setdefault("_shoal_shards", {})
     return shards.setdefault(seed, Shard(loader, seed))
 
 
 class Shard:
-    """A loader's batches for this worker alone, shuffled anew at each pass; every worker gets as many.
+    """The batches of a loader for one worker, shuffled anew at each pass. Every worker gets the same number.
 
-    The batch size stays what it is for each worker. How many samples a batch has is told to the
-    attachment, so that short batches count for less. Where a checkpoint was resumed, the batches that were
-    done before it are passed over. A loader with a sampler of its own is read whole, and every worker keeps
-    every N-th batch: its sampler must then give the same order to all workers.
+    The loader's batch size is that of each worker. The shard reports the size of every batch to the
+    attachment, so that short batches have less weight. After a resume it skips the batches that were done
+    before the checkpoint. With a custom sampler every worker reads the whole loader and keeps every N-th
+    batch: the sampler must then yield the same order at all workers.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int = 0) -> None:
@@ -45,7 +46,7 @@ class Shard:
         self._by_sample = ordinary and loader.batch_size is not None
 
     def __len__(self) -> int:
-        """Batches that each worker gets in one pass."""
+        """Batches of each worker in one pass."""
         if not self._by_sample:
             return len(self._loader) // _workers()
         samples, batch = len(cast(Sized, self._loader.dataset)), self._loader.batch_size or 1
@@ -72,7 +73,7 @@ class Shard:
             order = torch.randperm(samples, generator=stream(self._seed, "shard", self._epoch))
         else:
             order = torch.arange(samples)
-        last = None if old.drop_last else len(self) - 1  # it takes the remainder
+        last = None if old.drop_last else len(self) - 1  # the last step takes the remainder
         own = [
             share(order, step, batch, _rank(), _workers(), step == last) for step in range(skip, len(self))
         ]
@@ -86,12 +87,12 @@ class Shard:
             worker_init_fn=old.worker_init_fn,
             multiprocessing_context=old.multiprocessing_context,
             prefetch_factor=old.prefetch_factor,
-            generator=stream(self._seed, "loader", self._epoch),  # else it would draw from torch's own
+            generator=stream(self._seed, "loader", self._epoch),  # else it would use torch's global generator
         )
         return iter(loader)
 
     def _own_batches(self, skip: int) -> Iterator[Any]:
-        """Every N-th batch, the last incomplete round of N left out."""
+        """Every N-th batch of the loader, without its last incomplete round of N."""
         every, rounds = _workers(), len(self)
         return islice(self._loader, skip * every + _rank(), rounds * every, every)
 
@@ -107,7 +108,7 @@ def _workers() -> int:
 
 
 def _samples(batch: Any) -> int:
-    """How many samples a batch holds: the length of its first tensor."""
+    """The number of samples in a batch: the length of its first tensor, or 1 without one."""
     if isinstance(batch, Tensor):
         return len(batch)
     if isinstance(batch, dict):

@@ -1,4 +1,4 @@
-"""How an average over all workers is formed; each way in its own file with its cost beside it."""
+"""All-reduce algorithms: how workers form an average. Each has its own file, with its cost beside it."""
 
 from shoal.collectives.average import Sum, averaging
 from shoal.collectives.butterfly import butterfly

@@ -1,4 +1,4 @@
-"""Averages out of sums: the weight travels as one more element, so that one sum does it all."""
+"""Weighted averages from sums: the weight is one more element of the vector, so one sum is enough."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from shoal.engine.group import Group, Mean
 
 Sum: TypeAlias = Callable[[Group, Tensor], Awaitable[None]]
-"""Replaces a vector by its sum over the workers: exact but for rounding, and the same bits everywhere."""
+"""Sums a vector over the workers, in place: exact up to rounding, with the same bits at every worker."""
 
 
 def averaging(add_up: Sum) -> Mean:
-    """The weighted average over the workers, and the total weight (zeros if that is 0), by this sum."""
+    """Make a collective from `add_up`: it returns the weighted average and the total weight (zeros if 0)."""
 
     async def mean(group: Group, v: Tensor, weight: float) -> tuple[Tensor, float]:
         packed = pack(v, weight)
@@ -26,8 +26,8 @@ def averaging(add_up: Sum) -> Mean:
 
 
 def pack(v: Tensor, weight: float) -> Tensor:
-    """What is to be summed: weight times `v`, then the weight."""
-    wide = torch.promote_types(v.dtype, torch.float32)  # half precision could hold neither count nor sum
+    """The vector to sum: `v` times the weight, then the weight itself."""
+    wide = torch.promote_types(v.dtype, torch.float32)  # half precision could hold neither weight nor sum
     packed = torch.empty(v.numel() + 1, dtype=wide, device=v.device)
     torch.mul(v.to(wide), weight, out=packed[:-1])
     packed[-1] = weight
@@ -35,7 +35,7 @@ def pack(v: Tensor, weight: float) -> Tensor:
 
 
 def unpack(packed: Tensor, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """The average and the total weight that lie in a sum."""
+    """The average and the total weight from a sum of packed vectors."""
     total = float(packed[-1])
     average = packed[:-1].div_(total) if total else packed[:-1]
     return average.to(dtype), total

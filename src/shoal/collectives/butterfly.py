@@ -1,7 +1,8 @@
-"""Sums in a butterfly, or by recursive doubling: in every round, neighbours on a cube swap what they have.
+"""Sums by recursive doubling (butterfly): in every round, neighbours on a hypercube swap their partial sums.
 
-After round j, groups of 2^j workers hold the same sum. Both partners add the same two vectors, and a + b is
-b + a to the last bit, so by induction all have the same bits in the end. log2 P rounds of the whole vector.
+After round j, groups of 2^j workers hold the same sum. Both partners add the same two vectors, and a + b
+equals b + a to the last bit, so all workers end with the same bits. It takes log2 P rounds, each with the
+whole vector.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ async def butterfly(group: Group, v: Tensor) -> None:
 
 
 async def swap(group: Group, load: Load) -> None:
-    """Have every worker hold the sum of what all bring."""
+    """Sum the loads of all workers, so that every worker holds the sum."""
 
     async def over(cube: Cube) -> None:
         corner = cube.corner_of(group.rank)
@@ -33,8 +34,5 @@ async def swap(group: Group, load: Load) -> None:
 
 
 def cost(workers: int, nbytes: float, link: LinkCost) -> float:
-    """Seconds that it takes: log2 P (L + n G), log2 P rounded down, and folding.
-
-    Additions are not counted.
-    """
+    """Predicted seconds: log2 P (L + n G), log2 P rounded down, and folding. Additions are not counted."""
     return len(Cube(workers).bits) * link.seconds(nbytes) + fold_cost(workers, nbytes, link)

@@ -1,4 +1,4 @@
-"""Which algorithm sums fastest: the one whose formula says so for this size, these workers and this link."""
+"""Chooses the algorithm with the lowest predicted cost for a vector's size, the workers and the link."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.collectives.tree import tree
 from shoal.engine.group import Group, Mean
 
 FEW_WORKERS = 8
-"""So many and fewer average in stripes: nothing has fewer rounds, and the messages are still few."""
+"""Up to this number, workers average in stripes: no algorithm has fewer rounds, and messages are few."""
 
 Cost: TypeAlias = Callable[[int, float, LinkCost], float]
 """(workers, bytes, link) -> seconds."""
@@ -30,7 +30,7 @@ Cost: TypeAlias = Callable[[int, float, LinkCost], float]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A way to sum over the workers, and what it costs."""
+    """A way to sum over the workers, and its predicted cost."""
 
     sum: Sum
     cost: Cost
@@ -45,14 +45,14 @@ ALGORITHMS = {
 
 
 def cheapest(workers: int, nbytes: float, link: LinkCost) -> str:
-    """The algorithm that costs least; of several, the one with fewest rounds."""
+    """The name of the algorithm that costs least; of equals, the first in ALGORITHMS."""
     return min(ALGORITHMS, key=lambda name: ALGORITHMS[name].cost(workers, nbytes, link))
 
 
 class Cheapest:
     """Sums each vector by the algorithm that is cheapest for its size.
 
-    Without a link, the workers measure it together before the first sum. Each group then needs its own.
+    Without `link`, the workers measure it together before the first sum; each group then needs its own.
     """
 
     def __init__(self, link: LinkCost | None = None) -> None:
@@ -65,5 +65,5 @@ class Cheapest:
 
 
 def automatic(workers: int, link: LinkCost | None = None) -> Mean:
-    """How averages are formed point to point when nobody says how, and nothing is lossy."""
+    """The default collective over point-to-point messages, without a lossy codec."""
     return stripes if workers <= FEW_WORKERS else averaging(Cheapest(link))

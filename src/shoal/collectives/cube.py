@@ -1,7 +1,7 @@
-"""Cube: the workers as corners of a hypercube, where numbers that differ in one bit are neighbours.
+"""Cube: the workers as corners of a hypercube. Corners whose numbers differ in one bit are neighbours.
 
-A cube has a power of two corners. The r workers that are too many for it are folded in: of the first 2 r
-workers, each odd one gives its vector to the even one before it, and gets the sum in the end.
+The number of corners is a power of two. The r workers beyond it are folded in: of the first 2 r workers, each
+odd one gives its vector to the even one before it, and receives the sum at the end.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from shoal.engine.group import Group
 
 @dataclass(frozen=True)
 class Cube:
-    """The largest cube that so many workers fill."""
+    """The largest hypercube that `workers` can fill."""
 
     workers: int
 
     @property
     def bits(self) -> list[int]:
-        """1, 2, 4 and so on: what the numbers of a corner's neighbours differ in."""
+        """1, 2, 4 and so on, one for each dimension: corner ^ bit is a neighbour."""
         return [1 << j for j in range(self.workers.bit_length() - 1)]
 
     @property
     def corners(self) -> int:
-        """The largest power of two that is not above the number of workers."""
+        """The number of corners: the largest power of two up to the number of workers."""
         return 1 << len(self.bits)
 
     @property
     def folded(self) -> int:
-        """How many workers have no corner of their own."""
+        """The number of workers without a corner."""
         return self.workers - self.corners
 
     def corner_of(self, rank: int) -> int:
-        """The corner of a worker that has one."""
+        """The corner of worker `rank`, which must have one."""
         return rank // 2 if rank < 2 * self.folded else rank - self.folded
 
     def worker_at(self, corner: int) -> int:
@@ -45,7 +45,7 @@ class Cube:
 
 
 async def fold(group: Group, load: Load, add_up: Callable[[Cube], Awaitable[None]]) -> None:
-    """Sum what the workers bring by an algorithm that wants a power of two of them."""
+    """Sum the loads of any number of workers by `add_up`, an algorithm for the corners of a cube."""
     cube = Cube(group.size)
     is_paired = group.rank < 2 * cube.folded
     if is_paired and group.rank % 2:
@@ -60,5 +60,5 @@ async def fold(group: Group, load: Load, add_up: Callable[[Cube], Awaitable[None
 
 
 def fold_cost(workers: int, nbytes: float, link: LinkCost) -> float:
-    """Seconds that folding adds: 2 (L + n G) unless the number of workers is a power of two."""
+    """Predicted seconds of folding: 2 (L + n G), or 0 if the number of workers is a power of two."""
     return 2 * link.seconds(nbytes) if Cube(workers).folded else 0.0

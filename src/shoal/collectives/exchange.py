@@ -1,7 +1,7 @@
-"""What two workers hand each other on the way to a sum.
+"""The messages that two workers exchange for a sum.
 
-Messages between two nodes arrive in the order in which they were sent, and all workers go through the same
-sums in the same order. So a tag that says what a message is for suffices: the next sum's messages wait.
+Messages between two nodes arrive in the order in which they were sent, and all workers form the same sums in
+the same order. So a tag per purpose is enough to tell messages apart: those of the next sum wait their turn.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from shoal.engine.group import Group
 
 
 async def give(group: Group, dst: int, tag: str, v: Tensor) -> None:
-    """Send `v`, exactly; it may be changed afterwards."""
+    """Send `v` without compression. You may change `v` afterwards."""
     await group.send(dst, Message(tag, (v,)))
 
 
 async def take(group: Group, src: int, tag: str, like: Tensor) -> Tensor:
-    """What `src` gives: a vector of the dtype and length of `like`, to be read only.
+    """Wait for the vector that `src` gives, of the dtype and length of `like`. Do not change it.
 
-    Raises PeerLost as soon as any worker is lost, for a sum that lacks one cannot be completed.
+    Raises PeerLost as soon as any worker is lost, because the sum cannot be completed without it.
     """
     m = await group.take(tag, src)
     (v,) = expect(m.parts, (like.dtype, like.numel()))
@@ -32,36 +32,36 @@ async def take(group: Group, src: int, tag: str, like: Tensor) -> Tensor:
 
 
 class Load(Protocol):
-    """What a worker brings to a sum, and holds of it so far."""
+    """A worker's partial sum: at first its own vector."""
 
     async def give(self, dst: int, tag: str) -> None:
-        """Send it to a worker."""
+        """Send the partial sum to worker `dst`."""
         ...
 
     async def add(self, src: int, tag: str) -> None:
-        """Add what a worker gives."""
+        """Add the partial sum that worker `src` gives."""
         ...
 
     async def replace(self, src: int, tag: str) -> None:
-        """Hold what a worker gives instead."""
+        """Replace the partial sum by that of worker `src`."""
         ...
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A load that is a whole vector, changed in place."""
+    """A load that is a dense vector, summed in place."""
 
     group: Group
     v: Tensor
 
     async def give(self, dst: int, tag: str) -> None:
-        """Send it, exactly."""
+        """Send the vector without compression."""
         await give(self.group, dst, tag, self.v)
 
     async def add(self, src: int, tag: str) -> None:
-        """Both partners of a swap do: a + b is b + a to the last bit."""
+        """Add the vector that arrives. Both partners of a swap get the same bits: a + b equals b + a."""
         self.v.add_(await take(self.group, src, tag, self.v))
 
     async def replace(self, src: int, tag: str) -> None:
-        """Copy what arrives."""
+        """Copy the vector that arrives."""
         self.v.copy_(await take(self.group, src, tag, self.v))

@@ -1,8 +1,8 @@
-"""Averages in flight: a codec forms them itself, out of reductions of what travels.
+"""Averages in flight: a codec forms the average itself, by reductions of encoded data.
 
-`Codec.average` is the program, and a codec's own file says what it reduces. Here is what carries it out in a
-run: averages by the collective that would be chosen without a codec, and sums by any way to sum. Maxima,
-which are short, travel in log2 P rounds, as in a butterfly. The weights travel with the first of these.
+`Codec.average` is the program, and each codec's file says what it reduces. This file provides the reductions
+for a run. Means use the collective that the run would use without a codec, sums any algorithm. Maxima, which
+are short, take log2 P rounds, as in a butterfly. The first reduction also carries the weights.
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ from shoal.engine.group import PRESENT, Exchange, Group, Mean
 
 
 class InFlight:
-    """Averages by the codec's own program; `mean` and `add_up` are how it reduces."""
+    """Averages by `Codec.average`, whose reductions use the collectives `mean` and `add_up`."""
 
     def __init__(self, mean: Mean, add_up: Sum) -> None:
         self._mean, self._add_up = mean, add_up
 
     def prepare(self, group: Group) -> None:
-        """Have a worker's replica keep what its gradients are made of, if the codec asks for it."""
+        """Have the replica record the factors of its gradients, if the codec needs them.
+
+        Raises ValueError if the model has no layer whose factors can be recorded.
+        """
         codec = group.coding.codec
         if codec.needs_products and group.size > 1 and isinstance(group.replica, Records):
             group.replica.record()
             if not group.replica.recorded:
                 raise ValueError(
-                    f"{codec} is for fully connected layers (nn.Linear), which this model has none of; "
-                    "take 'none', or a codec that loses something, as 'low_rank'"
+                    f"{codec} compresses fully connected layers (nn.Linear), and this model has none; "
+                    "take 'none', or a lossy codec such as 'low_rank'"
                 )
 
     async def __call__(self, group: Group, v: Tensor, weight: float) -> tuple[Tensor, float]:
@@ -48,9 +51,9 @@ class InFlight:
         return await self._average(group, v, weight, "")
 
     async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> Exchange:
-        """Begin an average for later: in stripes, for here rounds have to wait for each other.
+        """Begin an average in the background: in stripes, because the rounds of a reduction block.
 
-        With a codec that needs all workers, all of it is done when it is needed.
+        With a codec that needs all workers, `finish` does all the work.
         """
         if group.coding.codec.needs_all:
             return _Later(partial(self._average, group, v.clone(), weight, key))
@@ -73,13 +76,13 @@ class InFlight:
 
 
 class _Later:
-    """An average that is formed when it is needed."""
+    """An average that is formed in `finish`."""
 
     def __init__(self, form: Callable[[], Awaitable[tuple[Tensor, float]]]) -> None:
         self._form = form
 
     async def progress(self) -> None:
-        """Nothing can be done without waiting."""
+        """Do nothing: no part of the work can be done without waiting."""
 
     async def finish(self) -> tuple[Tensor, float]:
         """The average, and the total weight."""
@@ -87,18 +90,18 @@ class _Later:
 
 
 class _NoWeight(Exception):
-    """All weights are 0; every worker learns that from the same reduction."""
+    """All weights are 0. Every worker raises this after the same reduction."""
 
 
 class _GroupReductions:
-    """The reductions of one average of `v`. What passes between two of them is time to encode."""
+    """The reductions of one average of `v`. The time between two of them is counted as encoding."""
 
     def __init__(self, group: Group, v: Tensor, weight: float, mean: Mean, add_up: Sum) -> None:
         self.size, self.weight, self.gives = group.size, weight, weight > PRESENT
         self._group, self._v, self._mean, self._add_up = group, v, mean, add_up
         self._total: float | None = None
         self._weights: list[float] | None = None  # of all workers, from the first `take` on
-        self._own: dict[str, deque[Payload]] = defaultdict(deque)  # what was given and not yet taken, by tag
+        self._own: dict[str, deque[Payload]] = defaultdict(deque)  # own payloads not yet taken, by tag
         self._reduced = self._given = 0  # bytes
         self._compresses = True
         self._since = group.now()
@@ -112,14 +115,14 @@ class _GroupReductions:
 
     @property
     def records(self) -> Records | None:
-        """What the gradient is made of, if that is recorded and `v` has its length."""
+        """The recorded factors of the gradient; None if none are recorded or `v` is not of its length."""
         replica = self._group.replica
         if not self._group.coding.codec.needs_products or self._v.numel() != replica.x.numel():
             return None
         return replica if isinstance(replica, Records) and replica.recorded else None
 
     async def mean(self, v: Tensor) -> Tensor:
-        """By the collective of this run, which compresses nothing any further."""
+        """The weighted average, by the collective of this run, without further compression."""
         if v is self._v:
             self._compresses = False
         with self._reducing(v):
@@ -128,7 +131,7 @@ class _GroupReductions:
         return average
 
     async def largest(self, v: Tensor) -> Tensor:
-        """As in a butterfly, with the weights."""
+        """The element-wise maximum, by recursive doubling. The weights are summed along with it."""
         load = _Largest(self._group, v, self.weight)
         with self._reducing(v):
             await swap(self._group, load)
@@ -136,7 +139,7 @@ class _GroupReductions:
         return load.held
 
     async def sum(self, v: Tensor) -> Tensor:
-        """By the run's way to sum; the weights, if they are not known, by an empty maximum before."""
+        """The sum, by the algorithm of this run. If the weights are unknown, an empty maximum goes first."""
         if self._total is None:
             await self.largest(v.new_empty(0, dtype=torch.float32))
         summed = v.clone()
@@ -145,7 +148,10 @@ class _GroupReductions:
         return summed
 
     async def give(self, tag: str, parts: Payload) -> None:
-        """To the next worker first, so that not all send to worker 0; with the weight until that is known."""
+        """Send `parts` to all other workers, with this worker's weight until all weights are known.
+
+        Each worker sends to the next one first, so that not all send to worker 0 at once.
+        """
         count = self.weight if self._weights is None else 0.0
         with self._reducing():
             for k in self._group.others:
@@ -154,7 +160,7 @@ class _GroupReductions:
         self._given += sum(part.nbytes for part in parts)
 
     async def take(self, tag: str) -> list[Given]:
-        """Raises PeerLost as soon as any worker is lost."""
+        """Wait for the payloads and weights of all workers. Raises PeerLost as soon as any worker is lost."""
         group, own, taken = self._group, self._own[tag].popleft(), []
         with self._reducing():
             for k in range(group.size):
@@ -166,20 +172,20 @@ class _GroupReductions:
         return [Given(given.parts, w) for given, w in zip(taken, self._weights, strict=True)]
 
     async def finish(self) -> float:
-        """Account for the average, which is complete; the total weight."""
+        """Meter the completed average, and return the total weight."""
         group = self._group
         if self._total is None:
             await self.largest(self._v.new_empty(0, dtype=torch.float32))
         group.meter.decode_seconds += group.now() - self._since
         is_priced = bool(self._given) or not isinstance(self._mean, Native)
-        if self._compresses and is_priced:  # nobody knows what bytes cost in a transport's own all-reduce
+        if self._compresses and is_priced:  # the cost of a byte in a transport's own all-reduce is unknown
             coding = group.coding
             coded = (group.size - 1) * self._given + coding.averaging(self._reduced)
             coding.weigh(coding.averaging(self._v.nbytes), coded)
         return self.total
 
     def _learn(self, total: float) -> None:
-        """The first reduction tells all weights together."""
+        """Store the total weight, which the first reduction yields. Raises _NoWeight if it is 0."""
         if self._total is None:
             self._total = total
             if not total:
@@ -187,7 +193,7 @@ class _GroupReductions:
 
     @contextmanager
     def _reducing(self, v: Tensor | None = None) -> Iterator[None]:
-        """Meanwhile nothing is encoded; `v` is what is reduced."""
+        """Do not count the time inside as encoding; count the bytes of `v` as reduced."""
         meter, now = self._group.meter, self._group.now
         meter.encode_seconds += now() - self._since
         if v is not None:
@@ -199,23 +205,23 @@ class _GroupReductions:
 
 
 class _Largest:
-    """A load: the largest of each element so far, and the sum of the weights."""
+    """A load: the element-wise maximum so far, and the sum of the weights."""
 
     def __init__(self, group: Group, v: Tensor, weight: float) -> None:
         self.held, self.weight = v, weight
         self._group = group
 
     async def give(self, dst: int, tag: str) -> None:
-        """Send both."""
+        """Send the maximum and the weight."""
         await self._group.send(dst, Message(tag, (self.held,), count=self.weight))
 
     async def add(self, src: int, tag: str) -> None:
-        """Take the larger of each, and not a number where either is none."""
+        """Take the larger of each pair of elements; NaN propagates."""
         theirs, weight = await self._take(src, tag)
         self.held, self.weight = torch.maximum(self.held, theirs), self.weight + weight
 
     async def replace(self, src: int, tag: str) -> None:
-        """Take what arrives."""
+        """Replace both by those of worker `src`."""
         self.held, self.weight = await self._take(src, tag)
 
     async def _take(self, src: int, tag: str) -> tuple[Tensor, float]:

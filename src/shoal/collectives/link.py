@@ -1,4 +1,4 @@
-"""Link: what it costs to send a message from one worker to another, known or measured."""
+"""LinkCost: the time that a message takes from one worker to another, known or measured."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from shoal.core.transport import HEADER_BYTES
 from shoal.engine.group import Group
 
 ROUNDS = 5
-BULK_ROUNDS = 2  # the first one finds no memory prepared for it
+BULK_ROUNDS = 2  # the first one includes the allocation of buffers
 BULK_BYTES = 1 << 20
-"""A transport takes that much at once, however small the model is."""
+"""A size that every transport accepts in one message, however small the model is."""
 
 EMPTY = torch.empty(0)
 
 
 @dataclass(frozen=True)
 class LinkCost:
-    """Seconds until an empty message is there, with its header, and for each byte that it carries."""
+    """The seconds that an empty message takes, header included, and those of each byte of its payload."""
 
     latency: float  # L
     seconds_per_byte: float  # G
 
     @classmethod
     def of_network(cls, latency: float, bandwidth: float) -> LinkCost:
-        """The link of a network that moves so many bytes a second, headers too."""
+        """The link of a network with this latency in seconds and bandwidth in bytes per second."""
         return cls(latency + HEADER_BYTES / bandwidth, 1 / bandwidth)
 
     def seconds(self, nbytes: float) -> float:
-        """How long a message with so many bytes takes: L + n G."""
+        """Seconds that a message of `nbytes` takes: L + n G."""
         return self.latency + nbytes * self.seconds_per_byte
 
 
 async def measure(group: Group) -> LinkCost:
-    """The link between workers 0 and 1, as worker 0 saw it; all workers get the same numbers.
+    """Measure the link between workers 0 and 1 at worker 0, and return it at every worker.
 
-    All call this together, among two or more. It takes a few milliseconds once all are there.
+    All workers, at least two, must call this together. It takes a few milliseconds after the last has called.
     """
     figures = torch.empty(2, dtype=torch.float64)
     if group.rank == 0:
@@ -55,7 +55,7 @@ async def measure(group: Group) -> LinkCost:
 
 
 async def _time_trips(group: Group) -> tuple[float, float]:
-    await take(group, 1, "pong", EMPTY)  # it has come
+    await take(group, 1, "pong", EMPTY)  # worker 1 is ready
     bulk = torch.zeros(BULK_BYTES // 4)
     empty = median([await _time_trip(group, EMPTY) for _ in range(ROUNDS)])
     full = min([await _time_trip(group, bulk) for _ in range(BULK_ROUNDS)])

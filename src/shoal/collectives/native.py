@@ -1,4 +1,4 @@
-"""The transport's own all-reduce: the order of its sums is its own.
+"""The transport's own all-reduce, which sums in an order of its own.
 
 A gradient is summed part by part, while back-propagation still computes the rest.
 """
@@ -18,7 +18,7 @@ from shoal.engine.group import Group
 from shoal.engine.streaming import Streamed
 
 _HEAD = 16
-"""Elements before the gradient, so that it begins where memory is read fastest. The last two are used."""
+"""Elements before the gradient, which align it in memory. Only the last two are used."""
 
 _WEIGHT = _HEAD - 2
 
@@ -29,7 +29,7 @@ async def native(group: Group, v: Tensor) -> None:
 
 
 class Native:
-    """Averages by the transport's own all-reduce. Each group needs its own."""
+    """Averages by the transport's own all-reduce. Each group needs its own object."""
 
     def __init__(self) -> None:
         self._mean = averaging(native)
@@ -40,12 +40,12 @@ class Native:
         return await self._mean(group, v, weight)
 
     async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
-        """Begin an average for later: in stripes, for all-reduces follow each other."""
+        """Begin an average in the background: in stripes, because all-reduces run one at a time."""
         return await stripes.start(group, v, weight, number, key)
 
     def begin(self, group: Group, parts: Sequence[slice]) -> Merged:
-        """Begin to average a gradient that is still to be computed, in these parts."""
-        if not self._paths:  # two: the model's gradients may lie in the one that was used last
+        """Begin to average a gradient that is not computed yet, in these parts."""
+        if not self._paths:  # two: the model's gradients may be views of the one used last
             with_head = _with_head(parts)
             self._paths = [Path(group, with_head) for _ in range(2)]
         self._paths.reverse()
@@ -53,14 +53,17 @@ class Native:
 
 
 def _with_head(parts: Sequence[slice]) -> list[slice]:
-    """The parts of what is summed: the last of them, which is the first of the gradient, has the head."""
+    """The parts of the summed vector: those of the gradient, with the head joined to the part it precedes.
+
+    That part holds the gradient's first elements and is the last to be summed.
+    """
     *others, last = parts
-    assert last.start == 0, "the first parameter is to come last"
+    assert last.start == 0, "the part with the first parameter must come last"
     return [*(slice(2 + part.start, 2 + part.stop) for part in others), slice(0, 2 + last.stop)]
 
 
 class Path:
-    """What gradients take in turn, made once: a vector with a head, and its parts."""
+    """A reusable buffer for one gradient, with a head before it, and the parts in which it is summed."""
 
     def __init__(self, group: Group, parts: list[slice]) -> None:
         wide = torch.promote_types(group.x.dtype, torch.float32)
@@ -71,35 +74,35 @@ class Path:
 
 
 class Merged:
-    """One gradient on its way.
+    """One gradient that is being averaged.
 
-    The last part, which is the first of the vector, takes along the weight and whether this worker has
-    to take back what it handed over; where one has, all begin anew.
+    The part that is summed last also carries the worker's weight, and a flag: whether gradients changed after
+    the worker had handed them over. If any worker sets the flag, all workers sum the gradient again.
     """
 
     def __init__(self, group: Group, path: Path) -> None:
         self.out = path.out
-        # All weights together are mostly what they were before: then nothing is left to be divided.
+        # The total weight is mostly that of the step before. Then the sum needs no division.
         self._kept = group.keep("total weight", torch.ones(1, dtype=torch.float64))
         self._expected = self._kept.item()
         self.unit = 1 / self._expected
         self._group = group
         self._path = path
-        self._reduction: Reduction | None = None  # from the first part on
+        self._reduction: Reduction | None = None  # set when the first part is ready
 
     @property
     def begun(self) -> bool:
-        """Whether a part is under way."""
+        """Whether the sum of a part has begun."""
         return self._reduction is not None
 
     def ready(self, part: int) -> None:
-        """Sum a part that is in `out`."""
+        """Begin to sum a part, which is complete in `out`."""
         if self._reduction is None:
             self._reduction = self._begun()
         self._reduction.start(part)
 
     async def finish(self, gradient: Streamed, weight: float) -> tuple[Tensor, float]:
-        """The average, and the total weight."""
+        """Wait for the sum. Returns the average and the total weight."""
         total, is_taken_back = await self._sum(weight, gradient.changed)
         if is_taken_back:
             gradient.fill()
@@ -112,7 +115,7 @@ class Merged:
         return self.out.to(self._group.x.dtype), total
 
     async def _sum(self, weight: float, changed: bool) -> tuple[float, float]:
-        """Sum what is in `out`; all weights together, and how many workers take back what they gave."""
+        """Sum `out` over the workers. Returns the total weight, and how many workers set the flag."""
         self._path.head.copy_(torch.tensor((weight, changed), dtype=torch.float64))
         reduction, self._reduction = self._reduction or self._begun(), None
         await _complete(self._group, reduction)
@@ -127,16 +130,16 @@ class Merged:
 
 
 class _Whole:
-    """An all-reduce that cannot begin before all is there."""
+    """An all-reduce that begins only when the whole vector is complete."""
 
     def __init__(self, group: Group, v: Tensor) -> None:
         self._group, self._v = group, v
 
     def start(self, part: int) -> None:
-        """It has to wait."""
+        """Do nothing: `finish` sums all parts at once."""
 
     async def finish(self) -> int:
-        """Do all of it."""
+        """Sum the vector. Returns the bytes sent."""
         return await cast(AllReduces, self._group.transport).all_reduce(self._v, self._group.timeout)
 
 

@@ -1,9 +1,9 @@
 """Sums by recursive halving, then recursive doubling (Rabenseifner 2004).
 
-The vector is cut into as many parts as there are corners. In each round on the way in, neighbours swap halves
-of what they are still responsible for, until each has the sum of one part; on the way out they swap what is
-complete. 2 log2 P rounds, but each worker sends only 2 n (P - 1) / P bytes. The sum of a part is completed by
-one worker, so all get the same bits.
+The vector is cut into as many parts as the cube has corners. In each round of the halving (a reduce-scatter),
+neighbours swap halves of the range they are still responsible for, until each worker has the sum of one part.
+In the doubling (an all-gather) they swap completed parts. That makes 2 log2 P rounds, but a worker sends only
+2 n (P - 1) / P bytes. One worker completes the sum of each part, so all workers get the same bits.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ async def _halve_and_double(group: Group, v: Tensor, cube: Cube) -> None:
 
 
 def block(parts: Sequence[slice], corner: int, width: int) -> slice:
-    """The parts of this corner and of all whose numbers differ from its own only in bits below `width`."""
+    """The parts of this corner and of all corners whose numbers differ from it only in bits below `width`."""
     first = corner & -width
     return slice(parts[first].start, parts[first + width - 1].stop)
 
 
 def cost(workers: int, nbytes: float, link: LinkCost) -> float:
-    """Seconds that it takes: 2 L log2 P + 2 n G (P - 1) / P for the corners of the cube, and folding.
+    """Predicted seconds: 2 L log2 P + 2 n G (P - 1) / P for the corners of the cube, and folding.
 
     Additions are not counted.
     """

@@ -1,8 +1,9 @@
-"""Sums in a ring: parts of the vector are passed from worker to worker, all at the same time.
+"""Ring all-reduce: each worker passes parts of the vector to the next one.
 
-The vector is cut into P parts. In P - 1 steps each part goes once round, and every worker adds its own; in
-P - 1 more the sums do, and are copied. Each worker sends 2 n (P - 1) / P bytes, and only to its neighbour.
-The sum of a part is completed by one worker, so all get the same bits. Any number of workers will do.
+The vector is cut into P parts. In P - 1 steps each part goes once round the ring, and every worker adds its
+own elements. In P - 1 more steps the completed parts go round and are copied. Each worker sends
+2 n (P - 1) / P bytes, only to its neighbour. One worker completes the sum of each part, so all get the same
+bits. The number of workers need not be a power of two.
 """
 
 from __future__ import annotations
@@ -31,5 +32,5 @@ async def ring(group: Group, v: Tensor) -> None:
 
 
 def cost(workers: int, nbytes: float, link: LinkCost) -> float:
-    """Seconds that it takes: 2 (P - 1) (L + n G / P). Additions are not counted."""
+    """Predicted seconds: 2 (P - 1) (L + n G / P). Additions are not counted."""
     return 2 * (workers - 1) * link.seconds(nbytes / workers)

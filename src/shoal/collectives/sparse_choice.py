@@ -1,15 +1,15 @@
-"""How sparse vectors are averaged fastest: by doubling or in stripes, as their formulas say for this link.
+"""Chooses how to average sparse vectors: by recursive doubling or in stripes, by their predicted cost.
 
-Every worker sends a share p of m elements. If these lie anywhere, n workers together have the share
-1 - (1 - p)^n: that is how large sums are. Let b(s, m) be the bytes in which a share s of m elements travels.
+Every worker sends a share p of m elements. If their positions are random, the sum of n workers has the share
+1 - (1 - p)^n of the elements. Let b(s, m) be the bytes that encode a share s of m elements.
 
     doubling  L log2 P + G (b(p_1, m) + b(p_2, m) + b(p_4, m) + ... ),  p_n = 1 - (1 - p)^n, up to n = P/2
-    stripes   2 L + G (P - 1) (b(p, m/P) + b(p_P, m/P)),                 and a header for each message more
+    stripes   2 L + G (P - 1) (b(p, m/P) + b(p_P, m/P)),                 and a header for each further message
 
-Of few elements, doubling sends P - 1 times p m and stripes P - 1/P times. So two or four workers are faster
-by doubling on any link; eight and more have more rounds, and links decide. Where workers are folded in, sums
-make two trips more, and stripes are faster. Virtual time is what the formulas say, but for how elements
-happen to lie; with folded workers doubling takes less, for some rounds overlap.
+If p is small, doubling sends P - 1 times p m elements, and stripes P - 1/P times. So for two or four workers
+doubling is faster on any link. With eight or more it has more rounds, and the link decides. If workers are
+folded in, sums make two more trips, and stripes are faster. Virtual time agrees with the formulas, except for
+the actual positions of elements; with folded workers doubling takes less, because some rounds overlap.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from shoal.core.transport import HEADER_BYTES
 from shoal.engine.group import Group
 
 FRAME_BYTES = 32
-"""What a codec writes before the elements."""
+"""Bytes that a codec writes before the elements."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What lies between the first message of an average and the last: rounds, and bytes in a row."""
+    """The critical path of an average: the number of rounds, and the bytes sent one after another."""
 
     rounds: int
     nbytes: float
 
     def seconds(self, link: LinkCost) -> float:
-        """How long that takes. Additions are not counted."""
+        """Predicted seconds on `link`. Additions are not counted."""
         return self.rounds * link.latency + self.nbytes * link.seconds_per_byte
 
     def never_exceeds(self, other: Traffic) -> bool:
-        """Whether it takes no longer than the other on any link."""
+        """Whether this traffic takes no longer than `other` on any link."""
         return self.rounds <= other.rounds and self.nbytes <= other.nbytes
 
 
 @dataclass(frozen=True)
 class SparseAverages:
-    """What averages of so many elements cost, which travel by one codec and their sums by another."""
+    """The cost of averages of vectors that `codec` encodes, and whose sums `wire` encodes."""
 
     codec: SparseCodec
     wire: SparseCodec
@@ -57,18 +57,18 @@ class SparseAverages:
     itemsize: int
 
     def doubling(self, workers: int) -> Traffic:
-        """By recursive doubling."""
+        """The traffic of recursive doubling."""
         cube = Cube(workers)
-        # before each round; the first corners have the folded workers, too, and are what others wait for
+        # workers in a sum before each round, at the first corners: those include the folded ones and are last
         groups = [bit + min(bit, cube.folded) for bit in cube.bits]
         if cube.folded:
             groups = [1, *groups, workers]
-        wide = max(4, self.itemsize)  # half precision is added up in single
+        wide = max(4, self.itemsize)  # half precision is summed in single precision
         sent = [self._nbytes(self.wire, self.union(n), self.elements, wide) for n in groups]
         return Traffic(len(sent), sum(sent))
 
     def stripes(self, workers: int) -> Traffic:
-        """In stripes; a worker sends its messages one after the other."""
+        """The traffic of stripes. A worker sends its messages one after the other."""
         part = self.elements / workers
         up = self._nbytes(self.codec, self.share, part, self.itemsize)
         down = self._nbytes(self.wire, self.union(workers), part, self.itemsize)
@@ -76,7 +76,7 @@ class SparseAverages:
         return Traffic(2, others * (up + down) + 2 * max(0, others - 1) * HEADER_BYTES)
 
     def union(self, workers: int) -> float:
-        """Which share of the elements so many workers have together: 1 - (1 - p)^n."""
+        """The share of elements in the sum of n workers: 1 - (1 - p)^n."""
         return 1 - (1 - self.share) ** workers
 
     def _nbytes(self, codec: SparseCodec, share: float, elements: float, itemsize: int) -> float:
@@ -84,10 +84,10 @@ class SparseAverages:
 
 
 class SparseCheapest:
-    """Averages each vector in the way that is faster for its size.
+    """Averages each vector by doubling or in stripes, whichever is faster for its size.
 
-    Where that depends on the link and none is given, the workers measure it together before the first such
-    average. Each group then needs its own.
+    If that depends on the link and `link` is None, the workers measure it together before the first such
+    average. Each group then needs its own object.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SparseCheapest:
         return await stripes(group, v, weight)
 
     async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
-        """Begin an average for later, in stripes."""
+        """Begin an average in the background, in stripes."""
         return await stripes.start(group, v, weight, number, key)
 
     async def _doubles(self, group: Group, v: Tensor) -> bool:

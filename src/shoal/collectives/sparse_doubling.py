@@ -1,12 +1,13 @@
 """Sums of sparse vectors by recursive doubling (SparCML, Renggli et al. 2019).
 
-What each worker's codec has chosen is added up as a butterfly does it: in every round, neighbours on a cube
-swap what they have, positions and values, so that after round j groups of 2^j workers hold the same sum. Sums
-are exact but for rounding and travel in full precision, so nothing is lost but what the codec left out. A sum
-has all elements that any of its vectors had; it turns dense, in memory and on the wire, when that is shorter.
+The elements that each worker's codec has selected are summed as in a butterfly: in every round, neighbours on
+a hypercube swap the positions and values of their partial sums, so that after round j groups of 2^j workers
+hold the same sum. Sums are exact up to rounding and travel in full precision: only the codec's selection is
+lossy. A sum has all elements that any of its vectors had. It becomes dense, in memory and on the wire, when
+that is shorter.
 
-The vector is encoded in the stripes of `shoal.collectives.stripes`, each with its own state. So both ways to
-form an average send the same elements, and a run may go from one to the other.
+The vector is encoded in the stripes of `shoal.collectives.stripes`, each with its own state. So both
+algorithms send the same elements, and a run may switch from one to the other.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shoal.engine.group import PRESENT, Group
 
 @dataclass(frozen=True)
 class Weighted:
-    """A sum of vectors times their weights, and the sum of the weights."""
+    """A weighted sum of vectors, and the sum of the weights."""
 
     vector: SparseVector
     weight: float
@@ -35,7 +36,7 @@ class Weighted:
         return Weighted(self.vector + other.vector, self.weight + other.weight)
 
     def mean(self, dtype: torch.dtype) -> Tensor:
-        """The average, all of it; zeros if there is no weight."""
+        """The average as a dense vector; zeros if the weight is 0."""
         vector, values = self.vector, self.vector.values
         average = (values / self.weight if self.weight else torch.zeros_like(values)).to(dtype)
         if vector.positions is None:
@@ -46,7 +47,7 @@ class Weighted:
 
 
 class SparseDoubling:
-    """Averages what a sparse codec sends."""
+    """Averages the sparse vectors that a codec selects. `wire` encodes the partial sums."""
 
     def __init__(self, wire: SparseWire) -> None:
         self._wire = wire
@@ -62,12 +63,12 @@ class SparseDoubling:
         return average, trip.held.weight
 
     async def start(self, group: Group, v: Tensor, weight: float, number: int, key: str = "") -> Striped:
-        """Begin an average for later: in stripes, for here rounds have to wait for each other."""
+        """Begin an average in the background: in stripes, because the rounds of doubling block."""
         return await stripes.start(group, v, weight, number, key)
 
 
 def _chosen(group: Group, v: Tensor, weight: float) -> SparseVector:
-    """What the codec sends of `v`, times the weight."""
+    """The elements of `v` that the codec selects, times the weight."""
     wide = torch.promote_types(v.dtype, torch.float32)  # half precision could not hold the sum
     parts = []
     for k, part in enumerate(cut(v.numel(), group.size)):
@@ -78,18 +79,18 @@ def _chosen(group: Group, v: Tensor, weight: float) -> SparseVector:
 
 
 def _read(group: Group, payload: Payload, numel: int, at: int | None) -> SparseVector:
-    """The sparse vector in a payload that the codec wrote here."""
+    """The sparse vector in a payload of this worker's own codec."""
     began = group.now()
     codec = group.coding.fitted(at, numel)
     if not isinstance(codec, SparseCodec):
-        raise TypeError(f"{codec} does not make vectors sparse")
+        raise TypeError(f"{codec} is not a sparse codec")
     vector = codec.read(tuple(part.to(group.x.device) for part in payload), numel, group.x.dtype)
     group.meter.decode_seconds += group.now() - began
     return vector
 
 
 class _Trip:
-    """A sum on its way, as a load: what is held so far, and the bytes that were sent for it."""
+    """A load: the partial sum that this worker holds, and the bytes that it has sent."""
 
     def __init__(self, group: Group, wire: SparseWire, own: Weighted) -> None:
         self.held = own
@@ -98,7 +99,7 @@ class _Trip:
         self._wire = wire
 
     async def give(self, dst: int, tag: str) -> None:
-        """Send it, as short as it can be."""
+        """Send the partial sum in its shortest form."""
         group, began = self._group, self._group.now()
         payload = self._wire.write(self.held.vector)
         group.meter.encode_seconds += group.now() - began
@@ -106,18 +107,18 @@ class _Trip:
         await group.send(dst, Message(tag, payload, count=self.held.weight))
 
     async def add(self, src: int, tag: str) -> None:
-        """Add what arrives."""
+        """Add the partial sum that arrives."""
         taken = await self._take(src, tag)
         began = self._group.now()
-        self.held += taken  # both partners do: a + b is b + a to the last bit
+        self.held += taken  # both partners get the same bits: a + b equals b + a
         self._group.meter.decode_seconds += self._group.now() - began
 
     async def replace(self, src: int, tag: str) -> None:
-        """Hold what arrives."""
+        """Replace the partial sum by the one that arrives."""
         self.held = await self._take(src, tag)
 
     async def _take(self, src: int, tag: str) -> Weighted:
-        """What `src` gives. Raises PeerLost as soon as any worker is lost."""
+        """Wait for the partial sum of `src`. Raises PeerLost as soon as any worker is lost."""
         group, own = self._group, self.held.vector
         m = await group.take(tag, src)
         began = group.now()

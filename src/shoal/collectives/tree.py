@@ -1,8 +1,9 @@
 """Sums in a binomial tree: up to worker 0, then down again.
 
-In round j, every worker whose last j bits are 0 and the one before them 1 gives its sum to the worker with
-that bit cleared; the way down is the way up reversed. Worker 0 takes part in all 2 log2 P rounds, and each
-moves the whole vector. Only worker 0 has the sum, so all get its bits. Any number of workers will do.
+In round j, every worker whose rank ends in a 1 followed by j zero bits gives its sum to the worker with that
+1 cleared. The way down reverses the way up. Worker 0 takes part in all 2 log2 P rounds, and each round moves
+the whole vector. Worker 0 completes the sum, so all workers get the same bits. The number of workers need not
+be a power of two.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ async def tree(group: Group, v: Tensor) -> None:
     if parent is not None:
         await give(group, parent, "tree-up", v)
         v.copy_(await take(group, parent, "tree-down", v))
-    for child in reversed(children):  # the one with most below it first
+    for child in reversed(children):  # the largest subtree first
         await give(group, child, "tree-down", v)
 
 
 def family(rank: int, workers: int) -> tuple[int | None, list[int]]:
-    """A worker's parent, which worker 0 has not, and its children, the one with least below it first."""
+    """A worker's parent, None for worker 0, and its children, the one with the smallest subtree first."""
     children: list[int] = []
     bit = 1
     while bit < workers:
@@ -40,5 +41,5 @@ def family(rank: int, workers: int) -> tuple[int | None, list[int]]:
 
 
 def cost(workers: int, nbytes: float, link: LinkCost) -> float:
-    """Seconds that it takes: 2 log2 P (L + n G), log2 P rounded up. Additions are not counted."""
+    """Predicted seconds: 2 log2 P (L + n G), log2 P rounded up. Additions are not counted."""
     return 2 * (workers - 1).bit_length() * link.seconds(nbytes)

@@ -1,1 +1,1 @@
-"""Who starts the nodes, and how they hear from each other before and after training."""
+"""Launching: starts the processes of a run, connects their nodes, and steers them until they end."""

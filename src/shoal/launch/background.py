@@ -12,21 +12,21 @@ T = TypeVar("T")
 
 
 class BackgroundThread:
-    """One thread, started when it is first needed, which ends with the process.
+    """One thread, started on first use, which ends with the process.
 
-    Always the same one: torch gives every thread that computes a team of its own.
+    All work goes to the same thread: torch creates a pool of OpenMP threads for every thread that computes.
     """
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> Future[T]:
-        """Begin it, and return at once."""
+        """Start `work` in the thread and return its future at once."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal computes")
         return self._thread.submit(drive, work)
 
     def close(self) -> None:
-        """End the thread, once it is through with what it does."""
+        """End the thread after the work it has."""
         if self._thread is not None:
             self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""BetweenSteps: writes the checkpoint that is due, and stops where the launcher asks to."""
+"""BetweenSteps: writes checkpoints when they are due, and stops the node at the step the launcher chooses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from shoal.launch.control import Control
 from shoal.storage.checkpoint import Checkpoints
 
 LOOK_SECONDS = 0.02
-"""How often a paused node, which answers others meanwhile, looks for an order."""
+"""How often a paused node, which keeps answering its peers, checks for an order."""
 
 
 class BetweenSteps:
-    """Saves and stops. `model` gives the weights to save as well, at the node that holds them, else None."""
+    """Saves checkpoints and stops the node.
+
+    `every` is the number of steps between two checkpoints. `model` returns the weights to save beside the
+    node's state, or None at a node that does not hold all of them.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,7 @@ class BetweenSteps:
         self._resumed_at: int | None = None
 
     def resume(self, engine: Engine) -> int | None:
-        """Put the node where the newest checkpoint left it; its step, or None if there is none."""
+        """Load the newest checkpoint into the node. Returns its step, or None if there is no checkpoint."""
         if self._checkpoints is None:
             return None
         step = self._checkpoints.latest()
@@ -47,7 +51,7 @@ class BetweenSteps:
         return step
 
     async def __call__(self, engine: Engine) -> None:
-        """Raises Interrupted at the step where all were told to stop, after saving."""
+        """Save a checkpoint if one is due. Raises Interrupted, after saving, at the step where all stop."""
         if engine.is_server:
             self._save(engine)
             return
@@ -56,7 +60,7 @@ class BetweenSteps:
         at_end = t == work.last_step
         due = at_end or (self._every is not None and t % self._every == 0)
         due = due and t not in (0, self._resumed_at) and not work.is_helping
-        due = due and not (at_end and work.may_help)  # batches that it takes over belong into it
+        due = due and not (at_end and work.may_help)  # the checkpoint must include batches it takes over
         if self._checkpoints is not None and (due or stopping):
             self._save(engine)
             for server in engine.identity.server_ranks:
@@ -65,14 +69,14 @@ class BetweenSteps:
             raise Interrupted(f"stopped before step {t}")
 
     async def _stops_here(self, engine: Engine) -> bool:
-        """Pause when the launcher asks to stop, until it knows where all can; whether that is here."""
+        """Whether this node stops here. After the order to stop, pauses until the launcher knows the step."""
         order, t = self._control.heard(), engine.progress.t
         if order is not None and order["order"] == "stop":
             if self._checkpoints is None and engine.identity.servers:
-                return True  # there is nothing to save, and servers go on without those who leave
+                return True  # there is nothing to save, and servers continue when workers leave
             self._run_to, self._final = t, False
         if engine.work.is_last(t - 1):
-            self._control.tell("idle")  # it may wait long for others now, and could not pause
+            self._control.tell("idle")  # from here on it may block on other workers, and could not pause
             return False
         while t == self._run_to and not self._final:
             self._control.tell("paused", step=t)
@@ -81,7 +85,7 @@ class BetweenSteps:
         return t == self._run_to
 
     async def _next_order(self, engine: Engine) -> dict[str, Any]:
-        """What the launcher says next; questions of others are answered while it is silent."""
+        """Wait for the launcher's next order, and answer the requests of other nodes meanwhile."""
         while engine.rounds.answers:
             if (order := self._control.heard()) is not None:
                 return order

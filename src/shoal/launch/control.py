@@ -1,6 +1,6 @@
-"""Control: what a node's process and whoever started it say to each other, as JSON lines on a pipe.
+"""Control: the messages between a node's process and its launcher, as JSON on a pipe.
 
-node -> launcher   ready | progress | paused (step) | idle | done (report) | interrupted | failed (text)
+node -> launcher   ready | progress | warning | paused (step) | idle | done (report) | interrupted | failed
 launcher -> node   go (elapsed, finished) | stop | run to (step; final: stop there, else pause again)
 """
 
@@ -22,33 +22,33 @@ from shoal.core.errors import PeerLost, ShoalError
 from shoal.engine.engine import Engine, Instrument
 
 WARNING_SECONDS = 5.0
-"""How long compression is looked on before it is judged."""
+"""How long compression is measured before the node may warn about its cost."""
 
 COSTLY = 0.05
-"""The share of a node's time that it may lose without a word."""
+"""The share of a node's time that compression may lose before the node warns."""
 
 PROGRESS_SECONDS = 0.2
 PACKAGE = Path(__file__).parent.parent
 
 
 class Go(NamedTuple):
-    """The word to go, and what a node that was started again has missed."""
+    """The order to start training, and what a restarted node has missed."""
 
-    elapsed: float  # seconds since the others got it
-    finished: tuple[int, ...]  # workers that have done all they had to, and left
+    elapsed: float  # seconds since the other nodes started
+    finished: tuple[int, ...]  # ranks of the workers that have finished and left
 
 
 class Control:
-    """A node's line to its launcher. A node that nobody launched has none: then it just goes."""
+    """A node's connection to its launcher. Without a launcher there is none, and the node starts at once."""
 
     def __init__(self, connection: Connection | None = None) -> None:
         self._connection = connection
-        self._arrivals = select.poll()  # kept: to make one at every step takes longer than to ask it
+        self._arrivals = select.poll()  # reused: creating one at every step takes longer than polling
         if connection is not None:
             self._arrivals.register(connection.fileno(), select.POLLIN)
 
     def tell(self, event: str, **fields: Any) -> None:
-        """Say something. A launcher that is gone ends this process: nobody is left to report to."""
+        """Send an event to the launcher. If the launcher is gone, this process exits with code 1."""
         if self._connection is None:
             return
         try:
@@ -57,13 +57,13 @@ class Control:
             os._exit(1)
 
     def heard(self) -> dict[str, Any] | None:
-        """An order that has arrived, if any; never waits."""
+        """The next order if one has arrived, else None; never waits."""
         if self._connection is None or not self._arrivals.poll(0):
             return None
         return self.await_order()
 
     def await_order(self) -> dict[str, Any]:
-        """The next order; waits for it."""
+        """Wait for the next order. If the launcher is gone, this process exits with code 1."""
         if self._connection is None:
             return {"order": "go"}
         try:
@@ -73,12 +73,12 @@ class Control:
         return order
 
     def await_go(self) -> Go:
-        """Wait for the word to go."""
+        """Wait for the order to start training."""
         order = self.await_order()
         return Go(float(order.get("elapsed", 0.0)), tuple(order.get("finished", ())))
 
     def tell_failure(self, error: BaseException) -> None:
-        """Report an exception; with its traceback unless it is one of ours, whose message says it all."""
+        """Report an exception, with its traceback unless Shoal raised it: then the message is enough."""
         ours = isinstance(error, ShoalError) or (isinstance(error, ValueError) and _raised_by_us(error))
         self.tell(
             "failed",
@@ -88,13 +88,13 @@ class Control:
         )
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
 
 class Reporter(Instrument):
-    """Tells the launcher how a node gets on, a few times a second."""
+    """Reports a node's progress to the launcher a few times a second."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -132,7 +132,11 @@ class Reporter(Instrument):
 def progress(
     engine: Engine, elapsed: float, samples_before: int = 0, waited_before: float = 0.0
 ) -> dict[str, Any]:
-    """How a node gets on, in plain numbers; rates are over the `elapsed` seconds since what was before."""
+    """The progress of a node as plain values.
+
+    Rates are averages over the last `elapsed` seconds, at whose beginning the node had counted
+    `samples_before` samples and `waited_before` seconds of waiting.
+    """
     meter, done = engine.meter, engine.progress
     return {
         "rank": engine.rank,
@@ -159,7 +163,7 @@ def _does_not_pay(engine: Engine) -> str:
 
 
 def leave_with_parent() -> None:
-    """Have the kernel end this process when the one that started it dies, where the system can."""
+    """On Linux, have the kernel kill this process when its parent dies. Also ignores Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which asks us to stop
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -167,7 +171,7 @@ def leave_with_parent() -> None:
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback as its reader needs it: from the first frame that is neither ours nor runpy's."""
+    """The traceback, beginning with the first frame that is neither Shoal's nor runpy's."""
     frames = error.__traceback__
     while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
@@ -175,7 +179,7 @@ def users_traceback(error: BaseException) -> str:
 
 
 def _raised_by_us(error: BaseException) -> bool:
-    """Whether the innermost frame is ours, so that the message says it all."""
+    """Whether Shoal itself raised the error: the innermost frame is in its code."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _is_ours(frames[-1].filename)
 

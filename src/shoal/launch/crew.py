@@ -1,4 +1,4 @@
-"""Crew: the processes of one run on this host, from start to end; no orphan, no hang."""
+"""Crew: starts, steers and ends the processes of one run on this host, without orphans or hangs."""
 
 from __future__ import annotations
 
@@ -18,80 +18,86 @@ from shoal.core.errors import Interrupted, WorkerFailed
 LOG = logging.getLogger("shoal")
 
 Listener: TypeAlias = Callable[[dict[str, Any]], None]
-"""Hears how the nodes of a run get on."""
+"""A callback that receives the progress events of a run's nodes."""
 
 START_SECONDS = 120.0
-"""How long all processes together may take at least until they are ready to train."""
+"""The least time limit for all processes to become ready to train."""
 
 CAUSE_SECONDS = 1.0
-"""How long after a failure others may still report the cause of it."""
+"""How long the launcher waits after a failure for another node to report its cause."""
 
 END_SECONDS = 3.0
-"""How long a process may take to end after it was asked to."""
+"""How long a process may take to end after SIGTERM before it is killed."""
 
 LOOK_SECONDS = 0.1
 
 NUDGE_SECONDS = 0.3
-"""How long workers that paused wait for the others before they go on together."""
+"""How long paused workers wait for the others before they run on to a later step."""
 
 PATIENCE = 1.5
-"""How much longer each time, unless all go in step: who has not paused may just take long for its step."""
+"""The factor by which that wait grows each time, unless the strategy keeps all workers in step.
+
+A worker that has not paused may just be in a long step.
+"""
 
 WORD_SECONDS = 5.0
-"""How long a stop may take before a word is said about it."""
+"""How long a stop may take before a warning names the nodes that still run."""
 
 
 class ProcessHandle(Protocol):
-    """What is asked of a process, whichever way it was started."""
+    """A process of either kind: of `multiprocessing` or of `subprocess`."""
 
     @property
     def exitcode(self) -> int | None:
-        """Its exit code once it has ended."""
+        """The exit code, negative for a signal; None while the process runs."""
         ...
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         ...
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send the process SIGTERM."""
         ...
 
     def kill(self) -> None:
-        """End it."""
+        """Send the process SIGKILL."""
         ...
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait until the process has ended, at most `timeout` seconds."""
         ...
 
     def close(self) -> None:
-        """Release what was held for it, once it has ended."""
+        """Release the resources of a process that has ended."""
         ...
 
 
 class Audience:
-    """Tells a listener, if there is one, how nodes get on, and in the end how their model is tested."""
+    """Passes the nodes' progress to a listener, if there is one, and at the end that of the evaluation."""
 
     def __init__(self, listener: Listener | None) -> None:
         self._listener = listener
         self._last: dict[str, Any] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Hear of a node."""
+        """Pass on a progress event of a node."""
         self._last = event
         if self._listener is not None:
             self._listener(event)
 
     def tested(self, number: int, copies: int) -> None:
-        """Hear that so many copies are tested; with the last word of a node, on whose keys one may rely."""
+        """Report that `number` of `copies` snapshots are tested.
+
+        The event also has the fields of the last progress event, so that listeners can rely on its keys.
+        """
         if self._last and self._listener is not None:
             self._listener({**self._last, "tested": number, "copies": copies})
 
 
 @dataclass
 class Member:
-    """One node's process, with the launcher's end of its control line."""
+    """One node's process, with the launcher's end of its control connection."""
 
     rank: int
     name: str
@@ -100,20 +106,20 @@ class Member:
     incarnation: int = 0
     ready: bool = False
     paused_at: int | None = None
-    is_idle: bool = False  # its own share is done; it does what others leave, or waits for their end
-    progress: dict[str, Any] = field(default_factory=dict)  # the last it told
-    report: dict[str, Any] | None = None  # what it said when it was done
+    is_idle: bool = False  # its own share is done; it takes over batches of others, or waits for their end
+    progress: dict[str, Any] = field(default_factory=dict)  # its last progress event
+    report: dict[str, Any] | None = None  # its report, once it is done
     failure: dict[str, Any] | None = None
     ended: bool = False
 
 
 @dataclass
 class Crew:
-    """The members of a run, each brought to life by `start`, which is told its rank and incarnation.
+    """The members of a run. `start(rank, incarnation)` starts the process of each.
 
-    Where there are servers, workers that are killed are done without as long as one is left. With `restarts`
-    a server that is killed comes back, as the next incarnation. With `goes_on` workers that are killed are
-    done without though there are no servers. `on_progress` hears how all get on.
+    With servers, or with `goes_on`, the run continues without a killed worker as long as another is left.
+    With `restarts` a killed server is restarted, as the next incarnation. `on_progress` receives the progress
+    events of all members.
     """
 
     workers: int
@@ -136,10 +142,10 @@ class Crew:
     _interrupted: bool = False
 
     def see_through(self) -> list[dict[str, Any]]:
-        """Start all, give the word to go when all are ready, and wait for all reports.
+        """Start all processes, have them train once all are ready, and return their reports.
 
-        Raises WorkerFailed for the first failure that no other caused, and Interrupted after Ctrl-C.
-        Whatever happens, no process is left when this returns.
+        Raises WorkerFailed with the root cause of a failure, and Interrupted after Ctrl-C. No process is left
+        when this returns or raises.
         """
         try:
             with self._signals():
@@ -160,7 +166,7 @@ class Crew:
         return [m.report or {} for m in self.members]
 
     def ask_to_stop(self) -> None:
-        """Have everyone stop, at the same step where checkpoints were asked for."""
+        """Have all workers stop, with checkpoints at the same step."""
         self._stop_asked = True
 
     def _start_all(self) -> None:
@@ -183,10 +189,10 @@ class Crew:
                 raise WorkerFailed(f"{late} did not become ready within {patience:g} s")
 
     def _steer(self) -> None:
-        """Bring all workers to the same step, and have them stop there.
+        """After a request to stop, bring all workers to the same step and stop them there.
 
-        One that was told to stop pauses; another may have begun the next step before it was told, and now
-        wait for the first. So while not all have paused, those that have go on together, further each time.
+        A worker pauses when the order reaches it. Another may have begun the next step before, and may now
+        wait for the paused one. So until all have paused, the paused ones run on, further each time.
         """
         if not self._stop_asked:
             return
@@ -204,14 +210,14 @@ class Crew:
             if m.paused_at is not None and m.paused_at < self._meeting_step:
                 self._send_on(m, self._meeting_step, final=False)
         if all(m.paused_at is not None for m in active):
-            # who has done its share is past every step of the others: too late for a whole checkpoint
+            # a finished worker is past every step of the others: too late for a checkpoint of all
             finished = any(m.report or m.is_idle for m in workers)
             step = None if finished else max(paused.values())
             for m in active:
                 self._send_on(m, step, final=True)
 
     def _tell_to_stop(self) -> None:
-        """Servers need no telling: they end when every worker has left."""
+        """Order the workers to stop. Servers need no order: they end when every worker has left."""
         self._stop_told_at = time.monotonic()
         self._next_nudge = self._stop_told_at + self._nudge_seconds
         for m in self.members:
@@ -231,14 +237,14 @@ class Crew:
         self._said_a_word = True
         late = ", ".join(m.name for m in self.members if not (m.ended or m.report))
         if late:
-            LOG.warning("stopping: %s still under way; Ctrl-C again ends everything at once", late)
+            LOG.warning("stopping: still waiting for %s; press Ctrl-C again to end everything at once", late)
 
     def _send_on(self, member: Member, step: int | None, *, final: bool) -> None:
         member.paused_at = None
         self._order(member, {"order": "run to", "step": step, "final": final})
 
     def _listen(self) -> None:
-        """Take in what members say, and notice those that died."""
+        """Handle the members' events, and notice members that died. Raises WorkerFailed if one failed."""
         running = [m for m in self.members if not m.ended]
         self._hear(running, LOOK_SECONDS)
         for m in running:
@@ -248,7 +254,7 @@ class Crew:
             self._fail()
 
     def _hear(self, members: list[Member], seconds: float) -> None:
-        """Wait until one of these says something, or hangs up, and take that in."""
+        """Wait up to `seconds` for events of these members, or the end of their connections; handle them."""
         lines = {m.connection: m for m in members}
         for line in wait(list(lines), seconds):
             member = lines[line]  # type: ignore[index]
@@ -269,7 +275,7 @@ class Crew:
             member.progress = said
             self.on_progress(said)
         elif event == "warning":
-            if not self._has_warned:  # all workers may find the same
+            if not self._has_warned:  # all workers may send the same warning
                 LOG.warning("%s", said["text"])
             self._has_warned = True
         elif event == "paused":
@@ -284,7 +290,7 @@ class Crew:
             member.failure = said
 
     def _gone(self, member: Member) -> None:
-        """A member hung up without a last word."""
+        """Handle a member whose connection has ended, normally or not."""
         member.ended = True
         member.process.join(END_SECONDS)
         code = member.process.exitcode
@@ -294,7 +300,7 @@ class Crew:
                 member.failure = {"message": f"it {how}", "details": "", "follows": False}
 
     def _survives(self, member: Member, how: str) -> bool:
-        """Whether the run goes on without a member that was killed, or with its successor."""
+        """Whether the run continues after a member was killed: without it, or with its successor."""
         if self._stop_asked or not self._went_at or any(m.failure for m in self.members):
             return False
         if not (self.servers or self.goes_on):
@@ -306,7 +312,7 @@ class Crew:
                 last = {"rank": member.rank, "role": "worker", "step": 0, **member.progress}
                 self.on_progress({**last, "lost": True})
             return left > 0
-        if not self.restarts or not member.ready:  # it never came so far: it would not the next time
+        if not self.restarts or not member.ready:  # one that died before it was ready would do so again
             return False
         LOG.warning("%s %s; it is started again", member.name, how)
         successor = self.start(member.rank, member.incarnation + 1)
@@ -316,7 +322,7 @@ class Crew:
         return True
 
     def _fail(self) -> None:
-        """Raise the failure that no other caused. A lost peer is a consequence of the peer's own failure."""
+        """Raise WorkerFailed for the root cause. A lost peer is a consequence of that peer's own failure."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while all(m.failure["follows"] for m in self.members if m.failure):
             silent = [m for m in self.members if not (m.ended or m.failure)]
@@ -332,7 +338,7 @@ class Crew:
     def _order(self, member: Member, order: dict[str, Any]) -> None:
         try:
             member.connection.send_bytes(json.dumps(order).encode())
-        except OSError:  # it is gone; `_listen` finds out how
+        except OSError:  # the process is gone; `_listen` finds out why
             return
 
     def _end_all(self) -> None:
@@ -350,7 +356,7 @@ class Crew:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C asks for an orderly stop, the second ends everything at once."""
+        """Handle Ctrl-C and SIGTERM: the first stops the run in order, the second ends everything at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -358,7 +364,7 @@ class Crew:
         def handle(signum: int, frame: object) -> None:
             if self._stop_asked:
                 raise KeyboardInterrupt
-            self.ask_to_stop()  # orders are not sent from here: this may interrupt the sending of one
+            self.ask_to_stop()  # sends nothing: the signal may have interrupted the sending of an order
 
         before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -370,7 +376,7 @@ class Crew:
 
 @contextmanager
 def ctrl_c_ignored() -> Iterator[None]:
-    """What is started meanwhile ignores Ctrl-C, which is meant for the launcher."""
+    """Have processes that start meanwhile ignore Ctrl-C, which is meant for the launcher."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

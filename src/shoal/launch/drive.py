@@ -1,4 +1,4 @@
-"""Driving a coroutine whose awaits block instead of suspending: no event loop is needed."""
+"""drive: runs a coroutine on a transport whose awaits block instead of suspending, without an event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a real transport to its end."""
+    """Run a coroutine to its end and return its result. Raises RuntimeError if it suspends."""
     try:
         coroutine.send(None)
     except StopIteration as end:

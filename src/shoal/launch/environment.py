@@ -1,4 +1,4 @@
-"""Place: where this process stands in a run, read from what its launcher left in the environment."""
+"""Place: this process's rank and settings in a run, read from the environment variables of its launcher."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ LOCAL_RANKS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 @dataclass(frozen=True)
 class Place:
-    """One node of `nodes`; `launched` tells who started it. Strategy and codec are words with options."""
+    """One of the `nodes` processes of a run, and the settings that its launcher passed on.
+
+    `strategy` and `codec` are names as on the command line, the codec with its options.
+    """
 
     rank: int = 0
     nodes: int = 1
-    launched: str = ""  # "shoal", "torchrun", "mpi" or nobody
+    launched: str = ""  # by "shoal", "torchrun", "mpi", or "" if the process was started by hand
     transport: str = "processes"
     servers: int = 1  # nodes that share each server of the strategy
     durability: str = "memory"
     access: dict[str, Any] = field(default_factory=dict)  # fields of Access, for transport "grpc"
     incarnation: int = 0
-    store: str = ""  # a folder, for what `shoal run` starts
-    control: int | None = None  # file descriptor
+    store: str = ""  # folder of the run's FileStore, if `shoal run` started the process
+    control: int | None = None  # file descriptor of the connection to the launcher
     strategy: str | None = None
     strategy_options: dict[str, str] = field(default_factory=dict)
     codec: str | None = None
@@ -51,22 +54,22 @@ class Place:
     timeout: float = 300.0
 
     def identity(self, strategy: Strategy) -> NodeIdentity:
-        """Which node this is under that strategy, whose servers are the last nodes."""
+        """The identity of this node under `strategy`. The last nodes are its servers."""
         workers = self.nodes - strategy.servers * self.servers
         return NodeIdentity(self.rank, workers, strategy.servers, self.servers, self.incarnation)
 
     @property
     def recovery(self) -> Recovery:
-        """How nodes of this run come back."""
+        """How nodes of this run recover from a crash."""
         return Recovery(self.transport, self.durability, self.store)
 
     def to_environment(self) -> dict[str, str]:
-        """The variable that hands this place to a process."""
+        """The environment variable from which `find` reads this place in a child process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def find(cls) -> Place:
-        """Where this process stands: started by Shoal, by torchrun or its like, by mpiexec, or by hand."""
+        """Read the place of this process, started by Shoal, torchrun or the like, mpiexec, or by hand."""
         if VARIABLE in os.environ:
             fields: dict[str, Any] = json.loads(os.environ[VARIABLE])
             return cls(**fields)
@@ -76,27 +79,29 @@ class Place:
         for names in MPIEXEC:
             if all(name in os.environ for name in names):
                 rank, nodes = (int(os.environ[name]) for name in names)
-                if nodes > 1:  # a lone one is as if started by hand, in a shell that mpiexec started, say
+                if (
+                    nodes > 1
+                ):  # a single process counts as started by hand: it may be in a shell under mpiexec
                     return cls(rank, nodes, launched="mpi", transport="mpi")
         return cls()
 
     @property
     def is_joined(self) -> bool:
-        """Whether another launcher started the processes, so that Shoal starts none."""
+        """Whether torchrun or mpiexec started the processes, so that Shoal must not."""
         return self.launched in ("torchrun", "mpi")
 
     @property
     def local_nodes(self) -> int:
-        """Nodes on this host, as far as mpiexec tells; all of them where it does not."""
+        """Nodes on this host if mpiexec says so, else all nodes."""
         told = (os.environ.get(name) for name in LOCAL_RANKS)
         return next((int(nodes) for nodes in told if nodes), self.nodes)
 
     def open_control(self) -> Control:
-        """The line to the launcher, where it left one; the same object however often it is asked for."""
+        """The connection to the launcher, if there is one. Every call returns the same object."""
         return _control(self.control)
 
     def open_store(self) -> Store | None:
-        """The meeting point of all nodes; None for a process that was started alone, and where MPI is one."""
+        """The store through which the nodes find each other. None for a single process, and under MPI."""
         if self.store:
             return file_store(self.store, self.nodes)
         if self.launched == "torchrun":
@@ -109,12 +114,12 @@ class Place:
 
 
 def _check_interface(nodes: int) -> None:
-    """Gloo stays on loopback unless told otherwise: on several hosts somebody has to tell it."""
+    """Raise ValueError if the run spans hosts and Gloo, which defaults to loopback, has no interface set."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", nodes)) < nodes and "GLOO_SOCKET_IFNAME" not in os.environ:
         raise ValueError(
             f"this run has {nodes} processes on several hosts: set GLOO_SOCKET_IFNAME to the network "
-            "interface that joins them, such as eth0. Gloo neither encrypts nor authenticates, so use a "
-            "network of your own."
+            "interface that connects them, such as eth0. Gloo neither encrypts nor authenticates, so use a "
+            "trusted network."
         )
 
 

@@ -1,4 +1,4 @@
-"""Joining a run: the transport and the averaging that its settings ask for."""
+"""Joining a run: connects the transport and chooses the collective that the settings ask for."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.sockets import SocketTransport
 
 RUN_KEY = "shoal/run"
-"""Where the meeting point holds the number of the run, which no other run has."""
+"""The key under which the store holds the run's unique id."""
 
 REJOIN_SECONDS = 10.0
-"""How long a server that was started again waits for the others, of whom some may have gone meanwhile."""
+"""How long a restarted server waits for the other nodes, some of which may have gone meanwhile."""
 
 
 def file_store(folder: str | Path, nodes: int) -> Store:
-    """A meeting point for the processes of one host in a folder of their own."""
+    """The store for the processes of one host, in a folder of their own."""
     store: Store = dist.FileStore(str(Path(folder) / "store"), nodes)  # type: ignore[attr-defined]
     return store
 
 
 @dataclass(frozen=True)
 class Access:
-    """How a node is reached over gRPC, and who may reach it: host or host and port, and PEM files.
+    """At which address a node listens for gRPC, and how it authenticates its peers.
 
-    The default is this host alone. A token comes from `token_file` or from SHOAL_TOKEN.
+    Addresses are "host" or "host:port"; `certificate`, `key` and `authority` are PEM files. By default only
+    this host can connect. The token comes from `token_file` or from SHOAL_TOKEN.
     """
 
     listen: str = "127.0.0.1:0"
-    advertise: str | None = None  # the name that other hosts know this one by
+    advertise: str | None = None  # the address at which other hosts reach this one
     certificate: str | None = None
     key: str | None = None
     authority: str | None = None
@@ -79,9 +80,9 @@ def connect(
     manifest: str = "",
     access: Access | None = None,
 ) -> Transport:
-    """This node's end of the network, once all nodes are there; a single node needs no store.
+    """Wait for all nodes, and return this node's transport, of the given kind. A single node needs no store.
 
-    `manifest` says which model it is, so that nodes with another one are refused.
+    `manifest` describes the model: nodes with a different one are refused, over gRPC.
     """
     rank, nodes, workers, incarnation = me.rank, me.nodes, me.workers, me.incarnation
     limit = message_limit(vector_bytes)
@@ -113,7 +114,7 @@ def connect(
 def connect_grpc(
     me: NodeIdentity, store: Store, access: Access, limit_bytes: int, timeout: float, manifest: str
 ) -> Transport:
-    """Servers are the hubs that everybody calls; where there is none, worker 0 is."""
+    """Connect over gRPC. Servers are the hubs that all nodes call; without servers, worker 0 is the hub."""
     from shoal.transports.grpc import GrpcTransport, Security
     from shoal.transports.grpc.security import with_port
 
@@ -140,10 +141,10 @@ def connect_grpc(
 
 
 def start_mpi(timeout: float) -> None:
-    """Wait for all ranks of the job in MPI's own start; from then on a process that fails ends the job.
+    """Initialise MPI, which waits for all ranks of the job. From then on a process that fails ends the job.
 
-    MPI cannot be told to give up, and holds Python's lock: a rank that ended before it came would be waited
-    for without end. After `timeout` seconds this process ends with a traceback that leads here.
+    MPI_Init has no time-out and holds the GIL, so it would wait for ever for a rank that has died. After
+    `timeout` seconds this process therefore exits with a traceback that leads here.
     """
     faulthandler.dump_traceback_later(timeout, exit=True, file=2)
     try:
@@ -153,27 +154,32 @@ def start_mpi(timeout: float) -> None:
 
 
 def check_collective(collective: str, codec: Codec) -> None:
-    """Raise ValueError unless there is that way to form averages, and it fits the codec."""
+    """Raise ValueError unless `collective` is a known word and fits the codec."""
     check_word("collective", collective, COLLECTIVES)
     if collective in ALGORITHMS and not codec.in_flight:
         raise ValueError(
-            f"collective {collective!r} adds up what travels, and {codec} is not exact; take 'stripes'"
+            f"collective {collective!r} sums messages without decoding them, and {codec} is not exact; "
+            "take 'stripes'"
         )
     if collective == "stripes" and codec.needs_all:
-        raise ValueError(f"collective 'stripes' adds up nothing that travels, as {codec} does; take 'auto'")
+        raise ValueError(
+            f"collective 'stripes' averages each stripe at one worker, and {codec} needs all workers at "
+            "once; take 'auto'"
+        )
     if collective == SPARSE and not isinstance(codec, SparseCodec):
         raise ValueError(
-            f"collective {SPARSE!r} adds up few elements, and {codec} sends all; take 'stripes', or top_k"
+            f"collective {SPARSE!r} sums sparse vectors, and {codec} sends dense ones; "
+            "take 'stripes', or top_k"
         )
     if collective == SPARSE and codec.feedback == "double":
         raise ValueError(
-            f"collective {SPARSE!r} sends sums as they are, and {codec} compresses them; "
+            f"collective {SPARSE!r} sends sums uncompressed, and {codec} compresses them; "
             "take 'stripes', or feedback='residual'"
         )
 
 
 def choose_sum(collective: str, transport: Transport | None, link: LinkCost | None) -> Sum:
-    """How whole numbers are added up in this run."""
+    """Choose how a codec that averages in flight sums its integers in this run."""
     if collective in ALGORITHMS:
         return ALGORITHMS[collective].sum
     if transport is not None and isinstance(transport, AllReduces) and collective != "stripes":
@@ -186,10 +192,10 @@ def choose_sum(collective: str, transport: Transport | None, link: LinkCost | No
 def choose_mean(
     collective: str, transport: Transport | None, codec: Codec, workers: int, link: LinkCost | None = None
 ) -> Mean:
-    """How averages are formed in this run.
+    """Choose how this run forms averages over all workers.
 
-    In virtual time there is no transport yet, and `link` says what a message costs; otherwise the workers
-    measure it, if they have to choose by it.
+    `link` is what a message costs. It is known in virtual time, where `transport` is None; elsewhere the
+    workers measure it if the choice depends on it.
     """
     check_collective(collective, codec)
     if codec.in_flight and not codec.exact and collective != SPARSE:  # its reductions compress no further
@@ -213,6 +219,6 @@ def choose_mean(
 
 
 def local_threads(nodes: int) -> int:
-    """Threads for each of so many processes on this host, so that they do not fight for its cores."""
+    """Torch threads for each of `nodes` processes on this host, so that they share its cores evenly."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, available // max(1, nodes))

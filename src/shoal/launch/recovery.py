@@ -1,4 +1,4 @@
-"""Recovery: which nodes come back after they died, and what of a server outlives its process."""
+"""Recovery: whether nodes restart after a crash, and where a server keeps its journal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shoal.core.words import REJOINING
 from shoal.storage.journal import Journal
 
 RECOVERY_SECONDS = 60.0
-"""How long workers wait for a server that died to come back."""
+"""How long workers wait for a crashed server to restart."""
 
 
 def message_limit(vector_bytes: int) -> int:
-    """Bytes of the largest message: a codec may need more than the vector itself, but not much more."""
+    """Most bytes of a message. A codec's payload may be larger than the vector itself, but not by much."""
     return 2 * vector_bytes + 2**20
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """How the nodes of a run come back. A server's journal lies in `folder`; without one none comes back."""
+    """How the nodes of a run restart. Servers keep journals in `folder`; without it no node restarts."""
 
     transport: str
     durability: str = "memory"
@@ -30,11 +30,11 @@ class Recovery:
 
     @property
     def rejoins(self) -> bool:
-        """Whether a node that died can come back."""
+        """Whether a crashed node can restart and join the run again."""
         return self.transport in REJOINING and bool(self.folder)
 
     def settings(self, me: NodeIdentity, layout: Layout, vector_bytes: int) -> dict[str, Any]:
-        """What an Engine is told of it."""
+        """The arguments of Engine for the node `me` of a model with this layout and size."""
         log = None
         if me.is_server and self.rejoins:
             folder = Path(self.folder) / f"server-{me.rank - me.workers}"

@@ -1,4 +1,4 @@
-"""The user's own training loop as a replica: gradients come when `optimizer.step()` is called."""
+"""The user's own training loop as a replica: `optimizer.step()` hands the gradient over."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from shoal.replicas.module import reset_momentum
 from shoal.replicas.watch import Watch
 
 LOOK_SECONDS = 1.0
-"""How often a gradient is checked to be finite: once a step would cost a pass over memory."""
+"""Seconds between two checks that the gradient is finite. A check reads the whole gradient."""
 
 
 class AttachedReplica:
-    """A replica whose gradients come from the user's own `loss.backward()`."""
+    """A replica whose gradients come from the user's own `loss.backward()`.
+
+    Raises ValueError unless the optimizer holds parameters of `model`, and no others.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._flat = Flat(model)
         self._optimizer = optimizer
         self.x = self._flat.x
-        self.samples = 0  # since the last step; nobody need say
-        self.batches = 0  # handed out by shard() so far
+        self.samples = 0  # since the last step; 0 if the loop does not report them, and then counted as 1
+        self.batches = 0  # batches that shard() has handed out
         self.loss: float | None = None
         self.original_step: Callable[[], Any] = optimizer.step
         self._watch = Watch(self._flat)
@@ -46,8 +49,8 @@ class AttachedReplica:
             )
         if held - ours:
             raise ValueError(
-                f"the optimizer also holds {len(held - ours)} parameters that are not the model's: the "
-                "workers would drift apart in them. Attach one module that contains all that is trained."
+                f"the optimizer also holds {len(held - ours)} parameters that are not the model's: they "
+                "would differ between workers. Attach one module that contains all trained parameters."
             )
 
     @property
@@ -57,16 +60,16 @@ class AttachedReplica:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the first parameter group, as schedulers have left it."""
+        """The current learning rate of the first parameter group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     @property
     def parts(self) -> Sequence[slice]:
-        """The parts in which a gradient can be taken in."""
+        """The slices in which `stream` hands a gradient over."""
         return self._watch.parts
 
     async def gradient(self) -> Gradient:
-        """What back-propagation left when the user calls `optimizer.step()`."""
+        """Wait for the user to call `optimizer.step()`, and return the gradient."""
         await _until_step_is_called()
         self._flat.check_still_bound()
         if self._g is None:
@@ -78,19 +81,20 @@ class AttachedReplica:
         return Gradient(g if count else g.zero_(), count, self.loss)
 
     async def stream(self, intake: Intake) -> Streamed:
-        """The same, taken in while the user's own back-propagation runs."""
+        """As `gradient`, but hand the gradient over in parts while the user's back-propagation runs."""
         self._watch.begin(intake, lambda: intake.unit * (self.samples or 1))
         await _until_step_is_called()
         self._flat.check_still_bound()
         scale, count = self._undo_scaling(), self._count()
         weight = intake.unit * count
-        if scale is not None:  # each worker has one of its own
+        if scale is not None:  # each worker has its own scale
             weight /= float(scale)
-        changed = self._watch.end(weight, trusted=not self._is_scaled)  # GradScaler leaves no trace
+        # GradScaler changes gradients in a way that the watch cannot detect
+        changed = self._watch.end(weight, trusted=not self._is_scaled)
         return Streamed(intake.out, count, self.loss, changed, partial(self._watch.fill, intake.out, weight))
 
     def _count(self) -> int:
-        """The samples behind the gradient; none where mixed precision overflowed: the others' still count."""
+        """The samples of the gradient; 0 if mixed precision overflowed, so that only other workers count."""
         samples, self.samples = self.samples or 1, 0
         if self._overflowed:
             return 0
@@ -98,17 +102,17 @@ class AttachedReplica:
         return samples
 
     def seek(self, owner: int, place: int) -> None:
-        """The loop owns the data, so nobody else can do its batches."""
-        raise TypeError("batches of a loop of your own cannot be handed to another worker")
+        """Raise TypeError: the loop owns the data, so no other worker can take its batches."""
+        raise TypeError("batches of your own loop cannot be handed to another worker")
 
     def _undo_scaling(self) -> Tensor | None:
-        """What GradScaler has multiplied with, if it did; and see whether it found an overflow."""
+        """Return the factor of GradScaler, if one is in use, and note whether it found an overflow."""
         optimizer: Any = self._optimizer
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         self._is_scaled = overflow is not None
         self._overflowed = self._is_scaled and bool(overflow)
         if overflow is not None:
-            optimizer.grad_scale = optimizer.found_inf = None  # dealt with: its own step must not do it again
+            optimizer.grad_scale = optimizer.found_inf = None  # done: the original step must ignore them
         return scale
 
     def _check_finite(self) -> None:
@@ -123,14 +127,14 @@ class AttachedReplica:
             )
 
     def descend(self, g: Tensor) -> None:
-        """The user's own optimizer step, skipped where mixed precision overflowed everywhere."""
+        """Run the user's own optimizer step, unless mixed precision overflowed at every worker."""
         if self._overflowed and not g.any():
             return
         self._flat.set_gradient(g)
         self.original_step()
 
     def release(self) -> None:
-        """Leave the model's back-propagation alone."""
+        """Remove the hooks from the model."""
         self._watch.close()
 
     def reset_momentum(self) -> None:
@@ -138,12 +142,12 @@ class AttachedReplica:
         reset_momentum(self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer, and torch's own random stream."""
+        """The states of the optimizer and of torch's global generator, and the number of batches taken."""
         noise = torch.get_rng_state()
         return {"optimizer": self._optimizer.state_dict(), "noise": noise, "batches": self.batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken; rates are the schedule's business, which starts over."""
+        """Restore a `state_dict`, except for learning rates: those are set by the user's scheduler."""
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         torch.set_rng_state(state["noise"])
@@ -151,7 +155,7 @@ class AttachedReplica:
 
 
 def _wide(g: Tensor) -> torch.dtype:
-    """What the sum of a gradient is to be taken in."""
+    """The dtype in which to sum a gradient: at least single precision."""
     return torch.promote_types(g.dtype, torch.float32)
 
 

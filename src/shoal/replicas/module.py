@@ -1,4 +1,4 @@
-"""Torch modules as replicas: a task's model, its share of the data and its optimizer at one worker."""
+"""ModuleReplica: a task's model at one worker, with its optimizer and its share of the data."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from shoal.vocabulary.strategy import Strategy
 
 
 def steps_per_epoch(samples: int, batch: int, workers: int) -> int:
-    """Steps each worker takes for one pass over the data; the same for all, so nobody waits for a batch.
+    """Steps of each worker for one pass over the data, the same for all workers.
 
-    A remainder too small to give every worker a sample joins the batches before it.
+    A remainder too small to give every worker a sample joins the last batches. Raises ValueError if there are
+    fewer samples than workers.
     """
     if samples < workers:
         raise ValueError(
@@ -47,9 +48,9 @@ def share(
     last: bool,
     speeds: Sequence[float] | None = None,
 ) -> Tensor:
-    """The samples of one worker in one step: every `workers`-th of it, or as many as its speed deserves.
+    """The samples of one worker in one step: every `workers`-th, or with `speeds` a share by its speed.
 
-    The last step takes what is left.
+    The last step of an epoch takes the remainder.
     """
     taken = batch * workers
     these = order[step * taken : None if last else (step + 1) * taken]
@@ -59,9 +60,9 @@ def share(
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to the weights, which add up to `total`; at least 1 each.
+    """Divide `total` into integers, at least 1 each, in proportion to the weights.
 
-    By the largest remainder: what rounding down leaves goes to those whom it took most from.
+    Uses the largest-remainder method.
     """
     scale = total / sum(weights)
     above_one = [max(0.0, weight * scale - 1) for weight in weights]
@@ -77,8 +78,9 @@ class Batches:
 
     Step s of an epoch takes the next `batch * workers` samples of the shuffle; worker k gets every
     `workers`-th of them, from the k-th on. So all shares differ by at most one sample at every step.
-    With `fixed` shares worker k keeps to every `workers`-th sample of the first shuffle, in a fresh order for
-    every epoch, cut into batches of about the same size. `weigh` cuts steps unequally from then on.
+    With `fixed` shares worker k always gets the same samples, every `workers`-th of the first shuffle, in a
+    fresh order for every epoch, cut into batches of about the same size. After a call of `weigh`, steps are
+    divided by the workers' speeds.
     """
 
     def __init__(
@@ -100,23 +102,23 @@ class Batches:
         self.steps_per_epoch = steps_per_epoch(len(x), batch, workers)  # until the batch grows
         self._begins = [0]  # the position at which each epoch begins
         self.position = 0  # batches taken so far
-        self.rate = 1.0  # by which the learning rate is multiplied for the batch taken last
+        self.rate = 1.0  # factor of the learning rate for the batch taken last
         self._detour: tuple[int, int] | None = None
         self._speeds: Sequence[float] | None = None
 
     def weigh(self, speeds: Sequence[float]) -> None:
-        """From now on a step's samples are cut in proportion to these, one for each worker."""
+        """From now on divide a step's samples in proportion to `speeds`, one for each worker."""
         self._speeds = speeds
 
     def seek(self, owner: int, place: int) -> None:
-        """Take one batch from another worker's share next; in its own, go on from there."""
+        """Continue from batch `place` of this worker's share, or take that one batch of another worker's."""
         if owner == self._rank:
             self.position, self._detour = place, None
         else:
             self._detour = owner, place
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """The next batch; goes on for ever."""
+        """The next batch; never ends."""
         rank, position = self._detour or (self._rank, self.position)
         if self._detour is None:
             self.position += 1
@@ -131,7 +133,7 @@ class Batches:
         return self._x[index], self._y[index]
 
     def _find(self, position: int) -> tuple[int, int, int]:
-        """The epoch of a batch, its number in it, and how many there are."""
+        """The epoch of a batch, its index in the epoch, and the number of batches in the epoch."""
         while self._begins[-1] <= position:
             batch = self._growth.batch(self._batch, len(self._begins) - 1)
             self._begins.append(self._begins[-1] + steps_per_epoch(len(self._x), batch, self._workers))
@@ -150,7 +152,7 @@ def _shuffle(samples: int, seed: int, epoch: int) -> Tensor:
 
 
 class ModuleReplica:
-    """A module that learns from its own batches by its own torch optimizer."""
+    """A module with its own batches and its own torch optimizer."""
 
     def __init__(self, task: Task, model: nn.Module, batches: Batches | Splits, noise_seed: int) -> None:
         self.model = model
@@ -161,7 +163,7 @@ class ModuleReplica:
         self._augment = task.augment
         self._optimizer = task.optimizer(self._flat.parameters, lr=task.lr)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._rate = 1.0  # by which they are multiplied; NaN where that is not known
+        self._rate = 1.0  # the current factor of `_rates`; NaN if unknown
         self._watch = Watch(self._flat)
         self._recorder: Recorder | None = None
         self._g: Tensor | None = None
@@ -179,12 +181,12 @@ class ModuleReplica:
 
     @property
     def split_steps(self) -> int | None:
-        """Steps of a pass over a split, where the data is cut into splits."""
+        """Steps of a pass over a split; None if the data is not cut into splits."""
         return self.batches.split_steps if isinstance(self.batches, Splits) else None
 
     @property
     def parts(self) -> Sequence[slice]:
-        """The parts in which a gradient can be taken in."""
+        """The slices in which `stream` hands a gradient over."""
         return self._watch.parts
 
     async def gradient(self) -> Gradient:
@@ -199,7 +201,7 @@ class ModuleReplica:
         return gradient
 
     async def stream(self, intake: Intake) -> Streamed:
-        """The same, taken in while back-propagation runs."""
+        """As `gradient`, but hand the gradient over in parts while back-propagation runs."""
         x, y = self._next_batch()
         weight = intake.unit * len(y)
         self._watch.begin(intake, lambda: weight)
@@ -209,20 +211,20 @@ class ModuleReplica:
         return Streamed(intake.out, len(y), loss, changed, fill)
 
     def record(self) -> None:
-        """Keep from now on what each gradient is made of."""
+        """From now on keep the factors of which each layer's gradient is the product."""
         self._recorder = Recorder(self.model, self._flat)
 
     @property
     def recorded(self) -> Sequence[Matrix]:
-        """The layers of which that is kept."""
+        """The layers whose factors are kept."""
         return self._recorder.layers if self._recorder else ()
 
     def take_products(self, v: Tensor) -> list[Product] | None:
-        """What the layers of the last gradient are made of, if this is it."""
+        """The factors of the last gradient, if `v` is that gradient; else None."""
         return self._recorder.take(v) if self._recorder else None
 
     def _next_batch(self) -> tuple[Tensor, Tensor]:
-        """The next batch; from now on the learning rate is what belongs to it."""
+        """Take the next batch, and set the learning rate that belongs to it."""
         batch = self.batches.next()
         if self.batches.rate != self._rate:
             self._rate = self.batches.rate
@@ -231,7 +233,7 @@ class ModuleReplica:
         return batch
 
     def _propagate(self, x: Tensor, y: Tensor) -> float | None:
-        """Leave the gradients of one batch at the parameters; its loss, or None where that is empty."""
+        """Compute the gradients of one batch. Returns its loss, or None if the loss is an empty tensor."""
         for p in self._flat.parameters:
             p.grad = None
         with self._own_noise(), self._recorder.recording() if self._recorder else nullcontext():
@@ -240,13 +242,13 @@ class ModuleReplica:
         return loss.item() if loss.numel() else None
 
     def weigh(self, speeds: Sequence[float]) -> None:
-        """Cut each step's samples in proportion to these, one for each worker, from now on."""
+        """From now on divide each step's samples in proportion to `speeds`, one for each worker."""
         if isinstance(self.batches, Splits):
-            raise TypeError("splits of data blocks are cut before training, and cannot follow speeds")
+            raise TypeError("splits of data blocks are cut before training and cannot be balanced by speed")
         self.batches.weigh(speeds)
 
     def seek(self, owner: int, place: int) -> None:
-        """Take the next batch from another worker's share."""
+        """Take batch `place` of worker `owner`'s share next."""
         self.batches.seek(owner, place)
 
     def descend(self, g: Tensor) -> None:
@@ -259,7 +261,7 @@ class ModuleReplica:
         reset_momentum(self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, buffers, place in the data and the stream that dropout draws from."""
+        """Optimizer, buffers, position in the data, and the random state that dropout draws from."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "buffers": dict(self.model.named_buffers()),
@@ -268,7 +270,7 @@ class ModuleReplica:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Restore a `state_dict`."""
         self._optimizer.load_state_dict(state["optimizer"])
         self._rate = float("nan")
         for name, buffer in self.model.named_buffers():
@@ -278,7 +280,7 @@ class ModuleReplica:
 
     @contextmanager
     def _own_noise(self) -> Iterator[None]:
-        """Layers such as dropout draw from their device's global stream: lend them this replica's own."""
+        """Swap this replica's random state into the device's global generator, from which dropout draws."""
         outer = get_noise(self.x.device)
         set_noise(self.x.device, self._noise)
         try:
@@ -289,12 +291,12 @@ class ModuleReplica:
 
 
 def get_noise(device: torch.device) -> Tensor:
-    """Where a device's global stream of random numbers stands."""
+    """The state of a device's global random generator."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def set_noise(device: torch.device, state: Tensor) -> None:
-    """Have it go on from there."""
+    """Set the state of a device's global random generator."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:
@@ -302,21 +304,21 @@ def set_noise(device: torch.device, state: Tensor) -> None:
 
 
 def reset_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Zero the velocity of SGD with momentum; other optimizers have none that is kept apart."""
+    """Zero the velocity of SGD with momentum. Other optimizers keep no separate velocity."""
     for state in optimizer.state.values():
         if isinstance(state.get("momentum_buffer"), Tensor):
             state["momentum_buffer"].zero_()
 
 
 def build_model(task: Task, seed: int) -> nn.Module:
-    """The task's model with the initial weights that belong to the seed."""
+    """The task's model with the initial weights for this seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "init"))
         return task.model()
 
 
 def build_member(task: Task, strategy: Strategy, rank: int, seed: int) -> nn.Module:
-    """The model that a worker begins with: everybody's, unless all have models of their own."""
+    """The initial model of a worker: the same for all, unless the strategy's workers are independent."""
     own = strategy.independent and rank > 0
     return build_model(task, derive(seed, "member", rank) if own else seed)
 
@@ -331,9 +333,9 @@ def build_replica(
     seed: int,
     ahead: bool = False,
 ) -> ModuleReplica:
-    """The replica of one worker, with a copy of `model`, unless all have models of their own.
+    """The replica of one worker, with a copy of `model`, or its own model if workers are independent.
 
-    With `ahead` a thread may gather data that comes next.
+    With `ahead` a thread may gather the next data in advance.
     """
     own = build_member(task, strategy, rank, seed) if strategy.independent else copy.deepcopy(model)
     batches = build_batches(task, data, strategy, rank, workers, seed, ahead)
@@ -343,7 +345,7 @@ def build_replica(
 def build_batches(
     task: Task, data: Data, strategy: Strategy, rank: int, workers: int, seed: int, ahead: bool = False
 ) -> Batches | Splits:
-    """One worker's part of the data, cut up as the strategy wants it."""
+    """One worker's share of the data, divided as the strategy asks."""
     place: dict[str, int] = {"batch": task.batch, "rank": rank, "workers": workers, "seed": seed}
     if strategy.deal.whole:
         place |= {"rank": 0, "workers": 1, "seed": derive(seed, "member", rank) if rank else seed}
@@ -353,7 +355,7 @@ def build_batches(
 
 
 def steps_of(task: Task, strategy: Strategy, samples: int, workers: int, epochs: int) -> int:
-    """Steps that every worker takes for so many passes over the data."""
+    """Steps of each worker for `epochs` passes over the data."""
     workers = 1 if strategy.deal.whole else workers
     blocks = strategy.deal.blocks
     if blocks is not None:
@@ -365,8 +367,8 @@ def steps_of(task: Task, strategy: Strategy, samples: int, workers: int, epochs:
 class EnsembleModel(nn.Module):
     """Several models as one. Its outputs are the logarithms of their mean probabilities.
 
-    Cross-entropy and arg max take those like any others. Where labels are no `classes`, the outputs are the
-    mean of the members' own.
+    You can pass them to cross-entropy and arg max like any logits. Without `classes` the outputs are the mean
+    of the members' outputs.
     """
 
     def __init__(self, members: Sequence[nn.Module], classes: bool) -> None:
@@ -383,5 +385,5 @@ class EnsembleModel(nn.Module):
 
 
 def module_of(replica: Replica, other: nn.Module) -> nn.Module:
-    """The module that a node trains, with its buffers; `other` for a server, which trains none."""
+    """The module that a node trains, with its buffers; `other` for a server, which has none."""
     return replica.model if isinstance(replica, ModuleReplica) else other

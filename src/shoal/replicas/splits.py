@@ -1,4 +1,4 @@
-"""Splits: the data in M blocks, each cut into one split for every worker, "N x M" (Chen & Huo 2016)."""
+"""Splits: the data cut into M blocks, and each block into one split per worker, "N x M" (Chen & Huo 2016)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.core.seeds import stream
 
 
 def split_steps(samples: int, batch: int, workers: int, blocks: int) -> int:
-    """Steps of one pass over a split: the same for all, so nobody waits for a batch."""
+    """Steps of one pass over a split, the same for all workers. Raises ValueError if samples are too few."""
     smallest = samples // blocks
     if smallest < workers:
         raise ValueError(
@@ -23,21 +23,21 @@ def split_steps(samples: int, batch: int, workers: int, blocks: int) -> int:
 
 @dataclass(frozen=True)
 class Coming:
-    """The split of a later visit, gathered meanwhile."""
+    """The split of the next visit, which a thread gathers."""
 
-    number: int  # of the visit, from the beginning of the run
+    number: int  # of the visit, counted from the beginning of the run
     rows: Future[tuple[Tensor, Tensor]]
 
 
 class Splits:
     """One worker's part of the data: one split of every block, visited one after the other.
 
-    A sweep visits all blocks in an order of its own, the same for all workers; a visit is one pass over the
-    split, in an order of its own, in batches of about the same size. With `ahead` a thread gathers the next
-    split while the steps of this one are made; `close` joins it.
+    A sweep visits all blocks in a random order, the same for all workers. A visit is one pass over the split,
+    in a random order, in batches of about the same size. With `ahead` a thread gathers the next split during
+    the steps of the current one; `close` joins the thread.
     """
 
-    rate = 1.0  # by which the learning rate is multiplied
+    rate = 1.0  # factor of the learning rate
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Splits:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal gathers") if ahead else None
 
     def seek(self, owner: int, place: int) -> None:
-        """Take one batch from another worker's splits next; in its own, go on from there."""
+        """Continue from batch `place` of this worker's splits, or take that one batch of another worker's."""
         if owner == self._rank:
             self.position, self._detour = place, None
         else:
             self._detour = owner, place
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """The next batch; goes on for ever."""
+        """The next batch; never ends."""
         if self._detour is not None:
             (rank, position), self._detour = self._detour, None
             visit, step = divmod(position, self.split_steps)
@@ -83,7 +83,7 @@ class Splits:
         return x, y
 
     def split(self, rank: int, block: int) -> Tensor:
-        """The numbers of the samples in a worker's split of a block."""
+        """The indices of the samples in a worker's split of a block."""
         ends = [len(self._x) * (block + k) // self._blocks for k in (0, 1)]
         return self._order[ends[0] : ends[1]][rank :: self._workers]
 
@@ -93,7 +93,7 @@ class Splits:
             self._thread.shutdown()
 
     def _visit(self, number: int) -> tuple[Tensor, Tensor]:
-        """The rows of this visit; with the first of them the next ones are sent for."""
+        """The rows of this visit. On its first batch the thread starts to gather those of the next visit."""
         if self._here is None or self._here[0] != number:
             coming = self.coming if self.coming is not None and self.coming.number == number else None
             self._here = number, self._gather(self._rank, number) if coming is None else coming.rows.result()

@@ -1,4 +1,4 @@
-"""Watch: sees a module's gradients become final during back-propagation, and hands them over in parts."""
+"""Watch: hands over a module's gradients in parts, as soon as back-propagation has completed each."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from shoal.core.vector import Flat
 from shoal.engine.streaming import Intake
 
 PART_BYTES = 4 << 20
-"""The least size of a part: smaller ones cost more to send than they save in waiting."""
+"""The least size of a part. Sending smaller parts costs more than starting earlier saves."""
 
 Mark: TypeAlias = "tuple[int, int, int] | None"
-"""Address, torch's version counter, and how often it was added to; None where there is no gradient."""
+"""A gradient's address, torch's version counter and our count of additions; None without a gradient."""
 
 
 class Watch:
-    """Watches back-propagation through a module, and hands over what is final.
+    """Watches back-propagation through a module, and hands over gradients that are final.
 
-    A parameter is final when its gradient was added to as often as in the step before: so many times for
-    gradient accumulation, never for one that is not used. The first step shows how often that is, and
-    hands over nothing early. Where the guess was wrong, or the gradient was changed afterwards, as clipping
-    does, `Streamed.changed` says so; gradients that are changed by others are never handed over early again.
+    A gradient counts as final when it has been added to as often as in the step before: several times under
+    gradient accumulation, never for an unused parameter. The first step only counts, and hands over nothing
+    early. If the guess was wrong, or the gradient changed afterwards, as by clipping, `end` returns True, and
+    `Streamed.changed` passes that on. Once something other than back-propagation has changed a gradient, no
+    gradient is handed over early any more.
     """
 
     def __init__(self, flat: Flat) -> None:
@@ -37,23 +38,23 @@ class Watch:
             for part in self.parts
         ]
         self._part_of = {n: part for part, numbers in enumerate(self._numbers) for n in numbers}
-        self._usual: list[int] | None = None  # how often each is added to in a step
+        self._usual: list[int] | None = None  # additions to each gradient in the step before
         self._added = [0] * len(flat.parameters)
-        self._open: list[int] = []  # parameters of each part that are not final
+        self._open: list[int] = []  # for each part, how many gradients are not final
         self._intake: Intake | None = None
         self._weight: Callable[[], float] = float
-        self._taken: dict[int, tuple[Mark, Tensor | None]] = {}  # parameter -> what it was when it was taken
-        self._weights: set[float] = set()  # by which it was multiplied
-        self._next = 0  # part
-        self._trusts = True
-        watched = flat.parameters if len(self.parts) > 1 else []  # a single part comes at the end anyway
+        self._taken: dict[int, tuple[Mark, Tensor | None]] = {}  # parameter -> its `_state` when taken
+        self._weights: set[float] = set()  # by which the parts taken early were multiplied
+        self._next = 0  # the part to hand over next
+        self._trusts = True  # no gradient was ever changed after back-propagation
+        watched = flat.parameters if len(self.parts) > 1 else []  # a single part is never handed over early
         self._hooks: list[RemovableHandle] = [
             p.register_post_accumulate_grad_hook(partial(self._accumulated, n))  # type: ignore[no-untyped-call]
             for n, p in enumerate(watched)
         ]
 
     def begin(self, intake: Intake, weight: Callable[[], float]) -> None:
-        """Hand over to this intake what back-propagation computes from now on, times what `weight` tells."""
+        """From now on hand gradients over to `intake`, multiplied by what `weight()` returns at the time."""
         self._intake, self._weight = intake, weight
         self._added = [0] * len(self._added)
         self._taken, self._weights, self._next = {}, set(), 0
@@ -61,16 +62,16 @@ class Watch:
         self._open = [sum(usual[n] > 0 for n in numbers) for numbers in self._numbers]
 
     def end(self, weight: float, trusted: bool = True) -> bool:
-        """Back-propagation is over: hand over the rest; whether what was handed over before has changed.
+        """After back-propagation, hand over the remaining parts. Returns whether parts taken early are wrong.
 
-        It is not `trusted` where somebody is known to change gradients in ways that leave no trace.
+        Pass `trusted=False` if gradients may have been changed in a way that the watch cannot detect.
         """
         assert self._intake is not None
         self._trusts = self._trusts and trusted
-        same = trusted and all(self._is_as_it_was(n) for n in self._taken)
+        same = trusted and all(self._is_unchanged(n) for n in self._taken)
         changed = bool(self._taken) and (not same or bool(self._weights - {weight}))
         if changed and self._added == self._usual:
-            self._trusts = False  # not more passes than usual: somebody changes gradients after they are made
+            self._trusts = False  # as many additions as usual: something else changed the gradients
         self._usual = self._added
         while self._next < len(self.parts):
             self._hand_over(weight)
@@ -83,7 +84,7 @@ class Watch:
             self._fill(part, out, weight)
 
     def close(self) -> None:
-        """Leave the module as it was."""
+        """Remove the hooks from the module."""
         for hook in self._hooks:
             hook.remove()
 
@@ -100,7 +101,7 @@ class Watch:
                 self._hand_over(weight)
 
     def _hand_over(self, weight: float) -> None:
-        """Fill the next part and, unless it is the last, say that it is ready."""
+        """Fill the next part and, unless it is the last, tell the intake that it is ready."""
         assert self._intake is not None
         part, self._next = self._next, self._next + 1
         self._fill(part, self._intake.out, weight)
@@ -112,7 +113,7 @@ class Watch:
         views = self._flat.views(out)
         for number in self._numbers[part]:
             parameter, view = self._flat.parameters[number], views[number]
-            if parameter.grad is None or weight == 0:  # which infinity would survive
+            if parameter.grad is None or weight == 0:  # 0 * inf would be NaN
                 view.zero_()
             elif parameter.grad.dtype == view.dtype:
                 torch.mul(parameter.grad, weight, out=view)
@@ -120,11 +121,11 @@ class Watch:
                 view.copy_(parameter.grad).mul_(weight)
 
     def _state(self, number: int) -> tuple[Mark, Tensor | None]:
-        """What changes when somebody changes this gradient: torch's marks, and a few of its elements."""
+        """What reveals a later change of this gradient: its mark, and some of its elements."""
         grad = self._flat.parameters[number].grad
         return self._mark(number), None if grad is None else _few(grad).clone()
 
-    def _is_as_it_was(self, number: int) -> bool:
+    def _is_unchanged(self, number: int) -> bool:
         mark, few = self._taken[number]
         now = self._flat.parameters[number].grad
         return mark == self._mark(number) and (now is None or few is None or torch.equal(_few(now), few))
@@ -135,6 +136,6 @@ class Watch:
 
 
 def _few(grad: Tensor) -> Tensor:
-    """Some elements, from all over a gradient: what is done to its `data` leaves no mark."""
+    """Some elements from all over a gradient: a change through `grad.data` does not change its mark."""
     flat = grad.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // 16)]

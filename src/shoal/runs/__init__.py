@@ -1,1 +1,1 @@
-"""A run from its plan to its result: processes, checkpoints, the journal, the learning curve."""
+"""A run from its plan to its result: processes, evaluation, the learning curve."""

@@ -1,4 +1,4 @@
-"""Curve: how good the model was along the way, without disturbing the run that is being timed."""
+"""Curve: the learning curve of a run. Snapshots are taken during the run and tested after it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ MOST_BYTES = 512 * 2**20
 
 @dataclass
 class Snapshot:
-    """The model, or a server's slice of it, at one moment."""
+    """A copy of the model's parameters, or of a server's slice of them."""
 
-    seconds: float
-    samples: float
+    seconds: float  # since the run began
+    samples: float  # merged into the model so far
     x: Tensor
 
 
 class Curve(Instrument):
-    """Copies the solution at the nodes that hold it, about twenty times a run; tested when the run is over.
+    """Copies the solution about twenty times a run, at the nodes that hold it.
 
-    A large model is copied less often, so that the copies stay below half a gigabyte.
+    The copies are tested after the run, so that tests take none of its time. Of a large model there are fewer
+    copies, to keep them below half a gigabyte. `samples` is the number of samples of the whole run.
     """
 
     def __init__(self, strategy: Strategy, samples: float) -> None:
@@ -47,7 +48,7 @@ class Curve(Instrument):
         self._next: defaultdict[int, float] = defaultdict(float)
 
     def begin(self, engine: Engine, elapsed: float = 0.0) -> None:
-        """Take the first copy, so many seconds after the run began, if this node holds the solution."""
+        """Take the first copy if this node holds the solution. The run began `elapsed` seconds ago."""
         self._began[engine.rank] = engine.channel.now() - elapsed
         room = max(1, MOST_BYTES // (engine.x.numel() * engine.x.element_size()))
         self._spacing = self._samples / min(POINTS, room)
@@ -61,10 +62,10 @@ class Curve(Instrument):
         self._look(engine)
 
     def end(self, engine: Engine) -> None:
-        """Take the last copy, at a node that holds the solution."""
+        """Take the last copy; call this only at a node that holds the solution."""
         taken = self.snapshots.setdefault(engine.rank, [])
         if taken and taken[-1].samples >= engine.merged:
-            taken.pop()  # the end is what counts
+            taken.pop()  # the last copy replaces one of the same number of samples
         self._take(engine)
 
     def _look(self, engine: Engine) -> None:
@@ -79,9 +80,9 @@ class Curve(Instrument):
 
 
 def join_slices(slices: Sequence[Sequence[Snapshot]], independent: bool = False) -> list[Snapshot]:
-    """The whole model at each moment, from what its holders copied; the last are the ends.
+    """Concatenate the snapshots of the nodes that hold the model, point by point; the last point is the end.
 
-    They are servers that share it, or where workers are independent, the members of an ensemble.
+    The nodes are shards of a server, or with `independent` the members of an ensemble.
     """
     between = zip(*(own[:-1] for own in slices), strict=False)
     rows = [*between, tuple(own[-1] for own in slices)]
@@ -100,9 +101,10 @@ def put_together(
     data: Data,
     told: Callable[[int, int], None],
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """The result of a run, and how good it was along the way, from what its holders have left.
+    """Return the trained model and its learning curve.
 
-    It may take a while: `told` hears how many copies have been tested, and how many there are.
+    `modules` and `copies` are the modules and snapshots of the nodes that hold the solution. Testing may take
+    a while: `told(tested, total)` is called before each test.
     """
     model = modules[0]
     if strategy.independent:
@@ -115,7 +117,7 @@ def put_together(
 
 
 def score(snapshot: Snapshot, model: nn.Module, task: Task, data: Data) -> dict[str, Any]:
-    """Test a copy, and leave it in `model`."""
+    """Load a snapshot into `model` and test it. Returns a point of the learning curve."""
     parameters, layout = trainable(model)
     for p, value in zip(parameters, layout.split(snapshot.x).values(), strict=True):
         p.data.copy_(value)
@@ -130,10 +132,10 @@ def score(snapshot: Snapshot, model: nn.Module, task: Task, data: Data) -> dict[
 
 
 def holders(strategy: Strategy, workers: int, shards: int, there: Sequence[int] = ()) -> list[int]:
-    """The ranks that hold the result together: the shards of the first server, else worker 0.
+    """The ranks that together hold the result: the shards of the first server, else worker 0.
 
-    Where workers that die are done without, it is the first of those who are `there` at the end; where they
-    are independent, it is all of those.
+    `there` are the ranks that are left at the end. For a strategy that survives the loss of workers, the
+    first of them holds the result; for one with independent workers, all of them do.
     """
     if strategy.independent:
         return list(there or range(workers))
@@ -143,7 +145,7 @@ def holders(strategy: Strategy, workers: int, shards: int, there: Sequence[int] 
 
 
 def holds_solution(strategy: Strategy, engine: Engine) -> bool:
-    """Whether this node's solution is the result of the run, or a slice of it, as far as it knows."""
+    """Whether this node believes that it holds the result of the run, or a slice of it."""
     if strategy.independent:
         return True
     if strategy.survives:

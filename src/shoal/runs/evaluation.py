@@ -1,4 +1,4 @@
-"""Score: how good a model is on a task's test set."""
+"""Evaluation of a model on a task's test set."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import Tensor, nn
 
 from shoal.core.task import UNLABELLED, Data, Task
 
-ROWS = 1000  # tested together
+ROWS = 1000  # batch size of the evaluation
 
 
 @dataclass(frozen=True)
 class Score:
-    """How good a model is on the test set."""
+    """A model's figures on the test set."""
 
-    loss: float
-    accuracy: float | None  # percent; None where labels are no classes
-    metrics: dict[str, float]
+    loss: float  # mean
+    accuracy: float | None  # percent; None where labels are not classes
+    metrics: dict[str, float]  # the task's own
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, task: Task, data: Data) -> Score:
-    """Mean test loss, how many classes are right in percent where labels are classes, the task's metrics."""
+    """Evaluate `model` on the test set. Without labelled test samples the loss is NaN and the rest empty."""
     if len(data.test_y) == 0:
         return Score(float("nan"), None, {})
     was_training = model.training
@@ -47,5 +47,5 @@ def evaluate(model: nn.Module, task: Task, data: Data) -> Score:
 
 
 def _is_classes(out: Tensor, y: Tensor) -> bool:
-    """Whether the labels number the classes that the outputs' last dimension is about."""
+    """Whether the labels are indices of classes in the outputs' last dimension."""
     return out.shape[:-1] == y.shape and y.ndim > 0 and not y.is_floating_point()

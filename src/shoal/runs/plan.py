@@ -1,4 +1,4 @@
-"""Plan: everything that says what a run is; the same in every process of it."""
+"""Plan: all settings of a run, the same in each of its processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from shoal.vocabulary.strategy import Setting, Strategy
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, how, on how many nodes, and what to do about what goes wrong."""
+    """The settings of a run: the task, the strategy, the nodes, and how to handle failures.
+
+    Raises ValueError for settings that do not fit together.
+    """
 
     task: Task
     strategy: Strategy
@@ -65,17 +68,17 @@ class Plan:
         check_word("durability", self.durability, DURABILITY)
         if self.collective == "native" and not (self.transport == "gloo" and self.codec.in_flight):
             raise ValueError(
-                "collective 'native' needs transport 'gloo' and no codec, or one whose averages are formed "
-                "in flight, as low_rank; take 'auto'"
+                "collective 'native' needs transport 'gloo' and no codec, or one that averages in flight, "
+                "such as low_rank; take 'auto'"
             )
         if self.servers > 1 and not self.strategy.servers:
             word = STRATEGIES.name_of(self.strategy)
-            raise ValueError(f"servers={self.servers}: strategy {word!r} has no server to share out")
+            raise ValueError(f"servers={self.servers}: strategy {word!r} has no server")
         self.strategy.check(Setting(self.workers, self.codec, self.durability))
         check_durability(self.durability, self.transport)
         if self.task.growth and self.strategy.deal.blocks is not None:
             raise ValueError(
-                "grow_batch would change how long blocks are; with blocks, lower the rate instead"
+                "grow_batch would change the length of blocks; with blocks, lower the learning rate instead"
             )
         if self.balance:
             check_balance(self.strategy, STRATEGIES.name_of(self.strategy))
@@ -86,40 +89,40 @@ class Plan:
         return self.workers + self.strategy.servers * self.servers
 
     def name_of(self, rank: int) -> str:
-        """How messages to people call the node of that rank."""
+        """The name of the node of that rank in messages to the user."""
         return self.identity(rank).name
 
     def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
-        """The node of that rank."""
+        """The identity of the node of that rank."""
         return NodeIdentity(rank, self.workers, self.strategy.servers, self.servers, incarnation)
 
     @property
     def restarts(self) -> bool:
-        """Whether a server that dies is started again."""
+        """Whether a server that dies is restarted."""
         return self.transport in REJOINING and self.strategy.recovers != "none"
 
     @property
     def threads_each(self) -> int:
-        """Torch threads of each worker: its share of this host's cores, or 1 in virtual time."""
+        """Torch threads of each worker. Default: its share of this host's cores, or 1 in virtual time."""
         shared_out = 1 if self.transport == "sim" else local_threads(self.nodes)
         return shared_out if self.threads is None else self.threads
 
     def threads_of(self, rank: int) -> int:
-        """Torch threads of a process. A server has all cores: what it does is short, and somebody waits."""
+        """Torch threads of a process. Servers get all cores: their work is short, and workers wait for it."""
         return (
             self.threads_each if rank < self.workers else max(self.threads_each, local_threads(self.servers))
         )
 
     def steps(self, data: Data) -> int:
-        """Steps that every worker takes."""
+        """Steps of each worker."""
         return steps_of(self.task, self.strategy, len(data.x), self.workers, self.epochs)
 
     def samples(self, data: Data) -> int:
-        """Samples that all workers take together."""
+        """Samples of all workers together."""
         return self.epochs * len(data.x) * (self.workers if self.strategy.deal.whole else 1)
 
     def same_run(self) -> dict[str, Any]:
-        """What must not change between a checkpoint and its resumption."""
+        """The settings that must not change between a checkpoint and the run that resumes from it."""
         return {
             **self.task.config(),
             "strategy": STRATEGIES.name_of(self.strategy),
@@ -146,25 +149,25 @@ class Plan:
         }
 
     def between_steps(self, control: Control, model: nn.Module) -> BetweenSteps:
-        """What happens between two steps of a node whose weights fit `model`."""
+        """The hook that saves checkpoints and stops a node between two steps; `model` names its weights."""
         saved = None
         if self.checkpoint is not None:
             saved = Checkpoints(self.checkpoint, self.same_run(), self.nodes)
         return BetweenSteps(control, saved, self.every, lambda engine: self._weights(engine, model))
 
     def _weights(self, engine: Engine, model: nn.Module) -> Mapping[str, Tensor] | None:
-        """The solution under the model's own names, at the node that holds all of it."""
+        """The solution by the names of the model's parameters, at a node that holds all of it; else None."""
         if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, engine):
             return None
         return named_weights(module_of(engine.replica, model), self.strategy.solution(Node(engine)))
 
 
 def check_balance(strategy: Strategy, word: str) -> None:
-    """Raise ValueError for a strategy whose workers do not keep step with each other."""
+    """Raise ValueError for a strategy whose workers do not all step together, or keep fixed samples."""
     if strategy.servers or strategy.survives:
         raise ValueError(
-            f"balance shares out the samples of a step that all workers take together; "
-            f"those of {word!r} each go at a speed of their own"
+            f"balance divides the samples of a step that all workers take together; "
+            f"the workers of {word!r} each go at their own speed"
         )
     if strategy.deal.fixed or strategy.deal.blocks is not None:
-        raise ValueError(f"balance cannot share out samples where {word!r} gives every worker its own")
+        raise ValueError(f"balance cannot divide samples by speed: {word!r} gives every worker its own share")

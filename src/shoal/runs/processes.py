@@ -1,4 +1,4 @@
-"""The processes of a run on this host: starting them, being one of them, and putting their work together."""
+"""The processes of a run on this host: starts them, runs a node in each, and collects their results."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from shoal.storage.checkpoint import load_model, save_model
 from shoal.vocabulary.node import Node
 
 SLOW_IMPORTS = ("torch._dynamo",)
-"""What torch imports on first use of an optimizer: seconds that are spent once, not once in every process."""
+"""Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
 
 
 def run_processes(plan: Plan, listener: Audience) -> Result:
-    """One process for each node; returns when all are done, with the model they have trained."""
+    """Train with one process for each node, and return the result when all are done."""
     _check_it_travels(plan)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
-    with ctrl_c_ignored():  # for good by the fork server, which inherits it
+    with ctrl_c_ignored():  # the fork server inherits this and keeps it
         forkserver.ensure_running()
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
 
@@ -67,19 +67,22 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
 
 
 def keep_model(plan: Plan, model: nn.Module) -> None:
-    """Leave the trained model beside the checkpoints, where they were asked for."""
+    """Save the trained model beside the checkpoints, if the plan has any."""
     if plan.checkpoint is not None:
         save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
 
 
 def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Audience) -> nn.Module:
-    """Test the copies that the nodes which hold the solution have left; the last one is the result."""
+    """Test the snapshots that the nodes have written, and return the final model.
+
+    The learning curve goes into the report of the first node that holds the solution.
+    """
     there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
     ranks = holders(plan.strategy, plan.workers, plan.servers, there)
     modules, copies, data = [], [], plan.task.data()
     for rank in ranks:
         if not reports[rank]:
-            raise WorkerFailed(f"{plan.name_of(rank)} ended without a report of its work")
+            raise WorkerFailed(f"{plan.name_of(rank)} ended without a report")
         left = load_model(Path(folder) / f"solution-{rank}.safetensors")
         times = reports[rank].pop("snapshots")
         copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
@@ -92,7 +95,7 @@ def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Au
 
 
 def _check_it_travels(plan: Plan) -> None:
-    """Worker processes import the task's functions by name: say so before any of them starts."""
+    """Raise ValueError, before any process starts, if the plan cannot be pickled for worker processes."""
     try:
         ForkingPickler.dumps(plan)
     except Exception as problem:
@@ -103,7 +106,7 @@ def _check_it_travels(plan: Plan) -> None:
 
 
 def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connection, folder: str) -> None:
-    """The whole life of a node's process."""
+    """The main function of a node's process."""
     leave_with_parent()
     control = Control(connection)
     try:
@@ -118,7 +121,7 @@ def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connectio
 
 
 def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str) -> dict[str, Any]:
-    """Build the node, train when the launcher says so, and report."""
+    """Build the node, train when the launcher gives the order, and return the node's report."""
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
     curve = Curve(plan.strategy, plan.samples(data))
     between_steps = plan.between_steps(control, model)
@@ -140,7 +143,7 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
     holds = holds_solution(plan.strategy, engine)
     if holds:
         curve.end(engine)
-    drive(engine.transport.close())  # not after a failure: to vanish is what tells the others
+    drive(engine.transport.close())  # not after a failure: peers notice that by the lost connection
     if holds:
         outcome["snapshots"] = _leave(curve.snapshots[rank], module_of(engine.replica, model), folder, rank)
     return outcome
@@ -149,7 +152,7 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
 def _leave(
     snapshots: Sequence[Snapshot], model: nn.Module, folder: str, rank: int
 ) -> list[tuple[float, float]]:
-    """Write the copies of the solution where the launcher finds them; their times."""
+    """Write the snapshots and buffers to the run's folder. Returns seconds and samples of each snapshot."""
     tensors: dict[str, Tensor] = {str(i): snapshot.x for i, snapshot in enumerate(snapshots)}
     tensors |= {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
     save_model(Path(folder) / f"solution-{rank}.safetensors", tensors)
@@ -166,7 +169,7 @@ def _join(
     between_steps: BetweenSteps,
     observers: Sequence[Instrument],
 ) -> Engine:
-    """This process's node, connected to all others."""
+    """Build this process's node and connect it to the others."""
     me = plan.identity(rank, incarnation)
     recovery = Recovery(plan.transport, plan.durability, folder)
     replica: Replica

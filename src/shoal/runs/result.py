@@ -1,4 +1,4 @@
-"""Result: what came of a run, for people, machines and the next line of code."""
+"""Result: the figures of a run and its trained model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.engine.engine import Engine
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one run and the trained model. `record()` is the same without the model, for JSON."""
+    """The figures of one run and the trained model. `record()` gives the figures alone, for JSON."""
 
     strategy: str
     codec: str
@@ -21,20 +21,20 @@ class Result:
     workers: int
     test_accuracy: float | None  # percent
     test_loss: float | None
-    seconds: float  # virtual in a simulation
+    seconds: float  # of virtual time in a simulation
     samples: int
     samples_per_second: float
     bytes_sent: int
-    wait_fraction: float  # of the workers' time
-    saved_seconds: float | None  # of a worker's time, by compression, on average; an estimate
-    staleness_mean: float | None  # versions; None where it has no meaning
+    wait_fraction: float  # share of the workers' time that they spent waiting
+    saved_seconds: float | None  # estimate of what compression saved a worker, on average
+    staleness_mean: float | None  # in versions of the model; None where it is not counted
     config: dict[str, Any]
     task: str
     parameters: int
     curve: list[dict[str, Any]]
     staleness: dict[str, int]
     nodes: list[dict[str, Any]]
-    metrics: dict[str, float] = field(default_factory=dict)  # the task's own, of the test set
+    metrics: dict[str, float] = field(default_factory=dict)  # the task's own, on the test set
     digest: str | None = None  # of a simulation's trace
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
@@ -44,7 +44,7 @@ class Result:
 
 
 def report(engine: Engine, seconds: float) -> dict[str, Any]:
-    """What one node has to say of itself when it is done."""
+    """The figures of one node at the end of a run that took `seconds`."""
     return {
         "role": "server" if engine.is_server else "worker",
         "rank": engine.rank,
@@ -62,13 +62,13 @@ def summarise(
     model: nn.Module | None = None,
     digest: str | None = None,
 ) -> Result:
-    """One result from the reports of all nodes."""
+    """Summarise the reports of all nodes in one result."""
     workers = [r for r in reports if r["role"] == "worker"]
     curve: list[dict[str, Any]] = next((r.pop("curve") for r in reports if "curve" in r), [])
     last = curve[-1] if curve else {}
     seconds = max(r["seconds"] for r in reports)
     samples = sum(r["samples"] for r in workers)
-    before = sum(r["samples_before"] for r in workers)  # of a resumed run: not done in these seconds
+    before = sum(r["samples_before"] for r in workers)  # from before a resumed run began
     busy = sum(r["seconds"] for r in workers)
     staleness: Counter[int] = Counter()
     for r in reports:

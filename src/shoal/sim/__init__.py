@@ -1,6 +1,6 @@
-"""Virtual time: the same algorithms on any number of nodes in one thread.
+"""Simulator: runs the same algorithms in virtual time, with any number of nodes in one thread.
 
-`models` describes networks and machines without importing torch; the rest is imported on first use.
+`models` describes networks and machines without importing torch. The other modules are imported on first use.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Disk: a server's log in virtual time. What was not synced is gone after a crash."""
+"""Disk: a server's log in virtual time. A crash loses the messages that were not synced."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from shoal.core.transport import Message
 from shoal.sim.faults import Crash
 
 POINTS = ("append", "appended", "sync", "synced", "snapshot", "snapshotted")
-"""Where a crash can be planned: before and after each thing a log does."""
+"""The points at which a crash can be planned: before and after each operation of the log."""
 
 
 class Disk:
-    """Keeps messages and snapshots. A planned crash is a point and how often it was passed before."""
+    """Keeps messages and snapshots.
+
+    `crashes` holds pairs (point, n): the server crashes when it reaches that point after n earlier passes.
+    `snapshot_every` is the number of messages after which a snapshot is due.
+    """
 
     def __init__(
         self,
@@ -61,10 +65,10 @@ class Disk:
         return _copy(self._snapshot), [replace(m) for m in self._safe]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is open."""
 
-    def lose_what_is_not_synced(self) -> None:
-        """What a crash of the server's host does; a crash of its process alone does no more than that."""
+    def drop_unsynced(self) -> None:
+        """Lose the unsynced messages, as in a crash of the host: a crash of the process loses no more."""
         self._unsafe = []
         self._since_snapshot = len(self._safe)
 
@@ -76,7 +80,7 @@ class Disk:
 
 
 def _copy(value: Any) -> Any:
-    """A state of its own: dicts and lists of plain values and tensors. Much faster than deepcopy."""
+    """Copy nested dicts and lists of plain values and tensors. Much faster than deepcopy."""
     if isinstance(value, dict):
         return {name: _copy(item) for name, item in value.items()}
     if isinstance(value, list):

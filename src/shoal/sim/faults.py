@@ -1,4 +1,4 @@
-"""What goes wrong in virtual time: crashes and pauses at exact places, and weather on the network."""
+"""Faults in virtual time: crashes and pauses at exact steps, and an unreliable network."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from math import inf, isfinite
 
 
 class Crash(BaseException):
-    """Ends a simulated node on the spot, as kill -9 would."""
+    """Ends a simulated node at once, as kill -9 would."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Crashes and pauses, addressed by (rank, step) or by moment: `Faults().crash(rank=2, step=5)`.
+    """Crashes and pauses, addressed by (rank, step) or by time: `Faults().crash(rank=2, step=5)`.
 
-    A node that crashed comes back after `restart_after` seconds, as the next incarnation; by default never.
+    A crashed node restarts after `restart_after` seconds, as the next incarnation; by default it never does.
     """
 
     crashes: frozenset[tuple[int, int]] = frozenset()
-    kills: tuple[tuple[int, float], ...] = ()  # (rank, moment); servers too
+    kills: tuple[tuple[int, float], ...] = ()  # (rank, virtual seconds since the start); workers and servers
     pauses: dict[tuple[int, int], float] = field(default_factory=dict)
-    noticed_after: float = 1.0  # seconds until the peers of a crashed node are told
+    noticed_after: float = 1.0  # seconds until its peers notice a crashed node
     restart_after: float = inf
 
     @property
     def recovery(self) -> float:
-        """How long after it was told so a node waits for another to come back."""
+        """Seconds that a node waits for a lost peer to restart, counted from the notice of the loss."""
         return self.restart_after + self.noticed_after if isfinite(self.restart_after) else 0.0
 
     def crash(self, rank: int, step: int) -> Faults:
-        """The worker vanishes in that step, before anyone hears of its gradient."""
+        """Add a crash: the worker vanishes in that step, before it sends its gradient to anyone."""
         return replace(self, crashes=self.crashes | {(rank, step)})
 
     def kill(self, rank: int, moment: float) -> Faults:
-        """The node, worker or server, vanishes at that moment, whatever it is doing."""
+        """Add a kill: the node, worker or server, vanishes at that virtual second, whatever it is doing."""
         return replace(self, kills=(*self.kills, (rank, moment)))
 
     def pause(self, rank: int, step: int, seconds: float) -> Faults:
-        """The worker stands still for `seconds` in that step."""
+        """Add a pause: the worker stops for `seconds` in that step."""
         return replace(self, pauses={**self.pauses, (rank, step): seconds})
 
     def check(self, workers: int, nodes: int) -> None:
-        """Raise ValueError for a fault of a node that does not exist: it would never happen."""
+        """Raise ValueError for a fault that can never happen because its node does not exist."""
         for rank, step in [*self.crashes, *self.pauses]:
             if not (0 <= rank < workers and step >= 0):
                 raise ValueError(
@@ -54,7 +54,7 @@ class Faults:
                 )
 
     def delay(self, rank: int, step: int) -> float:
-        """Seconds the worker stands still in that step. Raises Crash where it vanishes."""
+        """Seconds that the worker pauses in that step. Raises Crash if it crashes there."""
         if (rank, step) in self.crashes:
             raise Crash
         return self.pauses.get((rank, step), 0.0)
@@ -62,12 +62,12 @@ class Faults:
 
 @dataclass(frozen=True)
 class Weather:
-    """A network that keeps no promise until it calms down: messages are lost, doubled, late, out of order.
+    """An unreliable network: messages are lost, duplicated, delayed and reordered until a given time.
 
-    A node on such a network has to ask again: give the simulation a `retry`.
+    Nodes on such a network must repeat their requests: pass `retry` to the simulation.
     """
 
     loss: float = 0.0  # probability that a message never arrives
-    double: float = 0.0  # probability that it arrives twice
-    delay: float = 0.0  # each arrives up to so many seconds late, so they overtake each other
-    until: float = inf  # when it calms down
+    double: float = 0.0  # probability that a message arrives twice
+    delay: float = 0.0  # most extra seconds of a message, drawn for each, so messages overtake each other
+    until: float = inf  # virtual second from which the network is reliable

@@ -12,22 +12,22 @@ from typing import Any
 from shoal.core.errors import Deadlock
 
 OBJECTS_BETWEEN_COLLECTIONS = 100_000
-"""How many more objects there are before Python looks for garbage again, while virtual time passes."""
+"""Objects that Python allocates between two garbage collections while a simulation runs."""
 
 
 class Kernel:
-    """A clock that jumps to the next event; those of one instant happen in the order they were planned."""
+    """A clock that jumps to the next event. Events of one instant happen in the order they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.events = 0  # that have happened
+        self.events = 0  # events that have happened
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
         self._running: list[Process] = []
         self._alive = 0
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Plan `action` for a moment that is not past."""
+        """Plan `action` for virtual second `time`, which must not be past."""
         self._planned += 1
         heappush(self._heap, (time, self._planned, action))
 
@@ -36,7 +36,7 @@ class Kernel:
         self.at(self.now + seconds, action)
 
     def expect(self, seconds: float, action: Callable[[], None]) -> None:
-        """Plan `action` for `seconds` from now; until then time passes, though no process may be left."""
+        """Plan `action` for `seconds` from now, and keep `run` going until then even without processes."""
         self._alive += 1
 
         def act() -> None:
@@ -46,7 +46,7 @@ class Kernel:
         self.after(seconds, act)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str]) -> Process:
-        """Start a coroutine at this instant; `describe` says what it waits for, should it never end."""
+        """Start a coroutine at this instant. `describe` says what it waits for: the text of a Deadlock."""
         process = Process(coroutine, describe, self._one_less)
         self._running.append(process)
         self._alive += 1
@@ -54,7 +54,10 @@ class Kernel:
         return process
 
     def run(self) -> None:
-        """Let time pass until every process has ended. Raises what a process raises, and Deadlock."""
+        """Advance time until every process has ended.
+
+        Raises what a process raises, and Deadlock if processes wait while no event is left.
+        """
         heap = self._heap
         with rare_collections():
             while self._alive and heap:
@@ -66,7 +69,7 @@ class Kernel:
             raise Deadlock(self._explain(stuck))
 
     def close(self) -> None:
-        """End the processes that have not ended, without letting them run on."""
+        """End the processes that are still alive, without resuming them."""
         for process in self._running:
             process.end()
 
@@ -93,7 +96,7 @@ class Process:
         self.ended = False
 
     def resume(self) -> None:
-        """Let it run until it next waits."""
+        """Run the coroutine until it next waits."""
         if self.ended:
             return
         try:
@@ -105,7 +108,7 @@ class Process:
             raise
 
     def end(self) -> None:
-        """End it where it stands."""
+        """End the coroutine where it is."""
         if not self.ended:
             self._end()
             self._coroutine.close()
@@ -117,7 +120,7 @@ class Process:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Have Python look for garbage rarely: nodes live to the end, and each look visits all of them."""
+    """Make garbage collections rare: nodes live until the end, and each collection visits all of them."""
     often, *others = gc.get_threshold()
     gc.set_threshold(often and max(often, OBJECTS_BETWEEN_COLLECTIONS), *others)
     try:
@@ -128,5 +131,5 @@ def rare_collections() -> Iterator[None]:
 
 @types.coroutine
 def suspended() -> Generator[None, None, None]:
-    """Wait until somebody calls `Process.resume`."""
+    """Wait until someone calls `Process.resume`."""
     yield

@@ -1,4 +1,4 @@
-"""What virtual time costs: links, machines, and how a person writes them down."""
+"""Models of networks and machines, which say how long things take in virtual time, and their text form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BYTE_RATE = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 
 
 def quantity(text: str) -> tuple[float, str]:
-    """A number and its unit in lower case, from text such as '1.5Gbit' or '100us'."""
+    """Parse text such as '1.5Gbit' or '100us' into a number and its unit in lower case."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*([a-zA-Z%]*)\s*", text)
     try:
         if match is None:
@@ -27,7 +27,7 @@ def quantity(text: str) -> tuple[float, str]:
 
 
 def seconds(text: str) -> float:
-    """A duration such as '20ms' in seconds."""
+    """Parse a duration such as '20ms' into seconds."""
     value, unit = quantity(text)
     if unit not in _TIME:
         raise ValueError(f"{text!r} is not a duration; write it as 20ms, 100us or 1.5s")
@@ -51,8 +51,8 @@ class Network:
     """Links between nodes; each node sends one message at a time and receives one at a time.
 
     A message of n bytes arrives latency + n / bandwidth after its sender's port is free, later if the
-    receiver's port is taken. With probability `loss` it has to be sent again `retry` seconds later, as TCP
-    would: messages are delayed by loss, never dropped or reordered. `links` overrides single links.
+    receiver's port is busy. With probability `loss` it is sent again `retry` seconds later, as TCP would:
+    loss delays messages, it never drops or reorders them. `links` overrides the link of a pair (src, dst).
     """
 
     latency: float = 0.0
@@ -105,7 +105,10 @@ class Wires:
         self._last_head: dict[tuple[int, int], float] = {}
 
     def leave(self, src: int, dst: int, nbytes: int, now: float) -> tuple[float, float]:
-        """Take the sender's port; when the head of the message reaches the receiver, and how long it is."""
+        """Occupy the sender's port with a message.
+
+        Returns the time at which the head of the message reaches the receiver, and its length in seconds.
+        """
         network = self._network
         if self._uniform:
             latency, length = network.latency, nbytes / network.bandwidth
@@ -118,12 +121,12 @@ class Wires:
         if network.loss:
             while self._random.random() < network.loss:
                 head += network.retry
-            head = max(head, self._last_head.get((src, dst), 0.0))  # what follows a lost message waits for it
+            head = max(head, self._last_head.get((src, dst), 0.0))  # messages after a lost one wait for it
             self._last_head[src, dst] = head
         return head, length
 
     def enter(self, dst: int, length: float, now: float) -> float:
-        """Take the receiver's port for a message whose head is there now; when its tail is in."""
+        """Occupy the receiver's port with a message whose head arrives now. Returns when its tail arrives."""
         tail = max(now, self._in_free.get(dst, 0.0)) + length
         self._in_free[dst] = tail
         return tail
@@ -145,7 +148,7 @@ class Compute:
             raise ValueError(f"{self}: times must not be negative, factors must be positive")
 
     def check(self, workers: int) -> None:
-        """Raise ValueError where a worker is slow that there is not."""
+        """Raise ValueError if `slow` names a worker that does not exist."""
         for rank in self.slow:
             if not 0 <= rank < workers:
                 raise ValueError(f"there is no worker {rank} to slow down: workers are 0 to {workers - 1}")
@@ -179,13 +182,13 @@ class Pace:
         self.is_new = True  # until it knows where to begin
 
     def begin_at(self, place: int) -> None:
-        """Pass over the gradients before that one, as a resumed run has done them."""
+        """Skip the durations of the first `place` gradients, which a resumed run has computed already."""
         for _ in range(place if self._jitter else 0):
             self.next()
         self.is_new = False
 
     def next(self) -> float:
-        """Seconds that the next gradient takes; never less than a tenth of the mean."""
+        """Seconds that the next gradient takes, at least a tenth of the mean."""
         if not self._jitter:
             return self._mean
         return self._mean * max(0.1, self._random.gauss(1.0, self._jitter))

@@ -30,10 +30,10 @@ from shoal.vocabulary.strategy import Setting, Strategy
 class Simulation:
     """The nodes of a run in virtual time.
 
-    `replica(rank)` makes each worker's replica; servers start at `centre`, or where worker 0 does, and each
-    has as many shards as told. `disk(rank)` is what a server writes its log to. With `batch`, gradients of
-    so many samples take what `compute` says, and others in proportion; without, all take the same.
-    The same arguments give the same run, bit for bit: see `digest`.
+    `replica(rank)` makes the replica of a worker. Each server consists of `shards` nodes and starts with the
+    parameters `centre`, by default those of worker 0. `disk(rank)` makes the log of a server. With `batch`, a
+    gradient of `batch` samples takes the time that `compute` says, and others take time in proportion to
+    theirs; without it all take the same. The same arguments give the same run, bit for bit: see `digest`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Simulation:
                 end.acquaint(server)
 
     def _make(self, rank: int, incarnation: int, own: Replica | None = None) -> Engine:
-        """A node as it is when its process starts."""
+        """Make a node in its initial state; `own` is its replica if that exists already."""
         end, me = self._ends[rank], self.identity(rank, incarnation)
         if me.is_server:
             begins = me.own_slice(self._centre.numel()).start
@@ -110,11 +110,11 @@ class Simulation:
         return Engine(end, worker, me, duration=duration, **self._common)
 
     def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
-        """The node of that rank."""
+        """The identity of the node of that rank."""
         return NodeIdentity(rank, self.workers, self.strategy.servers, self._shards, incarnation)
 
     def run(self) -> Simulation:
-        """Let virtual time pass until every node is done, and return the simulation itself."""
+        """Advance virtual time until every node is done, and return the simulation itself."""
         for node in self.nodes:
             self._spawn(node)
         for rank, moment in self._faults.kills:
@@ -136,17 +136,17 @@ class Simulation:
 
     @property
     def solution(self) -> Tensor:
-        """The parameters that the server holds, all shards together."""
+        """The parameters of the (first) server, its shards concatenated."""
         return torch.cat([node.x for node in self.nodes[self.workers : self.workers + self._shards]])
 
     @property
     def finished(self) -> list[int]:
-        """The ranks of the nodes that have ended in order."""
+        """The ranks of the nodes that have ended normally, neither killed nor crashed."""
         return [end.rank for end in self._ends if end.has_left]
 
     @property
     def seconds(self) -> float:
-        """Virtual time that has passed."""
+        """Virtual seconds since the start."""
         return self.kernel.now
 
     def digest(self) -> str:
@@ -183,22 +183,22 @@ class Simulation:
                 node.identity.incarnation and any(server.has_left for server in self._ends[self.workers :])
             ):
                 raise
-            await end.close()  # it came back too late
+            await end.close()  # it restarted after a server had finished
         except Crash:
             self._bury(node.rank)
 
     def _kill(self, rank: int) -> None:
-        """End a node wherever it stands, unless it has ended."""
+        """End a node wherever it is, unless it has ended."""
         process = self._ends[rank].process
         if process is not None and not process.ended:
             process.end()
             self._bury(rank)
 
     def _bury(self, rank: int) -> None:
-        """A node has crashed: its peers notice, and it may come back."""
+        """Handle the crash of a node: its peers notice it, and it may restart."""
         self._ends[rank].vanish(self._faults.noticed_after)
         if rank in self._disks:
-            self._disks[rank].lose_what_is_not_synced()
+            self._disks[rank].drop_unsynced()
         if isfinite(self._faults.restart_after):
             self.kernel.expect(self._faults.restart_after, lambda: self._restart(rank))
 

@@ -1,4 +1,4 @@
-"""Messages in virtual time."""
+"""SimTransport: messages in virtual time, over a simulated network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENTRY = Struct("<dddqqq")  # of the fingerprint, beside the tag: when, samples,
 
 
 class Switch:
-    """What joins the simulated nodes: delivers messages after the time the network takes for them."""
+    """Connects the simulated nodes: delivers each message after the time that the network takes for it."""
 
     def __init__(self, kernel: Kernel, network: Network, seed: int, weather: Weather | None = None) -> None:
         self.kernel = kernel
@@ -35,50 +35,50 @@ class Switch:
         self._trace = hashlib.blake2b(digest_size=16)
 
     def add(self) -> SimTransport:
-        """One more node, of the next rank."""
+        """Add a node with the next rank, and return its transport."""
         end = SimTransport(self, len(self.ends))
         self.ends.append(end)
         return end
 
     def carry(self, src: int, dst: int, m: Message) -> None:
-        """Deliver `m` when the network has moved it, if it does."""
+        """Deliver `m` after its time on the network. Bad weather may lose, duplicate or delay it."""
         weather, dice = self._weather, self._dice
         if weather is None or m.tag in NOTICES or self.kernel.now >= weather.until:
-            self.escort(src, dst, m, partial(self.ends[dst].deliver, m))
+            self.transfer(src, dst, m, partial(self.ends[dst].deliver, m))
             return
         for _ in range(2 if dice.random() < weather.double else 1):
             if dice.random() >= weather.loss:
                 late = dice.random() * weather.delay
                 copy = m.copied(m.src, tuple(p.clone() for p in m.parts))
                 arrive = partial(self.ends[dst].deliver, copy)
-                self.kernel.after(late, partial(self.escort, src, dst, copy, arrive))
+                self.kernel.after(late, partial(self.transfer, src, dst, copy, arrive))
 
-    def escort(self, src: int, dst: int, m: Message, then: Callable[[], None]) -> None:
-        """Take the time that `m` takes on the network, and do something when it is there."""
+    def transfer(self, src: int, dst: int, m: Message, then: Callable[[], None]) -> None:
+        """Occupy the network with `m`, and call `then` when it has arrived."""
         now, nbytes = self.kernel.now, m.nbytes
         head, length = self._wires.leave(src, dst, nbytes, now) if src != dst else (now, 0.0)
         self._trace.update(_ENTRY.pack(now, head, m.count, src, dst, nbytes) + m.tag.encode())
         self.kernel.at(head, partial(self._receive, dst, length, then) if length else then)
 
     def _receive(self, dst: int, length: float, then: Callable[[], None]) -> None:
-        """The head of a message has come; do something when its tail has."""
+        """The head of a message has arrived: call `then` when its tail has."""
         self.kernel.at(self._wires.enter(dst, length, self.kernel.now), then)
 
     def digest(self) -> str:
-        """A fingerprint of every message so far: when, from whom, to whom, what and how much."""
+        """A fingerprint of every message so far: its times, source, destination, tag, count and size."""
         return self._trace.hexdigest()
 
 
 @dataclass
 class Window:
-    """Memory of one node that others read and add to."""
+    """Memory of one node that other nodes read and add to."""
 
     x: Tensor
     count: int = 0
 
 
 class SimTransport:
-    """One simulated node's end of the network."""
+    """The transport of one simulated node."""
 
     def __init__(self, switch: Switch, rank: int) -> None:
         self.rank = rank
@@ -90,9 +90,9 @@ class SimTransport:
         self._parked = False
         self._farewell: str | None = None  # LEFT or LOST, once this node has gone
         self._noticed_at = 0.0
-        self._life = 0  # how often this node was started again
-        self._acquainted: set[int] = set()  # whom to tell when this node goes, or comes back
-        self._told: set[int] = set()
+        self._life = 0  # number of restarts
+        self._acquainted: set[int] = set()  # peers to notify when this node goes or restarts
+        self._told: set[int] = set()  # peers that have been notified
 
     @property
     def size(self) -> int:
@@ -101,7 +101,7 @@ class SimTransport:
 
     @property
     def has_left(self) -> bool:
-        """Whether this node has closed in order."""
+        """Whether this node has closed its transport, rather than crashed."""
         return self._farewell == LEFT
 
     def now(self) -> float:
@@ -109,7 +109,7 @@ class SimTransport:
         return self._kernel.now
 
     async def send(self, dst: int, m: Message) -> None:
-        """Copy `m` and let the network carry it; takes no time of the sender's."""
+        """Copy `m` and hand it to the network; the sender does not wait."""
         peer = self._switch.ends[dst]
         if peer._farewell is not None:
             peer._tell(self.rank)
@@ -120,7 +120,7 @@ class SimTransport:
         self._switch.carry(self.rank, dst, m.copied(self.rank, tuple(parts)))
 
     async def recv(self, timeout: float | None = None) -> Message:
-        """The next message in order of arrival. Raises TimeoutError after `timeout` virtual seconds."""
+        """Wait for the next message to arrive. Raises TimeoutError after `timeout` virtual seconds."""
         deadline = None if timeout is None else self._kernel.now + timeout
         if timeout is not None and not self._mailbox:
             self._kernel.after(timeout, self._wake)
@@ -132,32 +132,32 @@ class SimTransport:
         return self._mailbox.popleft()
 
     def drain(self) -> Iterator[Message]:
-        """What has arrived so far."""
+        """Yield the messages that have arrived, without waiting."""
         while self._mailbox:
             yield self._mailbox.popleft()
 
     async def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
+        """Wait for `seconds` of virtual time."""
         assert self.process is not None
         self._kernel.at(self._kernel.now + seconds, self.process.resume)
         await suspended()
 
     async def close(self) -> None:
-        """Tell whoever this node talked with that it left."""
+        """Leave, and notify the peers of this node."""
         self._go(LEFT, 0.0)
 
     def vanish(self, noticed_after: float) -> None:
-        """Go without a word; those this node talked with are told after a while."""
+        """Crash: the peers of this node are notified after `noticed_after` seconds."""
         self._go(LOST, noticed_after)
 
     def revive(self, incarnation: int) -> None:
-        """Come back with an empty mailbox, and tell those this node talked with; its end comes first.
+        """Restart with an empty mailbox. Peers receive the notice of the crash, then that of the restart.
 
-        It is told in turn who has gone meanwhile.
+        This node in turn receives a notice of each peer that has gone meanwhile.
         """
         peers = [self._switch.ends[rank] for rank in sorted(self._acquainted - {self.rank})]
         for peer in peers:
-            self._say_farewell(peer.rank)  # whoever has not noticed does so now
+            self._say_farewell(peer.rank)  # a peer that has not noticed the crash does so now
             self._switch.carry(self.rank, peer.rank, Message(JOINED, src=self.rank, incarnation=incarnation))
         self._farewell = None
         self._life += 1
@@ -170,13 +170,13 @@ class SimTransport:
                 peer._tell(self.rank)
 
     async def open_window(self, owner: int, x: Tensor) -> Tensor:
-        """Expose the owner's vector; nothing has to travel for it."""
+        """Expose the owner's vector. Sends nothing."""
         if self.rank == owner:
             self._switch.windows[owner] = Window(x)
         return x
 
     async def fetch(self, owner: int, out: Tensor) -> int:
-        """Read a peer's vector: the question travels, then the vector."""
+        """Read a peer's vector into `out` in one round trip. Returns the number of additions to it so far."""
         await self._trip(owner, Message("fetch"))
         window = self._switch.windows[owner]
         count, copy = window.count, window.x.clone()
@@ -185,7 +185,7 @@ class SimTransport:
         return count
 
     async def accumulate(self, owner: int, v: Tensor) -> int:
-        """Add to a peer's vector: the addition travels, then the word that it is done."""
+        """Add `v` to a peer's vector in one round trip. Returns the number of additions before this one."""
         copy = v.clone()
         await self._trip(owner, Message("add", (copy,)))
         window = self._switch.windows[owner]
@@ -196,26 +196,26 @@ class SimTransport:
         return before
 
     async def _trip(self, peer: int, m: Message, back: bool = False) -> None:
-        """Let the time pass that `m` takes to `peer`, or from it, without its help."""
+        """Wait for the time that `m` takes to `peer`, or from it (`back`); the peer does nothing."""
         assert self.process is not None
         ends = (peer, self.rank) if back else (self.rank, peer)
-        self._switch.escort(*ends, m, self.process.resume)
+        self._switch.transfer(*ends, m, self.process.resume)
         await suspended()
 
     def deliver(self, m: Message) -> None:
-        """Put `m` into the mailbox and wake the node if it waits for one."""
+        """Put `m` into the mailbox, and wake the node if it waits for a message."""
         if self._farewell is None:
             self._mailbox.append(m)
             if self._parked:
                 self._wake()
 
     def acquaint(self, peer: SimTransport) -> None:
-        """Have each told when the other goes, though they may never talk."""
+        """Have each of the two nodes notified when the other goes, even if they never exchange a message."""
         self._acquainted.add(peer.rank)
         peer._acquainted.add(self.rank)
 
     def watch(self, peer: int) -> None:
-        """Be told when `peer` goes, and at once if it has gone."""
+        """Have this node notified when `peer` goes, or at once if it has gone."""
         other = self._switch.ends[peer]
         self.acquaint(other)
         if other._farewell is not None:

@@ -207,7 +207,7 @@ def test_vectors_of_another_length_go_as_they_are():
 
 
 def test_a_model_without_layers_is_refused():
-    with pytest.raises(ValueError, match="which this model has none of"):
+    with pytest.raises(ValueError, match="and this model has none"):
         average(many([3, 3]), layers=())
 
 

@@ -257,7 +257,9 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_in_stripes_it_would_not_be_shared():
-    with pytest.raises(ValueError, match="averages in stripes add up nothing"):
+    with pytest.raises(
+        ValueError, match="needs all workers at once, and each stripe is averaged at one worker"
+    ):
         simulate(Sync(), Slope(), workers=2, steps=1, codec=SHARED)
 
 
