@@ -136,8 +136,9 @@ class Attachment:
         self._batches_to_skip = self._replica.batches
         self._first_shard: object = None
         self._control.tell("ready")
-        self.engine.service.excuse(self._control.await_go().finished)
-        self._began = self.engine.channel.now()
+        elapsed, finished = self._control.await_go()
+        self.engine.service.excuse(finished)
+        self._began = self.engine.channel.now() - elapsed
         self._life = strategy.live(Node(self.engine))
         self._finished = False
         if not me.is_server:

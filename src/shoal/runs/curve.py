@@ -50,7 +50,7 @@ class Curve(Instrument):
     def begin(self, engine: Engine, elapsed: float = 0.0) -> None:
         """Take the first copy if this node holds the solution. The run began `elapsed` seconds ago."""
         self._began[engine.rank] = engine.channel.now() - elapsed
-        room = max(1, MOST_BYTES // (engine.x.numel() * engine.x.element_size()))
+        room = max(1, MOST_BYTES // max(1, engine.x.nbytes))
         self._spacing = self._samples / min(POINTS, room)
         if holds_solution(self._strategy, engine):
             self._take(engine)
