@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from forked import ensure_fork_server, warm_scripts
+
+__all__ = ["warm_scripts"]
+
 torch.set_num_threads(1)  # threads that wait for each other on busy cores make small tests many times slower
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
 
@@ -162,6 +166,13 @@ def helper_files() -> set[int]:
         )
         if fd is not None
     }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server(request: pytest.FixtureRequest) -> None:
+    """Start it before the first slow test, with all that any of them needs: it imports meanwhile."""
+    if any(item.get_closest_marker("slow") for item in request.session.items):
+        ensure_fork_server()
 
 
 @pytest.fixture

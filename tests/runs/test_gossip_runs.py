@@ -122,8 +122,9 @@ def run_loop(word: str, *arguments: str, workers: int = 3) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "word", ["gossip", *(pytest.param(w, marks=pytest.mark.soak) for w in ("dpsgd", "sgp", "adpsgd"))]
+    "word", ["gossip", "dpsgd", *(pytest.param(w, marks=pytest.mark.soak) for w in ("sgp", "adpsgd"))]
 )
+@pytest.mark.usefixtures("warm_scripts")
 def test_loops_of_different_lengths_end_with_the_same_model(word):
     printed = run_loop(word, workers=2)
     assert len(printed) == 2
@@ -132,6 +133,7 @@ def test_loops_of_different_lengths_end_with_the_same_model(word):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["adpsgd"])
+@pytest.mark.usefixtures("warm_scripts")
 def test_a_loop_that_is_killed_is_done_without(word, caplog):
     with caplog.at_level(logging.CRITICAL, logger="shoal"):
         printed = run_loop(word, "--die", "1", "5")
@@ -162,7 +164,7 @@ def test_the_others_resume_too(strategy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["dpsgd", "adpsgd", "gossip"])
+@pytest.mark.parametrize("word", ["dpsgd", "gossip", pytest.param("adpsgd", marks=pytest.mark.soak)])
 def test_ctrl_c_saves_and_the_same_call_goes_on(word, tmp_path):
     pressed = []
 
