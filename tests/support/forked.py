@@ -63,7 +63,7 @@ def _received(*passed: Any) -> Ends:
 
 
 class ForkedPython:
-    """A Popen of `python -m module …` or `python script …` without the seconds that imports take.
+    """A Popen of `python -m module …`, `-c code` or `script …` without the seconds that imports take.
 
     Its command line is that of the fork server: look for what is left of it among our descendants.
     """
@@ -159,6 +159,9 @@ def _run(line: list[str]) -> None:
         sys.argv = line[1:]
         sys.path.insert(0, "")
         runpy.run_module(line[1], run_name="__main__", alter_sys=True)
+    elif line[0] == "-c":
+        sys.argv = ["-c", *line[2:]]
+        exec(compile(line[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = line
         sys.path.insert(0, str(Path(line[0]).resolve().parent))
