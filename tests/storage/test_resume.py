@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import sabotage
 import shoal
+from sampling import sampled
 from shoal.core.codec import Identity
 from shoal.runs.plan import Plan
 from shoal.sim import Compute, Faults
@@ -68,8 +69,7 @@ def weights(result: shoal.Result) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
 
 
-@pytest.mark.parametrize("codec", ["none", "fp16"])
-@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(("strategy", "codec"), sampled(SYNCHRONOUS, ["none", "fp16"]))
 def test_resuming_in_virtual_time_is_bit_equal(strategy, codec, tmp_path):
     settings = {"workers": 3, "transport": "sim", "codec": codec}
     shoal.run(blobs(), strategy, epochs=1, checkpoint=tmp_path, **settings)  # 7 steps: stops in mid-block
