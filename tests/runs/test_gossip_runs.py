@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import shoal
+from sampling import sampled
 from shoal.api.script import run_script
 from shoal.launch.environment import Place
 from shoal.programs.tasks import TASKS
@@ -78,10 +79,8 @@ def test_a_compressed_run_sends_less_and_learns():
 
 
 @pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("transport", MOSTLY)
-@pytest.mark.parametrize("word", GOSSIP)
+@pytest.mark.parametrize(("word", "victim"), sampled(GOSSIP, [0, 2]))
 def test_a_killed_worker_is_done_without(word, transport, victim, crews, caplog):
     killed = []
 

@@ -85,7 +85,7 @@ class ForkedPython:
         errors = writing if self._errors is None else self._errors.fileno()
         arguments = (list(line[1:]), dict(os.environ if env is None else env))
         ends = Ends(writing, errors, *pass_fds)
-        self._process = CONTEXT.Process(target=_run_python, args=(*arguments, ends), daemon=True)
+        self._process = CONTEXT.Process(target=_run_python, args=(*arguments, ends))
         try:
             self._process.start()
         finally:

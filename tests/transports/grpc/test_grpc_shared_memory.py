@@ -42,7 +42,6 @@ from shoal.transports.shared_memory.large_messages import MOST_BUFFERS, SMALLEST
 from shoal.transports.shared_memory.memory import SWITCH, MemoryProbe, SharedMemory
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.usefixtures("grpc_core"),
     pytest.mark.skipif(not memory.is_supported(), reason="this system shares no memory"),
 ]
