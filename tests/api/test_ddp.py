@@ -23,7 +23,7 @@ def told(tmp_path_factory):
     """What each of two ranks tells, by rank and by what was run."""
     folder = tmp_path_factory.mktemp("ddp")
     command = [sys.executable, "-W", "error::RuntimeWarning", str(RANKS), str(folder)]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen([*command, str(k), "2"], env=environment, stderr=subprocess.PIPE, text=True)
         for k in (0, 1)

@@ -31,7 +31,7 @@ def weather(seeds: range, keeps_every_update: bool = True) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", mostly_soak(SEEDS, CHUNK, few=4))
+@pytest.mark.parametrize("first", mostly_soak(SEEDS, CHUNK, few=2))
 def test_every_acknowledged_update_is_in_the_model_once_and_everybody_finishes(first):
     weather(range(first, first + CHUNK))
 

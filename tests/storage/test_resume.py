@@ -125,11 +125,11 @@ def test_ctrl_c_saves_at_one_step_for_all_and_the_same_call_goes_on(tmp_path):
 
     settings = {"workers": 3, "checkpoint": tmp_path}
     with pytest.raises(shoal.Interrupted):
-        shoal.run(blobs(), sabotage.Slow(), epochs=40, on_progress=press_ctrl_c, **settings)
+        shoal.run(blobs(), sabotage.Slow(), epochs=20, on_progress=press_ctrl_c, **settings)
     (step,) = tmp_path.iterdir()  # nothing but the one checkpoint: training is not over
-    assert 5 < int(step.name[5:]) < 280
-    resumed = shoal.run(blobs(), sabotage.Slow(), epochs=40, **settings)
-    straight = shoal.run(blobs(), "sync", workers=3, epochs=40, transport="sim")
+    assert 5 < int(step.name[5:]) < 140
+    resumed = shoal.run(blobs(), sabotage.Slow(), epochs=20, **settings)
+    straight = shoal.run(blobs(), "sync", workers=3, epochs=20, transport="sim")
     assert torch.equal(weights(resumed), weights(straight))
 
 

@@ -111,12 +111,20 @@ class ForkedPython:
     def kill(self) -> None:
         self._process.kill()
 
-    def communicate(self) -> tuple[str, str]:
-        """All that it prints, once it has ended."""
-        assert self._errors is not None
-        with self.stdout, self._errors:
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it prints, once it has ended; nothing when asked again."""
+        if self.stdout.closed:
+            return "", ""
+        with self.stdout:
             out = self.stdout.read()
-            self.wait()
+        self.wait(timeout)
+        if self._errors is None:
+            return out, ""
+        with self._errors:
             self._errors.seek(0)
             return out, self._errors.read()
 
