@@ -28,7 +28,7 @@ demo: $(READY) ## compare seven ways to train, four workers on this machine; wri
 test quick soak: export PYTHONDONTWRITEBYTECODE :=
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 test: $(READY) ## run the tests; ARGS='-k easgd' picks some
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not alone and not soak" $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -n auto --dist loadscope -m "not alone and not soak" $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m "alone and not soak" $(or $(ARGS),$(ALONE)) || test $$? -eq 5
 
 quick: $(READY) ## run the quick tests of the heart, for every save

@@ -202,13 +202,13 @@ def torchrun(*arguments: str, processes: int = 2) -> str:
     return finished.stdout
 
 
-def ddp(*arguments: str, processes: int = 2) -> str:
-    """What rank 0 prints that trains with torch's DDP, in processes that hear what torchrun would tell."""
+def told_by_torchrun(*arguments: str, processes: int = 2) -> str:
+    """What rank 0 prints, in processes that hear what torchrun would tell them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    line = [sys.executable, str(LOOP), "--ddp", *arguments]
+    line = [sys.executable, str(LOOP), *arguments]
     ranks = [
         ForkedPython(line, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(processes)
@@ -218,13 +218,18 @@ def ddp(*arguments: str, processes: int = 2) -> str:
     return out
 
 
+@pytest.mark.soak
+def test_torchrun_itself_starts_what_joins():
+    assert torch.equal(final_weights(torchrun()), final_weights(told_by_torchrun()))
+
+
 @pytest.mark.slow
 @warm
 def test_sync_equals_torch_ddp_after_50_steps_and_torchrun_is_joined():
     """Tolerance: float32 sums in another order, 50 steps; weights are of size 0.1 to 1."""
     arguments = ("--steps", "50", "--momentum", "0.9")
-    theirs = final_weights(ddp(*arguments))
-    joined = final_weights(torchrun(*arguments))
+    theirs = final_weights(told_by_torchrun("--ddp", *arguments))
+    joined = final_weights(told_by_torchrun(*arguments))
     torch.testing.assert_close(joined, theirs, rtol=0, atol=1e-5)
     first, second = (final_weights(printed) for printed in run_loop(*arguments))
     assert torch.equal(first, second)

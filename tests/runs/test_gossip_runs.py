@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import shoal
-from sampling import sampled
 from shoal.api.script import run_script
 from shoal.launch.environment import Place
 from shoal.programs.tasks import TASKS
@@ -80,7 +79,8 @@ def test_a_compressed_run_sends_less_and_learns():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", MOSTLY)
-@pytest.mark.parametrize(("word", "victim"), sampled(GOSSIP, [0, 2]))
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("word", [w if w in FEW else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP])
 def test_a_killed_worker_is_done_without(word, transport, victim, crews, caplog):
     killed = []
 

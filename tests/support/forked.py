@@ -10,6 +10,7 @@ import subprocess
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import forkserver, reduction
@@ -159,6 +160,9 @@ def _run_python(line: list[str], env: dict[str, str], ends: Ends) -> None:
 
 
 def _run(line: list[str]) -> None:
+    if line[0] == "-W":
+        warnings._setoption(line[1])  # type: ignore[attr-defined]
+        line = line[2:]
     if line[:2] == ["-m", "shoal.api.script"]:  # imported already, which runpy would warn of
         sys.argv = line[1:]
         sys.path.insert(0, "")
