@@ -241,8 +241,7 @@ def test_sync_equals_torch_ddp_after_50_steps_and_torchrun_is_joined():
     ("strategy", "options"),
     [
         ("bmuf", {"period": "8"}),
-        ("easgd", {}),
-        ("downpour", {}),
+        *(pytest.param(word, {}, marks=pytest.mark.soak) for word in ("easgd", "downpour")),
     ],
 )
 @warm
