@@ -237,20 +237,18 @@ def test_sync_equals_torch_ddp_after_50_steps_and_torchrun_is_joined():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("bmuf", {"period": "8"}),
-        *(pytest.param(word, {}, marks=pytest.mark.soak) for word in ("easgd", "downpour")),
-    ],
-)
 @warm
-def test_finish_gives_every_worker_the_trained_model(strategy, options):
-    first, second = run_loop(strategy=strategy, strategy_options=options)
-    if STRATEGIES.make(strategy).servers:  # the one that ends first does not see the other's last updates
-        assert apart(first, second) < HALF_THE_WAY
-    else:
-        assert torch.equal(final_weights(first), final_weights(second))
+def test_finish_gives_every_worker_the_trained_model():
+    first, second = run_loop(strategy="bmuf", strategy_options={"period": "8"})
+    assert torch.equal(final_weights(first), final_weights(second))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["easgd", "downpour"])
+def test_finish_gives_every_worker_about_what_the_server_holds(strategy):
+    """The one that ends first does not see the other's last updates. Not warm: 50 steps are too soon over."""
+    first, second = run_loop(strategy=strategy)
+    assert apart(first, second) < HALF_THE_WAY
 
 
 ON_SEVERAL = [
