@@ -224,18 +224,20 @@ class Bench:
         ]
         for process in processes:
             process.start()
-        node = join(kind, 0, shards, self.parameters, folder)
+        engine = join(kind, 0, shards, self.parameters, folder)
+        node = Node(engine)
 
-        def pull() -> None:
-            drive(node.pull(SERVER, out=self._x))
+        async def pull() -> None:
+            await node.pull(SERVER, out=self._x)
 
-        def push() -> None:
-            drive(node.push(SERVER, self._g, count=1, rate=1e-3))
+        async def push() -> None:
+            await node.push(SERVER, self._g, count=1, rate=1e-3)
 
-        self.visits[f"{name} pull"], self.visits[f"{name} push"] = pull, push
+        self.visits[f"{name} pull"] = lambda: drive(pull())
+        self.visits[f"{name} push"] = lambda: drive(push())
 
         def end() -> None:
-            drive(node.transport.close())
+            drive(engine.transport.close())
             self.memory[name] = sum(pipe.recv() for pipe in ours)
             for process in processes:
                 process.join(TIMEOUT)
