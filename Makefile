@@ -24,6 +24,8 @@ demo: $(READY) ## compare seven ways to train, four workers on this machine; wri
 
 # Tests share out the cores, but for those that measure time, kill, or look at what the whole machine holds.
 # Only the files that have some are read for the second run, which is ten seconds less.
+# Python keeps what it compiles, whatever the environment says: pytest rewrites every assert, ten seconds a process.
+test quick soak: export PYTHONDONTWRITEBYTECODE :=
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 test: $(READY) ## run the tests; ARGS='-k easgd' picks some
 	$(BIN)/python -m pytest -n auto --dist loadscope -m "not alone and not soak" $(ARGS) || test $$? -eq 5

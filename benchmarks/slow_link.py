@@ -49,6 +49,7 @@ from shoal.programs.tasks import TASKS
 from shoal.report.units import bytes_text, ratio_text, seconds_text
 from shoal.sim import Network
 from shoal.strategies import STRATEGIES
+from shoal.vocabulary.strategy import Setting
 
 EVERY_STEP: dict[str, Any] = {"lr": 0.1, "sgd_momentum": 0.9}
 TUNED: dict[str, dict[str, Any]] = {  # found by search at the default settings; others have EVERY_STEP
@@ -101,7 +102,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
             options.timeout,
         )
         if trial.strategy is not None:
-            trial.strategy.check(trial.workers)
+            trial.strategy.check(Setting(trial.workers))
         made.append(trial)
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import os
 import threading
@@ -15,7 +16,14 @@ from typing import Any
 import pytest
 import torch
 
+from forked import ensure_fork_server, warm_scripts
+
+__all__ = ["warm_scripts"]
+
 torch.set_num_threads(1)  # threads that wait for each other on busy cores make small tests many times slower
+for logger in logging.root.manager.loggerDict.values():
+    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+        logger.propagate = True  # or pytest adds a handler to each of some forty, six times a test
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
 
 GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way out
@@ -38,7 +46,7 @@ class Snapshot:
     threads: frozenset[threading.Thread]
     children: frozenset[int]
     files: frozenset[int]
-    environment: dict[str, str]
+    environment: dict[bytes, bytes]
     torch_threads: int
 
     @classmethod
@@ -47,7 +55,7 @@ class Snapshot:
             frozenset(threading.enumerate()),
             frozenset(descendants()),
             frozenset(open_files()),
-            dict(os.environ),
+            environment(),
             torch.get_num_threads(),
         )
 
@@ -73,15 +81,23 @@ class Snapshot:
         ]
 
     def _changed_variables(self) -> Iterator[str]:
-        now = dict(os.environ)
+        now = environment()
         if now != self.environment:
             for name in sorted(now.keys() | self.environment.keys()):
-                if now.get(name) != self.environment.get(name) and not name.startswith(FREE_VARIABLES):
-                    yield f"changed environment variable {name}"  # its value may be secret
+                free = os.fsdecode(name).startswith(FREE_VARIABLES)
+                if now.get(name) != self.environment.get(name) and not free:
+                    yield f"changed environment variable {os.fsdecode(name)}"  # its value may be secret
 
     def _changed_settings(self) -> Iterator[str]:
         if (now := torch.get_num_threads()) != self.torch_threads:
             yield f"torch.get_num_threads() is {now}, was {self.torch_threads}"
+
+
+def environment() -> dict[bytes, bytes]:
+    """The variables as the system keeps them, which every test pays for, without what pytest changes."""
+    found: dict[bytes, bytes] = dict(os.environ._data)
+    found.pop(b"PYTEST_CURRENT_TEST", None)
+    return found
 
 
 def is_ours(thread: threading.Thread) -> bool:
@@ -162,6 +178,13 @@ def helper_files() -> set[int]:
         )
         if fd is not None
     }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server(request: pytest.FixtureRequest) -> None:
+    """Start it before the first slow test, with all that any of them needs: it imports meanwhile."""
+    if any(item.get_closest_marker("slow") for item in request.session.items):
+        ensure_fork_server()
 
 
 @pytest.fixture

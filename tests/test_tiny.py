@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 
 import shoal
+from sampling import covering
 from shoal.codecs import CODECS
 from shoal.sim import Compute, Network
 from shoal.strategies import STRATEGIES
@@ -45,8 +46,7 @@ def run(word, codec="none", **options):
 
 
 @pytest.mark.parametrize(
-    ("word", "codec"),
-    [(w, c) for w in STRATEGIES for c in CODECS if takes(w, c)],
+    ("word", "codec"), covering([(w, c) for w in STRATEGIES for c in CODECS if takes(w, c)])
 )
 def test_every_strategy_descends_with_every_codec(word, codec):
     done = run(word, codec)

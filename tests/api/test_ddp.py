@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import shoal
+from forked import ForkedPython
 from shoal.api.ddp import group_of, pieces_of, places
 from shoal.codecs import CODECS, FP16
 
@@ -24,11 +25,8 @@ def told(tmp_path_factory):
     """What each of two ranks tells, by rank and by what was run."""
     folder = tmp_path_factory.mktemp("ddp")
     command = [sys.executable, "-W", "error::RuntimeWarning", str(RANKS), str(folder)]
-    environment = {**os.environ, **PATH, "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([*command, str(k), "2"], env=environment, stderr=subprocess.PIPE, text=True)
-        for k in (0, 1)
-    ]
+    environment = {**os.environ, **PATH, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [ForkedPython([*command, str(k), "2"], env=environment) for k in (0, 1)]
     try:
         errors = [rank.communicate(timeout=100)[1] for rank in ranks]
     finally:

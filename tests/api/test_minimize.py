@@ -382,7 +382,7 @@ def test_resuming_on_processes_is_bit_equal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["sim", "processes"])
+@pytest.mark.parametrize("transport", [pytest.param("sim", marks=pytest.mark.soak), "processes"])
 def test_gradients_of_jax(transport):
     jax = pytest.importorskip("jax")
     import described_jax

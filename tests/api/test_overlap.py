@@ -1,22 +1,21 @@
 """Gradients are averaged while back-propagation runs, and come out as if they were not."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked import run_warm
 
 LOOP = Path(__file__).with_name("overlapping.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["gloo", pytest.param("processes", marks=pytest.mark.soak)])
+@pytest.mark.usefixtures("warm_scripts")
+@pytest.mark.parametrize("transport", ["gloo", "processes"])
 def test_a_loop_that_makes_it_hard(transport):
-    command = [sys.executable, "-m", "shoal", "run", "-n", "2", "--transport", transport, str(LOOP)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"worst"' in line]
+    lines = run_warm(LOOP, workers=2, strategy="sync", transport=transport)
+    told = [json.loads(line) for line in lines if '"worst"' in line]
     assert sorted(t["rank"] for t in told) == [0, 1]
     for worker in told:
         assert worker["worst"] < 1e-6

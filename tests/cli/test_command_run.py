@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,9 +11,12 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from forked import ForkedPython, run_forked
 
-LAUNCH = [sys.executable, "-c", "from shoal.cli import main; main()", "run"]
+pytestmark = pytest.mark.slow
+warm = pytest.mark.usefixtures("warm_scripts")
+
+LAUNCH = [sys.executable, "-m", "shoal", "run"]
 
 PREPARE = """
 import sys, time
@@ -44,6 +46,7 @@ def script(tmp_path):
 
 
 # three steps, an average that tells that nobody has data any more, and a word about when that was
+@warm
 @pytest.mark.parametrize(
     ("word", "messages"),
     [("tree", 3 + 1 + 1), pytest.param("auto", 2 * (3 + 1) + 1, marks=pytest.mark.soak)],
@@ -57,7 +60,8 @@ def test_averages_are_formed_as_the_command_line_says(shoal, script, tmp_path, w
     assert [node["messages_sent"] for node in record["nodes"]] == [messages] * 2
 
 
-def test_two_workers_print_with_their_names(shoal, script, tmp_path, running):
+@warm
+def test_two_workers_print_with_their_names(shoal, script, tmp_path):
     path = script("""
 attachment = shoal.attach(model, optimizer)
 for _ in range(3):
@@ -77,10 +81,10 @@ print(f"{type(attachment._strategy).__name__} of {attachment.workers}, [bold] st
     assert record["test_accuracy"] is None
     (row,) = (row for row in result.stdout.splitlines() if row.startswith("easgd  "))
     assert row.split()[1:4] == ["2", "–", "–"]
-    assert not running(tmp_path)
 
 
-def test_a_worker_that_raises_is_named_and_ends_the_run(shoal, script, tmp_path, running):
+@warm
+def test_a_worker_that_raises_is_named_and_ends_the_run(shoal, script, tmp_path):
     path = script("""
 attachment = shoal.attach(model, optimizer, "sync")
 for t in range(100_000):
@@ -97,7 +101,6 @@ for t in range(100_000):
     assert result.stderr.endswith("shoal: worker 1 failed: RuntimeError: boom\n")
     assert f'File "{path}", line' in result.stderr and "runpy" not in result.stderr
     assert seconds < 10
-    assert not running(tmp_path)
 
 
 @pytest.mark.soak
@@ -116,6 +119,7 @@ for t in range(100_000):
 
 
 def test_a_script_that_attaches_nothing_is_told_so(shoal, script):
+    """In a new interpreter: the other tests take theirs from the fork server."""
     result = shoal("run", script("print('alone')"))
     assert result.exit_code == 1
     assert result.stdout == "worker 0 | alone\n"
@@ -152,15 +156,15 @@ print(type(attachment._strategy).__name__, codec, sys.argv[1:], __name__, os.get
         "--data",
         "x",
     ]
-    process = subprocess.Popen(line, env=torchrun, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = process.communicate(timeout=110)
-    assert (process.returncode, err) == (0, "")
+    process = ForkedPython(line, env=torchrun)
+    out, err = process.communicate()
+    assert (process.wait(), err) == (0, "")
     assert out == f"Local FP16() ['--data', 'x'] __main__ {process.pid}\n"
 
 
 def test_under_torchrun_an_exception_shows_where_it_came_from(script, torchrun):
     path = script("shoal.attach(model, optimizer)\nstep()\nraise ValueError('boom')")
-    result = subprocess.run([*LAUNCH, str(path)], env=torchrun, capture_output=True, text=True, timeout=110)
+    result = run_forked([*LAUNCH, str(path)], env=torchrun)
     assert result.returncode == 1
     assert result.stderr.startswith(f'Traceback (most recent call last):\n  File "{path}", line')
     assert result.stderr.endswith("shoal: worker 0 failed: ValueError: boom\n")
@@ -199,34 +203,44 @@ def test_under_torchrun_n_must_fit(shoal, script, monkeypatch):
     assert "-n 3 does not fit: the launcher started 3 processes, 1 of them for servers" in result.stderr
 
 
-def test_ctrl_c_saves_and_the_same_command_resumes(shoal, script, tmp_path, running):
-    path = script("""
+STOPPED = """
+import os, signal
 attachment = shoal.attach(model, optimizer, "sync")
 begin = attachment.resumed_from or 0
 print("from", begin, flush=True)
 for t in range(begin, begin + 5 if begin else 10**9):
     step()
-    if t == 5:
-        print("well under way", flush=True)
-""")
-    line = f"-n 2 --quiet --checkpoint {tmp_path}/saved {path}"
-    process = subprocess.Popen(
-        [*LAUNCH, *line.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert any("well under way" in said for said in iter(process.stdout.readline, ""))
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()  # its workers go with it
-        process.communicate()
-    assert process.returncode == 130
-    assert err == (
-        f"shoal: stopped by Ctrl-C. The checkpoint is in {tmp_path / 'saved'}; "
-        "the same command resumes from it.\n"
-    )
-    assert not running(tmp_path)
-    (step,) = (int(folder.name[5:]) for folder in (tmp_path / "saved").glob("step-*"))
+    if t == 5 and attachment.rank == 0:
+        os.kill(int(sys.argv[1]) or os.getppid(), signal.SIGINT)
+"""
+
+
+def check_that_it_resumes(shoal, line, folder):
+    (step,) = (int(saved.name[5:]) for saved in (folder / "saved").glob("step-*"))
     again = shoal(f"run {line}")
     assert again.exit_code == 0, again.stderr
     assert f"worker 0 | from {step}\n" in again.stdout and f"worker 1 | from {step}\n" in again.stdout
+
+
+def resuming(folder):
+    return (
+        f"shoal: stopped by Ctrl-C. The checkpoint is in {folder / 'saved'}; "
+        "the same command resumes from it.\n"
+    )
+
+
+@warm
+def test_ctrl_c_saves_and_the_same_command_resumes(shoal, script, tmp_path):
+    line = f"-n 2 --quiet --checkpoint {tmp_path}/saved {script(STOPPED)} {os.getpid()}"
+    stopped = shoal(f"run {line}")
+    assert (stopped.exit_code, stopped.stderr) == (130, resuming(tmp_path))
+    check_that_it_resumes(shoal, line, tmp_path)
+
+
+@pytest.mark.soak
+def test_ctrl_c_reaches_a_launcher_in_a_process_of_its_own(shoal, script, tmp_path, running):
+    line = f"-n 2 --quiet --checkpoint {tmp_path}/saved {script(STOPPED)} 0"
+    stopped = subprocess.run([*LAUNCH, *line.split()], capture_output=True, text=True, timeout=110)
+    assert (stopped.returncode, stopped.stderr) == (130, resuming(tmp_path))
+    assert not running(tmp_path)
+    check_that_it_resumes(shoal, line, tmp_path)

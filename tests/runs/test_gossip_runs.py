@@ -78,10 +78,9 @@ def test_a_compressed_run_sends_less_and_learns():
 
 
 @pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("transport", MOSTLY)
-@pytest.mark.parametrize("word", GOSSIP)
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("word", [w if w in FEW else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP])
 def test_a_killed_worker_is_done_without(word, transport, victim, crews, caplog):
     killed = []
 
@@ -122,8 +121,9 @@ def run_loop(word: str, *arguments: str, workers: int = 3) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "word", ["gossip", *(pytest.param(w, marks=pytest.mark.soak) for w in ("dpsgd", "sgp", "adpsgd"))]
+    "word", ["gossip", "dpsgd", *(pytest.param(w, marks=pytest.mark.soak) for w in ("sgp", "adpsgd"))]
 )
+@pytest.mark.usefixtures("warm_scripts")
 def test_loops_of_different_lengths_end_with_the_same_model(word):
     printed = run_loop(word, workers=2)
     assert len(printed) == 2
@@ -132,6 +132,7 @@ def test_loops_of_different_lengths_end_with_the_same_model(word):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["adpsgd"])
+@pytest.mark.usefixtures("warm_scripts")
 def test_a_loop_that_is_killed_is_done_without(word, caplog):
     with caplog.at_level(logging.CRITICAL, logger="shoal"):
         printed = run_loop(word, "--die", "1", "5")
@@ -162,7 +163,7 @@ def test_the_others_resume_too(strategy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["dpsgd", "adpsgd", "gossip"])
+@pytest.mark.parametrize("word", ["dpsgd", "gossip", pytest.param("adpsgd", marks=pytest.mark.soak)])
 def test_ctrl_c_saves_and_the_same_call_goes_on(word, tmp_path):
     pressed = []
 

@@ -1,8 +1,6 @@
 """Workers with different amounts of data finish without a hang, and with the right weights."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from forked import run_warm
+
 LOOP = Path(__file__).with_name("uneven.py")
-
-
-def run(strategy, transport):
-    command = [sys.executable, "-m", "shoal", "run", "-n", "3", "--transport", transport]
-    done = subprocess.run(
-        [*command, "--strategy", strategy, str(LOOP), strategy], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"merged"' in line]
 
 
 def one_machine():
@@ -38,16 +29,13 @@ def one_machine():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_scripts")
 @pytest.mark.parametrize(
-    ("strategy", "transport"),
-    [
-        ("sync", "gloo"),
-        pytest.param("sync", "processes", marks=pytest.mark.soak),
-        pytest.param("bmuf", "processes", marks=pytest.mark.soak),
-    ],
+    ("strategy", "transport"), [("sync", "gloo"), ("sync", "processes"), ("bmuf", "processes")]
 )
 def test_all_end_with_the_same_model_and_every_sample_counts(strategy, transport):
-    told = run(strategy, transport)
+    lines = run_warm(LOOP, strategy, workers=3, strategy=strategy, transport=transport)
+    told = [json.loads(line) for line in lines if '"merged"' in line]
     assert len(told) == 3
     for worker in told:
         assert worker["weights"] == told[0]["weights"]

@@ -19,3 +19,17 @@ def sampled(*axes: Sequence[Any]) -> list[Any]:
         marks = () if places in chosen else (pytest.mark.soak,)
         cases.append(pytest.param(*case, marks=marks, id="-".join(map(str, case))))
     return cases
+
+
+def covering(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """The pairs, of which two for every first value run by default, and at least one for every second."""
+    seconds: dict[Any, list[Any]] = {}
+    for first, second in pairs:
+        seconds.setdefault(first, []).append(second)
+    chosen = set()
+    for turn, (first, own) in enumerate(seconds.items()):
+        chosen |= {(first, own[turn % len(own)]), (first, own[(turn + len(own) // 2) % len(own)])}
+    for first, second in pairs:
+        if second not in {other for _, other in chosen}:
+            chosen.add((first, second))
+    return [pytest.param(*pair, marks=() if pair in chosen else (pytest.mark.soak,)) for pair in pairs]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -12,15 +11,13 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-import shoal
+from forked import CONTEXT, Ends, ensure_fork_server, folders
 from shoal.core.transport import Transport
 from shoal.transports.gloo import GlooTransport
 from shoal.transports.sockets import SocketTransport
@@ -37,14 +34,6 @@ from shoal.core.errors import PeerLost
 from shoal.transports.sockets import SocketTransport
 from shoal.transports.gloo import GlooTransport
 """
-
-PRELOADED = [
-    *("pytest", "harness", "shoal.transports.grpc"),
-    *("shoal.runs.processes", "torch._dynamo"),  # the tests of whole runs use the same fork server
-]
-"""What the fork server imports before it forks; a name that is not there is passed over."""
-
-_CONTEXT = multiprocessing.get_context("forkserver")
 
 Body = Callable[[Any], Coroutine[Any, Any, Any]]
 
@@ -114,11 +103,11 @@ class NodeProcess:
     """A process that the fork server made: torch and shoal are imported already. Used as a Popen is."""
 
     def __init__(self, script: str) -> None:
-        _ensure_fork_server()
+        ensure_fork_server()
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         self.stdin = os.fdopen(ours_in, "w")
         self.stdout = os.fdopen(ours_out)
-        self._process = _CONTEXT.Process(target=_run_node, args=(script, _Ends(theirs_in, theirs_out)))
+        self._process = CONTEXT.Process(target=_run_node, args=(script, Ends(theirs_in, theirs_out)))
         try:
             self._process.start()
         finally:
@@ -151,34 +140,7 @@ class NodeProcess:
         self._process.close()
 
 
-def _ensure_fork_server() -> None:
-    """Start it, unless it runs: with the code under test, whatever is installed."""
-    _CONTEXT.set_forkserver_preload(PRELOADED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", _folders())
-        forkserver.ensure_running()
-
-
-def _folders() -> str:
-    return os.pathsep.join(map(str, (Path(shoal.__file__).parents[1], Path(__file__).parent)))
-
-
-class _Ends:
-    """File descriptors that become the standard input and output of a node's process."""
-
-    def __init__(self, *fds: int) -> None:
-        self.fds = fds
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Received, tuple(map(reduction.DupFd, self.fds))
-
-
-class _Received:
-    def __init__(self, *passed: Any) -> None:
-        self.fds = [end.detach() for end in passed]
-
-
-def _run_node(script: str, ends: Any) -> None:
+def _run_node(script: str, ends: Ends) -> None:
     """In the new process: run the script as `python -c` would, exit handlers included."""
     for fd, end in enumerate(ends.fds):
         os.dup2(end, fd)
@@ -206,7 +168,7 @@ def in_interpreter(script: str) -> Iterator[subprocess.Popen[str]]:
     """The same in a fresh interpreter, for what it has imported or how it ends. Takes seconds: torch."""
     child = subprocess.Popen(
         [sys.executable, "-c", _PREAMBLE + textwrap.dedent(script)],
-        env={**os.environ, "PYTHONPATH": _folders()},
+        env={**os.environ, "PYTHONPATH": folders()},
         stdout=subprocess.PIPE,
         text=True,
     )

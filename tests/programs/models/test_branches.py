@@ -215,6 +215,7 @@ def alone():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_scripts")
 def test_two_worker_processes_follow_the_trajectory_of_one(tmp_path, alone):
     done = CliRunner().invoke(app, ["run", "--quiet", "-n", "2", branch_training.__file__, str(tmp_path)])
     assert done.exit_code == 0, done.output

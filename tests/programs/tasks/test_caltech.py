@@ -3,7 +3,6 @@
 import hashlib
 import io
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import shoal
+from forked import run_forked
 from shoal.core.errors import DataMissing, Unavailable
 from shoal.core.task import Data
 from shoal.programs.tasks import caltech
@@ -249,14 +249,14 @@ def test_a_network_of_jax_tells_red_from_blue_on_two_machines(tmp_path, transpor
     options = f"--machines 2 --transport {transport} --strategy sync --epochs 4 --batch 4 --channels 4-4"
     program = [
         sys.executable,
-        EXAMPLES / "caltech_jax.py",
+        str(EXAMPLES / "caltech_jax.py"),
         *options.split(),
         "--pictures",
         "20",
         "--data",
-        tmp_path,
+        str(tmp_path),
     ]
-    said = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    said = run_forked(program)
     assert said.returncode == 0, said.stderr
     assert "samples/s on 2 machines" in said.stdout
     assert "test accuracy 100.00 %" in said.stdout

@@ -156,7 +156,7 @@ def test_the_image_sets_on_this_machine_are_the_published_ones() -> None:
         pytest.skip("neither MNIST nor Fashion-MNIST is on this machine")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("offline")
 def test_mnist_is_learnt_in_one_epoch() -> None:
     task = TASKS["mnist"]()

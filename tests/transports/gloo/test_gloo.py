@@ -467,5 +467,5 @@ def test_a_process_that_never_closes_still_ends(tmp_path: Path) -> None:
             reduction.start(1)
         raise SystemExit(3)
     """
-    with in_interpreter(script.format(rank=0)) as a, in_interpreter(script.format(rank=1)) as b:
+    with in_interpreter(script.format(rank=0)) as a, in_process(script.format(rank=1)) as b:
         assert (a.wait(STARTING), b.wait(STARTING)) == (3, 3)

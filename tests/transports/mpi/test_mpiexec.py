@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -29,9 +30,16 @@ import shoal
 rank = int(os.environ["PMI_RANK"])
 if "early" in sys.argv and rank == 1:
     raise RuntimeError("before the others could know of it")
+torch.manual_seed(rank)
 model = torch.nn.Linear(4, 1)
-shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sync")
-print("up", flush=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+shoal.attach(model, optimizer, "sync")
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+sys.stdout.write(f"weights {model.weight.detach().numpy().tobytes().hex()}\\n")
+sys.stdout.flush()
 time.sleep(60)
 """
 
@@ -63,17 +71,20 @@ def all_gone(script: Path) -> bool:
     return not ranks_of(script)
 
 
-def ranks_of(script: Path) -> list[str]:
-    """The command lines of processes that run a script."""
+def ranks_of(script: Path) -> list[Path]:
+    """Where the system lists the processes that run a script."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # it has just ended
-            continue
-        if str(script) in line:
-            found.append(line)
+        with contextlib.suppress(OSError):  # it has just ended
+            if str(script).encode() in (process / "cmdline").read_bytes():
+                found.append(process)
     return found
+
+
+def shared_by(script: Path) -> set[Path]:
+    """The shared memory of MPICH that processes which run the script have mapped."""
+    maps = "".join((process / "maps").read_text() for process in ranks_of(script))
+    return set(map(Path, re.findall(r"/dev/shm/mpich_\w+", maps)))
 
 
 def printed(output: str) -> list[str]:
@@ -131,8 +142,8 @@ def test_under_mpiexec_n_must_fit(no_launcher: None, monkeypatch: pytest.MonkeyP
 
 
 @needs_mpi
-@pytest.mark.slow
-def test_a_plain_script_is_joined() -> None:
+@pytest.mark.soak
+def test_three_ranks_of_a_plain_script_end_alike() -> None:
     result = run_job(3, LOOP, "--strategy-in-code", "sync")
     assert (result.returncode, result.stderr) == (0, "")
     weights = printed(result.stdout)
@@ -150,7 +161,11 @@ def test_the_last_rank_of_a_plain_script_is_the_server() -> None:
 @needs_mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "ranks"), [pytest.param("downpour", 5, marks=pytest.mark.soak), ("hogwild", 3)]
+    ("strategy", "ranks"),
+    [
+        ("hogwild", 2),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in (("hogwild", 3), ("downpour", 5))),
+    ],
 )
 def test_shoal_run_joins(strategy: str, ranks: int) -> None:
     """Hogwild goes through a window of the server's."""
@@ -166,7 +181,7 @@ def test_shoal_run_joins(strategy: str, ranks: int) -> None:
 
 
 @needs_mpi
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_rank_that_raises_is_named_and_ends_the_job(loop: Path) -> None:
     result = run_job(2, *SHOAL, "--strategy", "sync", loop, "--steps", "1000000", "--raise-at", "1", "5")
     assert result.returncode == 1
@@ -186,7 +201,7 @@ def test_a_plain_rank_that_raises_ends_the_job(loop: Path) -> None:
 
 
 @needs_mpi
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_rank_that_vanishes_ends_the_job(loop: Path) -> None:
     result = run_job(2, loop, "--steps", "1000000", "--leave-at", "1", "5")
     assert result.returncode == 7
@@ -198,6 +213,7 @@ def test_a_rank_that_vanishes_ends_the_job(loop: Path) -> None:
 def test_a_rank_that_fails_before_it_attaches_ends_the_job(waits: Path) -> None:
     result = run_job(2, *SHOAL, waits, "early")
     assert result.returncode == 1
+    assert result.stderr.count("Traceback (most recent call last)") == 1
     assert "shoal: worker 1 failed: RuntimeError: before the others could know of it\n" in result.stderr
     assert all_gone(waits)
 
@@ -216,24 +232,18 @@ def test_nobody_waits_for_ever_for_a_rank_that_ended_before_mpi_was_started() ->
 @needs_mpi
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
-def test_stopping_mpiexec_leaves_nothing(stop: signal.Signals, waits: Path) -> None:
+def test_a_plain_script_is_joined_and_stopping_mpiexec_leaves_nothing(
+    stop: signal.Signals, waits: Path
+) -> None:
     with started(2, waits) as job:
         assert job.stdout is not None
-        assert [job.stdout.readline() for _ in range(2)] == ["up\n"] * 2
-        assert len(ranks_of(waits)) >= 2
+        first, second = (printed(job.stdout.readline()) for _ in range(2))
+        assert first == second != []  # to the last bit, although they started apart
+        mapped = shared_by(waits)
+        assert mapped, "the ranks share no memory"
+        found = {path for path in mapped if path.exists()}
+        assert not found, f"stays in memory whatever becomes of the job: {found}"
         os.kill(job.pid, stop)
         job.communicate(timeout=PATIENCE)
         assert job.returncode != 0
         assert all_gone(waits)
-
-
-@needs_mpi
-@pytest.mark.slow
-@pytest.mark.alone
-def test_killing_all_leaves_no_shared_memory(waits: Path) -> None:
-    before = set(Path("/dev/shm").glob("mpich_*"))
-    with started(2, waits) as job:
-        assert job.stdout is not None
-        assert [job.stdout.readline() for _ in range(2)] == ["up\n"] * 2
-        found = set(Path("/dev/shm").glob("mpich_*")) - before
-        assert not found, f"stays in memory whatever becomes of the job: {found}"
