@@ -299,3 +299,77 @@ def test_a_codec_says_itself_where_it_fits():
     with pytest.raises(ValueError, match=r"needs all workers at once; take 'auto'"):
         check_collective("stripes", Shared())
     check_collective("ring", Shared())
+
+
+@pytest.mark.parametrize("tag", ["swap", "stripe", "average", "lost", "ack"])
+def test_a_tag_of_a_codec_is_its_own_whatever_others_call_theirs(tag):
+    async def program(v, workers):
+        await workers.give(tag, (10 * v,))
+        most, average = await workers.largest(v), await workers.mean(v * 1.0)
+        assert [given.parts[0].item() for given in await workers.take(tag)] == [10.0, 30.0]
+        return most + average
+
+    for [(result, _)] in programmed(program, [vector(1), vector(3)])[0]:
+        assert result.item() == 5.0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mean_may_have_another_dtype_than_the_model(way):
+    async def program(v, workers):
+        average = await workers.mean(v.float())
+        assert average.dtype == torch.float32
+        return average.to(v.dtype)
+
+    for [(average, _)] in programmed(program, [vector(1, 2), vector(3, 6)], way=way)[0]:
+        assert average.tolist() == [2.0, 4.0]
+
+
+def test_what_was_given_to_an_average_without_weight_is_not_found_by_the_next():
+    async def program(v, workers):
+        await workers.give("a", (v,))
+        await workers.give("b", (v,))
+        await workers.take("a")
+        return sum(given.parts[0] for given in await workers.take("b"))
+
+    steps = [[(vector(7), 0.0), (vector(8), 0.0)], [(vector(1), 1.0), (vector(2), 1.0)]]
+    for (nothing, weight), (second, _) in averaged(steps, Program(program))[0]:
+        assert (nothing.item(), weight, second.item()) == (0.0, 0.0, 3.0)
+
+
+def test_giving_without_taking_and_taking_without_giving_are_refused():
+    async def gives(v, workers):
+        await workers.give("a", (v,))
+        return await workers.mean(v * 1.0)
+
+    async def takes(v, workers):
+        return (await workers.take("a"))[0].parts[0]
+
+    with pytest.raises(RuntimeError, match="gave a to the workers and never took it"):
+        programmed(gives, [vector(1), vector(2)])
+    with pytest.raises(RuntimeError, match="nothing was given as 'a' in this average"):
+        programmed(takes, [vector(1), vector(2)])
+
+
+def test_workers_without_samples_of_their_own_still_have_an_average():
+    out, _ = averaged([[(vector(0.3, 0.1), PRESENT), (vector(0.5, 0.1), PRESENT)]])
+    for [(average, _)] in out:
+        assert torch.allclose(average, vector(0.4, 0.1), atol=0.01)
+
+
+def test_an_exact_codec_keeps_its_state():
+    @dataclass(frozen=True)
+    class Counting(Codec):
+        exact = True
+
+        def init(self, like, seed=0):
+            return {"n": torch.zeros(1)}
+
+        def encode(self, v, state):
+            return (v.clone(),), {"n": state["n"] + 1}
+
+        def decode(self, payload, out):
+            return expect(payload, (out.dtype, out.numel()))[0]
+
+    steps = [[(vector(1, 2), 1.0), (vector(3, 6), 1.0)]] * 2
+    _, simulation = averaged(steps, Counting(), "stripes")
+    assert {float(state["n"]) for state in simulation.worker(0).coding.states.values()} == {2.0}

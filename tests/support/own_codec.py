@@ -41,4 +41,4 @@ def largest(v: Tensor) -> Tensor:
 
 
 def step_of(most: Tensor, numbers: int) -> Tensor:
-    return (most / numbers).clamp(min=1e-30)  # a vector of zeros has no largest element to divide by
+    return (most / numbers).clamp(min=torch.finfo(most.dtype).tiny)  # zeros have nothing to divide by

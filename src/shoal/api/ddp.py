@@ -177,6 +177,8 @@ class _Ranks:
 
     async def take(self, tag: str) -> list[Given]:
         """Gather the payloads that all ranks gave under this tag."""
+        if not self._given[tag]:
+            raise RuntimeError(f"nothing was given as {tag!r} in this average, so nothing can be taken")
         payloads = gathered(self._given[tag].popleft(), self._device, self._group)
         return [Given(parts, self.weight) for parts in payloads]
 

@@ -13,7 +13,6 @@ checkpoint_options, grpc_options               options that commands share
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Annotated
 
@@ -21,9 +20,6 @@ import typer
 
 from shoal.cli import compare, doctor, listing, reproduce, run
 from shoal.cli.command import Command, Commands, ScriptCommand, StrategyCommand
-
-OBJECTS_BETWEEN_COLLECTIONS = 50_000
-"""So many, and a short answer is there before Python first looks for garbage: a tenth of its time."""
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
 
@@ -63,5 +59,4 @@ def main() -> None:
     """Run the `shoal` command."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ✓ gets a ?
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
     app(prog_name="shoal")

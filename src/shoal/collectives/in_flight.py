@@ -25,6 +25,9 @@ from shoal.core.products import Records
 from shoal.core.transport import Message
 from shoal.engine.group import PRESENT, Exchange, Group, Mean
 
+PREFIX = "+"
+"""Before the tag of what a codec gives, so that it is no tag of a collective or of the protocol."""
+
 
 class InFlight:
     """Averages by `Codec.average`, whose reductions use the collectives `mean` and `add_up`."""
@@ -69,6 +72,7 @@ class InFlight:
             average, after = await codec.average(v, state, workers)
             total = await workers.finish()
         except _NoWeight:
+            await workers.discard()
             return v.new_zeros(v.numel()), 0.0
         if state or after:
             coding.states[key] = after
@@ -126,7 +130,7 @@ class _GroupReductions:
         if v is self._v:
             self._compresses = False
         with self._reducing(v):
-            average, total = await self._mean(self._group.uncompressed(), v, self.weight)
+            average, total = await self._mean(self._group.uncompressed(v), v, self.weight)
         self._learn(total)
         return average
 
@@ -155,25 +159,42 @@ class _GroupReductions:
         count = self.weight if self._weights is None else 0.0
         with self._reducing():
             for k in self._group.others:
-                await self._group.send(k, Message(tag, parts, count=count))
+                await self._group.send(k, Message(PREFIX + tag, parts, count=count))
         self._own[tag].append(parts)
         self._given += sum(part.nbytes for part in parts)
 
     async def take(self, tag: str) -> list[Given]:
         """Wait for the payloads and weights of all workers. Raises PeerLost as soon as any worker is lost."""
-        group, own, taken = self._group, self._own[tag].popleft(), []
+        group, taken = self._group, []
+        if not self._own[tag]:
+            raise RuntimeError(f"nothing was given as {tag!r} in this average, so nothing can be taken")
+        own = Given(self._own[tag].popleft(), self.weight)
         with self._reducing():
             for k in range(group.size):
-                m = Message(tag, own, count=self.weight) if k == group.rank else await group.take(tag, k)
-                taken.append(Given(tuple(part.to(self._v.device) for part in m.parts), m.count))
+                if k == group.rank:
+                    taken.append(own)
+                else:
+                    m = await group.take(PREFIX + tag, k)
+                    taken.append(Given(m.parts, m.count))
         if self._weights is None:
             self._weights = [given.weight for given in taken]
             self._learn(sum(self._weights))
         return [Given(given.parts, w) for given, w in zip(taken, self._weights, strict=True)]
 
+    async def discard(self) -> None:
+        """Take what was given and not yet taken, and drop it: the next average must not find it."""
+        for tag, given in self._own.items():
+            for _ in given:
+                for k in self._group.others:
+                    await self._group.take(PREFIX + tag, k)
+
     async def finish(self) -> float:
         """Meter the completed average, and return the total weight."""
         group = self._group
+        if left := [tag for tag, given in self._own.items() if given]:
+            raise RuntimeError(
+                f"{group.coding.codec} gave {', '.join(left)} to the workers and never took it"
+            )
         if self._total is None:
             await self.largest(self._v.new_empty(0, dtype=torch.float32))
         group.meter.decode_seconds += group.now() - self._since

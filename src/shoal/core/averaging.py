@@ -64,12 +64,16 @@ class Reductions(Protocol):
         ...
 
     async def give(self, tag: str, parts: tuple[Tensor, ...]) -> None:
-        """Send up to four flat tensors to all other workers; does not wait. The tag has up to 16 letters."""
+        """Send up to four flat tensors to all other workers; does not wait. The tag has up to 15 letters.
+
+        Leave the tensors as they are until you `take` under that tag, as you must in the same average.
+        """
         ...
 
     async def take(self, tag: str) -> list[Given]:
         """What all workers gave under that tag, in rank order, your own included; oldest first.
 
+        What others gave may lie in host memory: move what you compute with to the device of your vector.
         Trust nothing that others gave: `expect` raises WireError for tensors that do not fit.
         """
         ...

@@ -64,7 +64,7 @@ class Coding:
         """
         began = self._channel.now()
         codec = self.fitted(at, v.numel(), merged)
-        if codec.exact:
+        if codec.exact and type(codec).init is Codec.init:  # without state, which most exact codecs lack
             payload, _ = codec.encode(v, {})
             self._meter.encode_seconds += self._channel.now() - began
             return payload
@@ -81,7 +81,8 @@ class Coding:
         else:
             payload, self.states[key] = codec.encode(v, own)
         self._meter.encode_seconds += self._channel.now() - began
-        self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
+        if not codec.exact:
+            self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
 
     def state_of(self, key: str, codec: Codec, v: Tensor) -> State:
@@ -108,10 +109,15 @@ class Coding:
             self._fitted[place] = codec.merged if merged else codec
         return self._fitted[place]
 
-    def uncompressed(self) -> Coding:
-        """The same without compression: as this codec writes vectors of no known layers, if that is exact."""
+    def uncompressed(self, like: Tensor) -> Coding:
+        """The same without compression, for vectors of the dtype and device of `like`.
+
+        They travel as this codec writes vectors of no known layers, if that is exact and needs no average.
+        """
         coding, exact = copy(self), self.codec.fit(())
-        coding.codec, coding.layout = exact if exact.exact else Identity(), None
+        is_plain = exact.exact and not exact.needs_all
+        coding.codec, coding.layout = exact if is_plain else Identity(), None
+        coding._dtype, coding._device = like.dtype, like.device
         coding.states, coding._fitted = {}, {}
         return coding
 

@@ -60,10 +60,10 @@ class Group:
         """The other workers, beginning with the next, so that not all send to worker 0 first."""
         return [(self.rank + k) % self.size for k in range(1, self.size)]
 
-    def uncompressed(self) -> Group:
-        """The same workers, for vectors that travel exactly."""
+    def uncompressed(self, like: Tensor) -> Group:
+        """The same workers, for vectors of the dtype and device of `like` that travel exactly."""
         group = copy(self)
-        group.coding = self.coding.uncompressed()
+        group.coding = self.coding.uncompressed(like)
         return group
 
     async def take(self, tag: str, src: int) -> Message:

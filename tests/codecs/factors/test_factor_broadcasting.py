@@ -10,6 +10,7 @@ from shoal.codecs import Factors
 from shoal.codecs.factors.broadcasting import FACTORS, TERMS, pays
 from shoal.codecs.wire import HEADER
 from shoal.collectives import ALGORITHMS, InFlight, LinkCost, Native, stripes
+from shoal.collectives.in_flight import PREFIX
 from shoal.core.codec import Identity
 from shoal.core.errors import PeerLost, WireError
 from shoal.core.matrices import Matrices, Matrix
@@ -272,9 +273,9 @@ class Lies(Averages):
         if w.rank == 0:
             await super().worker(w)
             return
-        await w.send(0, Message(TERMS, self.word, count=1.0))
+        await w.send(0, Message(PREFIX + TERMS, self.word, count=1.0))
         if self.factors is not None:
-            await w.send(0, Message(FACTORS, self.factors))
+            await w.send(0, Message(PREFIX + FACTORS, self.factors))
             await stripes(w.engine.group, Matrices(1, LAYERS).others(self.gradients[1][0][0]), 1.0)
         await w.recv("never")
 
@@ -340,7 +341,7 @@ def test_rows_beyond_all_bounds_are_only_a_reason_not_to_send_any():
             if w.rank == 0:
                 await super().worker(w)
                 return
-            await w.send(0, Message(TERMS, terms(2**62, -1), count=1.0))
+            await w.send(0, Message(PREFIX + TERMS, terms(2**62, -1), count=1.0))
             await stripes(w.engine.group, self.gradients[1][0][0], 1.0)
 
     _, seen = average(gradients, strategy=Boasts(gradients=gradients))
@@ -382,13 +383,13 @@ def test_who_is_lost_is_named_by_those_who_wait_for_somebody_else():
             if w.rank == 0:
                 await super().worker(w)
                 return
-            await w.send(0, Message(TERMS, terms(3), count=1.0))
+            await w.send(0, Message(PREFIX + TERMS, terms(3), count=1.0))
             await w.recv("never")
 
     layers = (Matrix(0, 40, 60),)
     gradients = [[made([3], rank, layers=layers, length=2400)] for rank in range(3)]
     faults = Faults(noticed_after=0.25).kill(2, 1.0)
-    with pytest.raises(PeerLost, match="worker 2 was lost before worker 1 sent 'factors' to worker 0"):
+    with pytest.raises(PeerLost, match=r"worker 2 was lost before worker 1 sent '.factors' to worker 0"):
         average(gradients, layers=layers, strategy=Stuck(gradients=gradients), faults=faults)
 
 

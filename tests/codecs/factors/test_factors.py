@@ -47,7 +47,7 @@ def test_strategies_that_do_not_average_gradients_refuse_it(strategy):
 def test_a_loop_of_ones_own_and_ddp_and_single_layers_refuse_it():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="a loop of your own does not tell; take 'low_rank' here"):
+    with pytest.raises(ValueError, match="cannot record in your own loop; take 'low_rank' here"):
         shoal.attach(model, optimizer, "sync", codec="factors")
     with pytest.raises(ValueError, match="DDP hands over gradients alone; take 'low_rank'"):
         shoal.comm_hook("factors")

@@ -117,7 +117,8 @@ def arrived(given: Given, like: Tensor, layers: Sequence[Matrix], terms: Sequenc
     """The factors of a worker, of as many rows as it has said; raises WireError if they are not."""
     rows = [k * layer.rows for layer, k in zip(layers, terms, strict=True)]
     columns = [k * layer.columns for layer, k in zip(layers, terms, strict=True)]
-    errors, inputs = expect(given.parts, (like.dtype, sum(rows)), (like.dtype, sum(columns)))
+    parts = expect(given.parts, (like.dtype, sum(rows)), (like.dtype, sum(columns)))
+    errors, inputs = (part.to(like.device) for part in parts)
     return [
         Product(d.view(-1, layer.rows), x.view(-1, layer.columns))
         for d, x, layer in zip(torch.split(errors, rows), torch.split(inputs, columns), layers, strict=True)

@@ -24,6 +24,7 @@ MPI_TYPES = {
     torch.int32: MPI.INT32_T,
     torch.int64: MPI.INT64_T,
     torch.uint8: MPI.UINT8_T,
+    torch.int8: MPI.INT8_T,
 }
 """MPI's names of the dtypes that it can add; half precision is not among them."""
 
