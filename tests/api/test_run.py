@@ -121,7 +121,7 @@ def test_a_killed_worker_is_named():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["processes", "gloo"])
+@pytest.mark.parametrize("transport", ["processes", pytest.param("gloo", marks=pytest.mark.soak)])
 def test_a_worker_that_stands_still_is_named_after_the_timeout(transport):
     with pytest.raises(shoal.WorkerFailed, match=r"worker 1|node 1"):
         shoal.run(blobs(), sabotage.Sleeps(), workers=2, epochs=50, timeout=1.0, transport=transport)

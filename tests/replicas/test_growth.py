@@ -233,6 +233,7 @@ class Spread(Instrument):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_stationary_variance_depends_on_rate_over_batch_only_to_first_order():
     """On a noisy quadratic it is lr / (2 - lr) / B, in each of 64 coordinates, about lr / 2B.
 

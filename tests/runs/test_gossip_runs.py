@@ -163,7 +163,9 @@ def test_the_others_resume_too(strategy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["dpsgd", "gossip", pytest.param("adpsgd", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "word", ["gossip", *(pytest.param(word, marks=pytest.mark.soak) for word in ("dpsgd", "adpsgd"))]
+)
 def test_ctrl_c_saves_and_the_same_call_goes_on(word, tmp_path):
     pressed = []
 

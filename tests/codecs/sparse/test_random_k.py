@@ -81,7 +81,7 @@ def test_with_density_1_it_is_the_vector_itself():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("elements", [30, 37])
+@pytest.mark.parametrize("elements", [pytest.param(30, marks=pytest.mark.soak), 37])
 def test_without_feedback_it_is_right_on_average(elements):
     # An element v in a stretch of n comes as n v once in n times: variance (n - 1) v^2. The mean of 2000 is
     # then within 4.5 of its standard deviations but for one time in 2000, over all elements and both tests.

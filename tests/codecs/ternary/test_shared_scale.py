@@ -100,6 +100,7 @@ def test_all_workers_have_the_same_bits_and_nothing_is_drawn_on_the_way_back():
     ]
 
 
+@pytest.mark.soak
 def test_on_average_it_is_the_average():
     """1,000 draws of each of 64 elements: within 5 standard errors, which all but one in 10^6 are."""
     vectors = [normal(64, seed) for seed in (1, 2, 3)]

@@ -128,6 +128,7 @@ def test_on_average_an_element_arrives_as_it_is(block):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_with_a_clip_the_average_is_the_clipped_element():
     v, times = normal(2048), 2000
     codec = Ternary(clip=1.0)
@@ -139,6 +140,7 @@ def test_with_a_clip_the_average_is_the_clipped_element():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_neither_neighbours_nor_blocks_draw_alike():
     # correlations over 4000 draws, of elements of half the scale; 5 standard deviations of what chance does
     v = torch.full((3 * 256,), 0.5)

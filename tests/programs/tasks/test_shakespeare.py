@@ -87,6 +87,7 @@ def test_it_is_learnt(task, data):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_diloco_learns_it_with_a_hundredth_of_the_traffic(task, data):
     """14 steps of 8 workers; how large a batch is does not show in what is sent, so it is one piece."""
     few = Data(data.x[: 8 * 14], data.y[: 8 * 14], data.test_x[:50], data.test_y[:50])

@@ -457,6 +457,7 @@ def test_closing_gives_up_a_sum_that_was_never_finished(started: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_process_that_never_closes_still_ends(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     script = f"""

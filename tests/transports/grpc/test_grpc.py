@@ -95,6 +95,7 @@ class Closing:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_importing_shoal_does_not_import_grpc() -> None:
     with in_interpreter("print(*sys.modules, flush=True)") as child:
         assert child.stdout is not None

@@ -264,7 +264,9 @@ def break_at_the_node(hub: Any, t: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("break_line", [break_at_the_hub, break_at_the_node])
+@pytest.mark.parametrize(
+    "break_line", [pytest.param(break_at_the_hub, marks=pytest.mark.soak), break_at_the_node]
+)
 def test_each_stay_begins_afresh_and_leaves_nothing(break_line: Callable[[Any, Any], None]) -> None:
     before = held()
     with nodes(2) as ((hub, t), _):

@@ -132,6 +132,7 @@ WHERE = ["near", "distant", pytest.param("crowded", marks=pytest.mark.soak)]
 
 @pytest.mark.parametrize("dtype", ["torch.float32", "torch.float64"])
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.soak
 def test_no_addition_is_lost_and_each_counts_once(
     dtype: str, where: str, request: pytest.FixtureRequest
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_rank_that_vanishes_ends_the_job(loop: Path) -> None:
 
 @needs_mpi
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_rank_that_fails_before_it_attaches_ends_the_job(waits: Path) -> None:
     result = run_job(2, *SHOAL, waits, "early")
     assert result.returncode == 1
@@ -220,6 +221,7 @@ def test_a_rank_that_fails_before_it_attaches_ends_the_job(waits: Path) -> None:
 
 @needs_mpi
 @pytest.mark.slow
+@pytest.mark.soak
 def test_nobody_waits_for_ever_for_a_rank_that_ended_before_mpi_was_started() -> None:
     code = (
         "from shoal.launch.join import start_mpi\nimport os\nif os.environ['PMI_RANK'] == '0': start_mpi(1.0)"

@@ -260,6 +260,7 @@ READER = """
 
 @needs_memory
 @pytest.mark.slow
+@pytest.mark.soak
 def test_no_reader_in_another_process_ever_believes_half_an_update(tmp_path: Path) -> None:
     """The lender takes its memory back at the worst moments and writes at once; the copies race with that."""
     path = str(tmp_path / "store")
