@@ -37,8 +37,9 @@ def await_keys(
     deadline = time.monotonic() + seconds
     pause = 0.001
     while True:
+        left = set(gone)  # before we look at the store: a rank may publish its key and leave at once
         keys = {rank: key for rank, key in keys.items() if not store.check([key])}
-        if keys.keys() <= gone or time.monotonic() >= deadline:
+        if keys.keys() <= left or time.monotonic() >= deadline:
             return keys
         time.sleep(pause)
         pause = min(2 * pause, 0.05)

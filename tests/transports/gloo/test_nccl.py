@@ -1,7 +1,5 @@
 """Sums among GPUs by NCCL: on one GPU what can be seen there, between two where there are two."""
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,7 +14,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 def test_a_group_of_one_gpu_sums():
     group = join_gpus(dist.HashStore(), 0, 1, torch.device("cuda", 0), 10.0, set())
     v = torch.arange(5.0, device="cuda")
-    finish_on_gpu([group.allreduce([v])], time.monotonic() + 60, set())
+    finish_on_gpu([group.allreduce([v])], lambda: False)
     assert v.tolist() == [0, 1, 2, 3, 4]
     leave_gpus(group)
 
@@ -36,13 +34,12 @@ class Undone:
 
 
 def test_a_sum_that_is_never_done_is_given_up():
-    began = time.monotonic()
+    looks = iter([False, False, True])
     with pytest.raises(RuntimeError, match="was not done in time"):
-        finish_on_gpu([Undone()], began + 0.05, set())
-    assert time.monotonic() - began < 5
+        finish_on_gpu([Undone()], lambda: next(looks))
 
 
 def test_what_lies_in_host_memory_is_summed_by_gloo():
-    gloo = GlooAllReduce(None, 0, 2, dist.HashStore(), set())
+    gloo = GlooAllReduce(None, 0, 2, dist.HashStore(), set(), set())
     v = torch.ones(3)
     assert gloo.staged(v).data_ptr() == v.data_ptr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -19,6 +19,9 @@ from shoal.transports.rendezvous import Store, await_keys
 
 NO_TIMEOUT = timedelta(days=3650)
 """For waits inside gloo: one that times out there closes every connection of its group."""
+
+LOOK_UP = timedelta(milliseconds=100)
+"""While we wait for an all-reduce, how often we look whether a worker was lost."""
 
 JOINING_SECONDS = 60.0
 """How long the other workers may take to publish their GPU: they are at the same all-reduce."""
@@ -46,8 +49,11 @@ class GlooGroup(Protocol):
 class GlooAllReduce(TransportAllReduce):
     """All-reduce in a group of the workers. A thread of gloo sums the parts in the order they started."""
 
-    def __init__(self, ring: GlooGroup, rank: int, workers: int, store: Store, gone: Set[int]) -> None:
+    def __init__(
+        self, ring: GlooGroup, rank: int, workers: int, store: Store, gone: Set[int], lost: Set[int]
+    ) -> None:
         super().__init__(_StoreSchedule(rank, workers, gone, store, self))
+        self._lost = lost
         self._ring: GlooGroup | None = ring
         self._store = store
         self._gpus: Any = None  # a ProcessGroupNCCL
@@ -90,11 +96,12 @@ class GlooAllReduce(TransportAllReduce):
         return [self._ring.allreduce(staged, dist.ReduceOp.SUM, NO_TIMEOUT)]
 
     def _wait(self, works: list[dist.Work], deadline: float) -> None:
+        patience = _Patience(deadline, self._lost, self.schedule.workers)
         try:
             if self._gpus is None:
-                finish(works, deadline)
+                _finish_on_cpu(works, patience.is_over)
             else:
-                finish_on_gpu(works, deadline, self.schedule.gone)
+                finish_on_gpu(works, patience.is_over)
         except RuntimeError as error:
             raise self.schedule.failure(deadline) from error
 
@@ -134,6 +141,35 @@ class _StoreSchedule(CollectiveSchedule):
             for rank, key in keys.items()
             if rank not in absent
         }
+
+
+class _Patience:
+    """How long to wait for an all-reduce: until the deadline, or GRACE_SECONDS after a worker was lost.
+
+    Gloo itself may wait forever for a worker that was killed. The grace is for one that died after it had
+    sent all that the others need.
+    """
+
+    def __init__(self, deadline: float, lost: Set[int], workers: int) -> None:
+        self._deadline, self._lost, self._workers = deadline, lost, range(workers)
+
+    def is_over(self) -> bool:
+        """Whether to give up."""
+        now = time.monotonic()
+        if not self._lost.isdisjoint(self._workers):
+            self._deadline = min(self._deadline, now + GRACE_SECONDS)
+        return now > self._deadline
+
+
+def _finish_on_cpu(works: Sequence[dist.Work], give_up: Callable[[], bool]) -> None:
+    """Wait until all is done. Raises RuntimeError on failure, or when `give_up` says so."""
+    for work in works:
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # not done yet; or failed, which the last wait raises
+                work.wait(LOOK_UP)
+            if not work.is_completed() and give_up():
+                raise RuntimeError("an all-reduce was not done in time, or a worker was lost")
+        work.wait()
 
 
 def finish(works: Sequence[dist.Work], deadline: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from datetime import timedelta
 from typing import Any
 
@@ -44,11 +44,11 @@ def join_gpus(
     return c10d.ProcessGroupNCCL(c10d.PrefixStore("shoal/nccl", store), rank, workers, options)
 
 
-def finish_on_gpu(works: Sequence[dist.Work], deadline: float, gone: Set[int]) -> None:
-    """Wait until all is done. Raises RuntimeError on failure, a lost worker, or after the deadline."""
+def finish_on_gpu(works: Sequence[dist.Work], give_up: Callable[[], bool]) -> None:
+    """Wait until all is done. Raises RuntimeError on failure, or when `give_up` says so."""
     while not all(work.is_completed() for work in works):
-        if gone or time.monotonic() > deadline:
-            raise RuntimeError("an all-reduce between GPUs was not done in time, or a worker is gone")
+        if give_up():
+            raise RuntimeError("an all-reduce between GPUs was not done in time, or a worker was lost")
         time.sleep(PAUSE_SECONDS)
     for work in works:
         work.wait()  # raises on failure, and orders later kernels after it

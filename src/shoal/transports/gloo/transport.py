@@ -82,7 +82,9 @@ class GlooTransport(Endpoint):
         self._pairs = pairs
         self._unreachable: set[int] = set()  # peers that left, were lost, or heard our goodbye
         self._all_reduce = (
-            None if ring is None else GlooAllReduce(ring, rank, workers, store, self._unreachable)
+            None
+            if ring is None
+            else GlooAllReduce(ring, rank, workers, store, self._unreachable, self.reasons.keys())
         )
         self._locks = {peer: threading.Lock() for peer in range(size) if peer != rank}
         self._readers = {
