@@ -180,6 +180,11 @@ def helper_files() -> set[int]:
     }
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for `-n auto`: tests with processes wait a third of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def fork_server(request: pytest.FixtureRequest) -> None:
     """Start it before the first slow test, with all that any of them needs: it imports meanwhile."""

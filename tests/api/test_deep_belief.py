@@ -14,6 +14,7 @@ from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
 import shoal
+from sampling import mostly_soak
 from shoal.api.deep_belief import DBNClassifier, RBMTransformer, Rows, unrolled
 from shoal.programs.models.pretraining import Momentum, Pretraining
 from shoal.programs.models.rbm import RBM
@@ -54,7 +55,7 @@ def fitted(**options) -> DBNClassifier:
 @pytest.mark.parametrize(
     ("word", "codec", "chains"),
     [
-        *((word, "none", 0) for word in STRATEGIES),
+        *mostly_soak([(word, "none", 0) for word in STRATEGIES], 9),
         ("sync", "one_bit", 10),
         ("bmuf", "top_k:density=0.2", 0),
         ("asgd", "fp16", 10),

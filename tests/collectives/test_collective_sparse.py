@@ -8,6 +8,7 @@ import torch
 from sparse_averaging import DOUBLING, average
 
 import shoal
+from sampling import sampled
 from shoal.codecs import CODECS, DGC, FP16, LowRank, RandomK, Sparse, Threshold, TopK
 from shoal.codecs.sparse import gaps
 from shoal.codecs.wire import seal
@@ -306,9 +307,9 @@ class Drawn(Problem):
 
 
 @pytest.mark.parametrize(
-    "codec", [TopK(density=0.02), RandomK(density=0.02), DGC(density=0.02, momentum=0.5)]
+    ("codec", "workers"),
+    sampled([TopK(density=0.02), RandomK(density=0.02), DGC(density=0.02, momentum=0.5)], [2, 8]),
 )
-@pytest.mark.parametrize("workers", [2, 8])
 def test_a_run_has_the_bits_of_stripes_where_sums_are_exact(codec, workers):
     options = {"workers": workers, "steps": 6, "start": [0.0] * 500, "codec": codec}
     striped = simulate(Sync(), Drawn(lr=0.25), mean=stripes, **options)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from sparse_averaging import average
 
+from sampling import sampled
 from shoal.codecs import DGC, Sparse, Threshold, TopK
 from shoal.codecs.sparse.codec import position_bits
 from shoal.collectives import SparseCheapest, SparseDoubling, stripes
@@ -45,8 +46,7 @@ def drawn(workers, elements=25_600):
     return [torch.randn(elements, generator=torch.Generator().manual_seed(k)) for k in range(workers)]
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8, 16])
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize(("workers", "network"), sampled([2, 4, 8, 16], [*NETWORKS.values()]))
 def test_virtual_time_is_what_the_formulas_say_and_the_cheaper_is_chosen(workers, network):
     # elements lie at random, so what they take is within a few percent of what is expected
     codec, link = TopK(density=0.01), LinkCost.of_network(network.latency, network.bandwidth)

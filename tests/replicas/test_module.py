@@ -7,7 +7,7 @@ import torch
 
 import shoal
 from marks import marks
-from sampling import sampled
+from sampling import mostly_soak, sampled
 from shoal.replicas.module import Batches, apportion
 from shoal.sim import Compute
 from shoal.strategies import Local
@@ -81,7 +81,7 @@ def test_a_gradient_takes_time_in_proportion_to_its_samples():
     assert [scaled.worker(k).meter.compute_seconds for k in range(2)] == [0.5, 2.0]
 
 
-@pytest.mark.parametrize("strategy", AVERAGING, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("strategy", mostly_soak(AVERAGING, 2), ids=lambda s: type(s).__name__)
 def test_most_of_the_ideal_speed_is_kept_beside_a_slow_worker(strategy):
     settings = {"workers": 4, "epochs": 15, "transport": "sim", "compute": SLOW}
     task = blobs()

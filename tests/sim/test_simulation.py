@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sampling import covering
 from shoal.codecs import CODECS
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Network
@@ -48,7 +49,7 @@ def run(word, codec="none", **options):
 JITTERY = {"compute": Compute(mean=1.0, jitter=0.3), "network": Network(latency=0.1, bandwidth=1e4, loss=0.1)}
 
 
-@pytest.mark.parametrize(("word", "codec"), with_codecs(STRATEGIES))
+@pytest.mark.parametrize(("word", "codec"), covering(with_codecs(STRATEGIES), each=1))
 def test_the_same_seed_gives_the_same_run_bit_for_bit(word, codec):
     first, second = (run(word, codec, seed=5, **JITTERY) for _ in range(2))
     assert first.digest() == second.digest()

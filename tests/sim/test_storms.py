@@ -6,17 +6,11 @@ import pytest
 from mutants import MUTANTS, Mutant
 from storm import Run, Storm, command, verdict
 
+from sampling import mostly_soak
+
 SEEDS, MEMORY_SEEDS, CHUNK = 2000, 600, 100
 MOST = 1000  # seeds for each mutant; it is done with the first that catches it
 SHOWN = 10
-
-
-def mostly_soak(seeds: int, step: int, few: int) -> list[object]:
-    """The first seed of each chunk; `make test` has a few of them."""
-    firsts = range(0, seeds, step)
-    return [
-        first if n < few else pytest.param(first, marks=pytest.mark.soak) for n, first in enumerate(firsts)
-    ]
 
 
 def weather(seeds: range, keeps_every_update: bool = True) -> None:
@@ -31,19 +25,19 @@ def weather(seeds: range, keeps_every_update: bool = True) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", mostly_soak(SEEDS, CHUNK, few=2))
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, CHUNK), few=1))
 def test_every_acknowledged_update_is_in_the_model_once_and_everybody_finishes(first):
     weather(range(first, first + CHUNK))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", mostly_soak(MEMORY_SEEDS, CHUNK, few=1))
+@pytest.mark.parametrize("first", mostly_soak(range(0, MEMORY_SEEDS, CHUNK), few=1))
 def test_without_a_journal_what_is_lost_is_little_and_announced(first):
     weather(range(first, first + CHUNK), keeps_every_update=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", mostly_soak(SEEDS, 250, few=1))
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, 250), few=1))
 def test_a_seed_gives_the_same_storm_to_the_last_bit(first):
     for seed in range(first, first + 250, 10):
         once, again = (Run(Storm.draw(seed)).run().digest() for _ in range(2))

@@ -9,6 +9,18 @@ from typing import Any
 import pytest
 
 
+def mostly_soak(cases: Sequence[Any], few: int) -> list[Any]:
+    """The cases, of which `few` run by default: the first, and others as far apart."""
+    chosen = {k * len(cases) // few for k in range(few)}
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=() if place in chosen else (pytest.mark.soak,),
+        )
+        for place, case in enumerate(cases)
+    ]
+
+
 def sampled(*axes: Sequence[Any]) -> list[Any]:
     """The product of the axes, of which only a diagonal runs by default: as many cases as the longest has."""
     longest = max(len(axis) for axis in axes)
@@ -21,14 +33,14 @@ def sampled(*axes: Sequence[Any]) -> list[Any]:
     return cases
 
 
-def covering(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """The pairs, of which two for every first value run by default, and at least one for every second."""
+def covering(pairs: Sequence[tuple[Any, Any]], each: int = 2) -> list[Any]:
+    """The pairs, of which `each` for every first value run by default, and at least one for every second."""
     seconds: dict[Any, list[Any]] = {}
     for first, second in pairs:
         seconds.setdefault(first, []).append(second)
     chosen = set()
     for turn, (first, own) in enumerate(seconds.items()):
-        chosen |= {(first, own[turn % len(own)]), (first, own[(turn + len(own) // 2) % len(own)])}
+        chosen |= {(first, own[(turn + k * len(own) // each) % len(own)]) for k in range(each)}
     for first, second in pairs:
         if second not in {other for _, other in chosen}:
             chosen.add((first, second))

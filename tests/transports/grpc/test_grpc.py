@@ -263,8 +263,7 @@ drive(t.close())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-@pytest.mark.parametrize("hub", [0, 1])
+@pytest.mark.parametrize(("hub", "busy"), sampled([0, 1], [False, True]))
 def test_a_frozen_peer_is_noticed_within_two_timeouts(
     hub: int, busy: bool, puppet: Puppet, tmp_path: Path
 ) -> None:
@@ -286,8 +285,7 @@ def test_a_frozen_peer_is_noticed_within_two_timeouts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("hub", [0, 1])
+@pytest.mark.parametrize(("hub", "share"), sampled([0, 1], [*WAYS.values()]))
 def test_a_send_to_a_frozen_peer_returns_within_two_timeouts(
     hub: int, share: bool | None, puppet: Puppet, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from grpc_nodes import WAYS, nodes, receive
 from harness import drive, in_threads
 
+from sampling import mostly_soak
 from shoal.core.transport import JOINED, LEFT, LOST, Message
 
 pytestmark = pytest.mark.usefixtures("grpc_core")
@@ -101,7 +102,7 @@ def storm(hubs: tuple[int, ...], seed: int, seconds: float, share: bool | None) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("share", mostly_soak([*WAYS.values()], 1))
 def test_lines_that_break_lose_and_repeat_nothing_out_of_turn(share: bool | None) -> None:
     storm((2, 0), seed=0, seconds=1.5, share=share)
 
