@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import shoal
+from sampling import mostly_soak
 from shoal.api import minimize as minimizing
 from shoal.core.task import Data, Task
 from shoal.replicas.module import build_model
@@ -298,7 +299,7 @@ def test_what_is_not_known_is_not_made_up():
 # -- strategies, transports, virtual time ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", mostly_soak([*STRATEGIES], 9))
 def test_every_strategy_minimizes(name):
     machines = 1 if name == "single" else 2
     found = classify(name, machines=machines, epochs=4, lr=0.2)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import shoal
+from sampling import mostly_soak
 from shoal.core.growth import Growth
 from shoal.core.seeds import stream
 from shoal.core.task import Data, Task
@@ -156,7 +157,7 @@ def weights(result: shoal.Result) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", STRATEGIES)
+@pytest.mark.parametrize("word", mostly_soak([*STRATEGIES], 9))
 def test_it_works_under_every_strategy(word):
     workers = 1 if word == "single" else 2
     settings = {"workers": workers, "epochs": 4, "transport": "sim", "batch": 8}

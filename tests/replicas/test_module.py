@@ -134,7 +134,7 @@ def test_resuming_is_bit_equal(strategy, compute, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["processes", "gloo"])
+@pytest.mark.parametrize("transport", mostly_soak(["processes", "gloo"], 1))
 def test_real_workers_share_out_every_sample_once(transport):
     settings = {"workers": 3, "epochs": 1, "transport": transport, "threads": 1}
     result = shoal.run(replace(marks(), lr=1.0), "sync", balance=True, **settings)

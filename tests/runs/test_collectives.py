@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import shoal
+from sampling import sampled
 from shoal.collectives import ALGORITHMS
 from shoal.testing import blobs
 
@@ -15,8 +16,7 @@ def weights(**options) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [3, 4])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("name", "workers"), sampled([*ALGORITHMS], [3, 4]))
 def test_a_collective_trains_the_model_that_stripes_train(name, workers):
     real = weights(workers=workers, collective=name, transport="processes")
     assert torch.equal(real, weights(workers=workers, collective=name, transport="sim"))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import shoal
+from sampling import mostly_soak
 from shoal.codecs import LowRank
 from shoal.codecs.low_rank.codec import KEY
 from shoal.codecs.low_rank.power_sgd import LowRankRounds
@@ -305,7 +306,7 @@ LEARNERS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", LEARNERS, ids=str)
+@pytest.mark.parametrize("strategy", mostly_soak(LEARNERS, 2), ids=str)
 def test_strategies_learn_with_it(strategy):
     options = {"workers": 3, "epochs": 4, "transport": "sim", "network": Network.parse("1Gbit,100us")}
     plain = shoal.run(wide_blobs(), strategy, **options)

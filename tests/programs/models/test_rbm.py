@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling import mostly_soak
 from shoal.programs.models.pretraining import Momentum
 from shoal.programs.models.rbm import RBM
 
@@ -192,7 +193,7 @@ def test_without_weights_one_step_is_enough():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("k", mostly_soak([5, 1, 2], 1))
 def test_data_that_comes_from_the_model_moves_nothing(k):
     rbm = two_modes(k)
     nothing = [torch.zeros_like(p) for p in (rbm.weight, rbm.bias, rbm.visible_bias)]

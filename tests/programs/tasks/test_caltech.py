@@ -240,7 +240,8 @@ def test_the_gradients_of_the_example_are_those_of_its_loss():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["sim", pytest.param("processes", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["sim", "processes"])
 def test_a_network_of_jax_tells_red_from_blue_on_two_machines(tmp_path, transport):
     pytest.importorskip("jax")
     red, blue = (255, 0, 0), (0, 0, 255)
