@@ -1,19 +1,23 @@
-"""Hand-written LLVM (`shoal.codecs.lanes`) against plain Numba loops and PyTorch, alternating in one run.
+"""Hand-written LLVM (`shoal.codecs.lanes`) against Numba, PyTorch and torch.compile, alternating in one run.
 
     python benchmarks/plain_kernels.py [--elements 20_000_000] [--rounds 9]
 
 One thread. Every round times each kernel in each form; a figure is the median over the rounds of the speed as
 a share of that of the lanes, its spread the quartiles. Seconds are the thread's own. The plain loops leave
 out what real kernels must handle (short blocks, values that are not finite), which flatters them a little.
-docs/codecs.md has the conclusion: lanes stay where plain loops reach less than 0.9 of their speed.
+docs/codecs.md has the conclusion: lanes stay where nothing plainer reaches 0.9 of their speed.
+
+torch.compile needs a C++ compiler; without one its rows are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -112,17 +116,60 @@ def ternary_decode(codes, scales, block, out):
                     part[j] = np.int32(code).view(np.float32) * half
 
 
+def one_bit_encode_torch(v, rest, signs, values):
+    rest.add_(v)
+    u = rest.view(-1, COLUMN // 16, 16)
+    above = u >= 0
+    many = above.sum((1, 2))
+    low = u.clamp(max=0).sum((1, 2)) / (COLUMN - many).clamp(min=1)
+    high = u.clamp(min=0).sum((1, 2)) / many.clamp(min=1)
+    u.sub_(torch.where(above, high[:, None, None], low[:, None, None]))
+    row = torch.arange(COLUMN // 16, dtype=torch.int32)[:, None]
+    signs.view(-1, 16).copy_((above.to(torch.int32) << row).sum(1))
+    values.view(-1, 2).copy_(torch.stack((low, high), 1))
+
+
+def one_bit_decode_torch(signs, values, out):
+    row = torch.arange(COLUMN // 16, dtype=torch.int32)[:, None]
+    above = (signs.view(-1, 1, 16) >> row) & 1
+    low, high = values.view(-1, 2, 1, 1).unbind(1)
+    out.view(-1, COLUMN // 16, 16).copy_(torch.where(above.bool(), high, low))
+
+
+def ternary_encode_torch(v, rest, clip, drawn, codes, scales):
+    rest.add_(v)
+    u = rest.view(-1, BLOCK)
+    scale = torch.minimum(u.abs().amax(1), clip * u.square().mean(1).sqrt())[:, None]
+    trits = torch.where(drawn < u.abs() / scale, u.sign(), 0.0)
+    u.sub_(trits * scale)
+    shift = 2 * torch.arange(16, dtype=torch.int32)[:, None]
+    groups = (trits.to(torch.int32) & 3).view(-1, 16, 16)
+    codes.view(-1, 16).copy_((groups << shift).sum(1))
+    scales.copy_(scale[:, 0])
+
+
+def ternary_decode_torch(codes, scales, out):
+    shift = 2 * torch.arange(16, dtype=torch.int32)[:, None]
+    trits = ((codes.view(-1, 1, 16) >> shift) & 3).view(-1, BLOCK)
+    out.view(-1, BLOCK).copy_((trits - 4 * (trits >> 1)) * scales[:, None])
+
+
+def fp16_encode_torch(v, half):
+    half.copy_(v.clamp(-halves.LARGEST, halves.LARGEST))
+
+
 def kernels(n: int) -> dict[str, dict[str, Callable[[], object]]]:
     """Every kernel in each form, on vectors of so many elements."""
     v, out = 1e-3 * torch.randn(n, generator=torch.Generator().manual_seed(0)), torch.zeros(n)
-    rests = [torch.zeros(n) for _ in range(4)]
+    rests = [torch.zeros(n) for _ in range(6)]
     signs, means = torch.empty(words(n, 1), dtype=torch.int32), torch.empty(2 * n // COLUMN)
     codes, scales = torch.empty(words(n, 2), dtype=torch.int32), torch.empty(n // BLOCK)
     state, half = draws.start(0), torch.empty(n, dtype=torch.float16)
     noise = ternary._noise(state, BLOCK, n // BLOCK)
+    drawn = torch.rand(n // BLOCK, BLOCK)
     x, y, bits = v.numpy(), out.numpy(), signs.numpy().view(np.uint32)
     left, right = rests[1].numpy(), rests[3].numpy()
-    return {
+    found: dict[str, dict[str, Callable[[], object]]] = {
         "one_bit encode": {
             "lanes": lambda: one_bit.encode(v, rests[0], COLUMN, signs, means),
             "numba": lambda: one_bit_encode(x, left, bits, means.numpy()),
@@ -148,6 +195,17 @@ def kernels(n: int) -> dict[str, dict[str, Callable[[], object]]]:
             "torch": lambda: out.copy_(half),
         },
     }
+    if shutil.which("c++"):
+        compiled = {
+            "one_bit encode": (one_bit_encode_torch, v, rests[4], signs, means),
+            "one_bit decode": (one_bit_decode_torch, signs, means, out),
+            "ternary encode": (ternary_encode_torch, v, rests[5], 1.5, drawn, codes, scales),
+            "ternary decode": (ternary_decode_torch, codes, scales, out),
+            "fp16 encode": (fp16_encode_torch, v, half),
+        }
+        for name, (function, *arguments) in compiled.items():
+            found[name]["compile"] = partial(torch.compile(function, fullgraph=True), *arguments)
+    return found
 
 
 def main() -> None:
@@ -172,7 +230,7 @@ def main() -> None:
         lanes = seconds[name, "lanes"]
         low, middle, high = statistics.quantiles([a / b for a, b in zip(lanes, spent, strict=True)], n=4)
         rate = 4 * n / statistics.median(spent) / 1e9
-        print(f"{name:15} {way:6} {rate:6.2f} GB/s  {middle:5.2f} of lanes ({low:.2f} to {high:.2f})")
+        print(f"{name:15} {way:7} {rate:6.2f} GB/s  {middle:5.2f} of lanes ({low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":
