@@ -35,7 +35,8 @@ quick: $(READY) ## run the quick tests of the heart, for every save
 	$(BIN)/python -m pytest -q -n auto -m "not slow and not alone and not soak" tests/core tests/engine
 
 soak: $(READY) ## run the long tests that look for what is rare
-	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadscope -m "soak and not alone" --timeout 3600 $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -m "soak and alone" --timeout 3600 $(or $(ARGS),$(ALONE)) || test $$? -eq 5
 
 check: $(READY) ## formatting, lint, types
 	$(BIN)/ruff format --check .
