@@ -56,34 +56,56 @@ def test_what_is_done_in_less_than_a_period_is_in_the_centre():
 
 
 def test_one_worker_and_its_centre_by_hand():
-    # the exchange first, then the local step: x -= (x - 0) / 2
+    # both moves start from the saved x: x -= (x - 0) / 2 + (x - centre) / 4
     x, centre = 8.0, 0.0
     expected = []
     for _ in range(4):
         force = 0.25 * (x - centre)
-        x, centre = x - force, centre + force
-        x = x - 0.5 * x
+        x, centre = x - 0.5 * x - force, centre + force
         expected.append(x)
     _, centre = exchanged(0.25, x, centre)
     run, paths = watch(EASGD(rate=0.25, period=1), Quadratic(lr=0.5), steps=4, start=[8.0], centre=[0.0])
     assert paths.x[0] == expected
-    assert expected[:2] == [3.0, 3.0 - 0.25 * (3 - 2) - 0.5 * (3 - 0.25 * (3 - 2))]
+    assert expected[:2] == [8 - 4 - 2, 2 - 1 - 0.25 * (2 - 2)]
     assert (run.server.x.item(), run.worker(0).x.item()) == (centre, centre)
 
 
 def test_exchanges_are_a_period_apart_and_the_first_comes_before_any_step():
     x, centre = 8.0, 0.0
     for t in range(7):
-        if t in (0, 3, 6):
-            force = 0.5 * (x - centre)
-            x, centre = x - force, centre + force
-        x = x - 0.5 * (x - 2)
+        force = 0.5 * (x - centre) if t in (0, 3, 6) else 0.0
+        x, centre = x - 0.5 * (x - 2) - force, centre + force
     _, centre = exchanged(0.5, x, centre)
     problem = Quadratic(lr=0.5, targets=(2.0,))
     run, paths = watch(EASGD(rate=0.5, period=3), problem, steps=7, start=[8.0], centre=[0.0])
     assert paths.x[0][-1] == x
     assert run.server.x.item() == centre
     assert run.server.version == 3 + 1
+
+
+class HeldCentre(EASGD):
+    async def server(self, s):
+        await s.serve(lambda push: None)
+
+
+@pytest.mark.parametrize(("order", "rest"), [("saved", 1 / 2), ("moved", 2 / 3)])
+def test_where_the_gradient_is_taken_decides_where_it_comes_to_rest(order, rest):
+    # card 45: lr h = alpha = 1/2, the target 1, the centre held at 0; "moved" as seen before an exchange
+    easgd, problem = HeldCentre(rate=0.5, period=1, order=order), Quadratic(lr=0.5, targets=(1.0,))
+    _, paths = watch(easgd, problem, steps=60, start=[4.0], centre=[0.0])
+    assert paths.x[0][-1] == pytest.approx(rest, abs=1e-12)
+
+
+def test_moved_first_by_hand():
+    x, centre, expected = 8.0, 0.0, []
+    for t in range(4):
+        if t % 2 == 0:
+            x, centre = exchanged(0.25, x, centre)
+        x -= 0.5 * x
+        expected.append(x)
+    easgd = EASGD(rate=0.25, period=2, order="moved")
+    _, paths = watch(easgd, Quadratic(lr=0.5), steps=4, start=[8.0], centre=[0.0])
+    assert paths.x[0] == expected
 
 
 def test_two_workers_at_their_own_pace_by_hand():
@@ -169,15 +191,14 @@ def test_nesterov_momentum_with_the_spring_by_hand():
     x, v, centre, expected = 8.0, 0.0, 0.0, []
     for _ in range(4):
         force = 0.5 * (x - centre)
-        x, centre = x - force, centre + force
         v = 0.5 * v - 0.5 * (x + 0.5 * v)
-        x += v
+        x, centre = x + v - force, centre + force
         expected.append(x)
     _, centre = exchanged(0.5, x, centre)
     eamsgd = EAMSGD(rate=0.5, period=1, momentum=0.5)
     run, paths = watch(eamsgd, Quadratic(lr=0.5), steps=4, start=[8.0], centre=[0.0])
     assert paths.x[0] == expected
-    assert expected[:3] == [2.0, 1.0, 0.5]
+    assert expected[:3] == [8 - 4 - 4, 0 - 1 + 2, 1 - 0.75 + 0.5]  # x + v - force
     assert run.server.x.item() == centre
 
 
@@ -310,6 +331,8 @@ def test_a_spring_that_makes_the_centre_overshoot_is_refused():
         ({"rate": 1.0}, "rate=1.0 must be at least 0 and below 1"),
         ({"rate": -0.1}, "rate=-0.1"),
         ({"momentum": 1.0}, "momentum=1.0 must be at least 0 and below 1"),
+        ({"order": "first"}, "order='first' must be one of saved, moved"),
+        ({"order": "moved", "synchronous": True}, "leave order='moved' out"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, text):

@@ -11,6 +11,8 @@ from shoal.core.limits import at_least, between
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Sends, Setting, Strategy
 
+ORDERS = ("saved", "moved")
+
 
 @dataclass(frozen=True)
 class EASGD(Strategy):
@@ -20,10 +22,17 @@ class EASGD(Strategy):
     rate: float | None = None  # alpha: strength of the spring; None: 0.9 / N
     period: int = 10  # tau: local steps between exchanges
     synchronous: bool = False  # all exchange at once, and every worker holds the centre
+    order: str = "saved"  # a worker moves after the step that follows an exchange; "moved": before it
 
     def __post_init__(self) -> None:
         at_least(1, period=self.period)
         between(0, 1, rate=self.rate)
+        if self.order not in ORDERS:
+            raise ValueError(f"order={self.order!r} must be one of {', '.join(ORDERS)}")
+        if self.synchronous and self.order != "saved":
+            raise ValueError(
+                "synchronous=True takes gradients where the workers were: leave order='moved' out"
+            )
 
     @property
     def servers(self) -> int:
@@ -43,8 +52,10 @@ class EASGD(Strategy):
             await w.pull(SERVER, out=w.x)
         async for t in w.steps():
             force = await self._exchange(w) if t % self.period == 0 else None
+            if force is not None and self.order == "moved":
+                w.x -= force
             await self._local_step(w)
-            if force is not None:
+            if force is not None and self.order == "saved":
                 w.x -= force
 
     async def finish(self, w: Node) -> None:
@@ -58,18 +69,17 @@ class EASGD(Strategy):
     def solution(self, node: Node) -> torch.Tensor:
         return node.keep("centre", node.x) if self.synchronous else node.x
 
-    async def _exchange(self, w: Node) -> torch.Tensor | None:
-        """The spring pulls the centre, and the worker: now, or by a force to follow its next step."""
+    async def _exchange(self, w: Node) -> torch.Tensor:
+        """Pull the centre by the spring; returns the force on the worker."""
         alpha = 0.9 / w.size if self.rate is None else self.rate
         if self.synchronous:
             centre = self.solution(w)
             force = alpha * (w.x - centre)
             centre.add_(await w.mean(force, weight=1), alpha=w.size)
-            return force
-        force = alpha * (w.x - await w.pull(SERVER))
-        await w.push(SERVER, force)
-        w.x -= force
-        return None
+        else:
+            force = alpha * (w.x - await w.pull(SERVER))
+            await w.push(SERVER, force)
+        return force
 
     async def _local_step(self, w: Node) -> None:
         w.descend(await w.grad())
