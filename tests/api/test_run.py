@@ -59,6 +59,24 @@ def test_every_strategy_learns_on_real_processes(name):
     assert result.curve[-1]["samples"] == 4 * 300
 
 
+def test_a_network_and_a_speed_may_be_words():
+    settings = {"workers": 2, "epochs": 1, "transport": "sim"}
+    words = shoal.run(blobs(), network="1Gbit,100us", compute="20ms,10%", **settings)
+    network, compute = shoal.Network.parse("1Gbit,100us"), shoal.Compute.parse("20ms,10%")
+    assert words.digest == shoal.run(blobs(), network=network, compute=compute, **settings).digest
+    with pytest.raises(ValueError, match="20 parsecs"):
+        shoal.run(blobs(), compute="20 parsecs", **settings)
+    with pytest.raises(ValueError, match="for transport='sim'"):
+        shoal.run(blobs(), compute="20ms")
+
+
+def test_without_a_codec_nothing_is_said_of_compression():
+    told = []
+    result = shoal.run(blobs(), workers=2, epochs=1, transport="sim", on_progress=told.append)
+    assert result.saved_seconds is None
+    assert {event["saved_seconds"] for event in told} == {None}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["sim", "processes"])
 def test_progress_goes_on_while_the_copies_are_tested(transport):

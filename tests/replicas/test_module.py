@@ -1,4 +1,4 @@
-"""Balance: a step's samples go where they are done fastest, every one of them once."""
+"""A task's model at a worker: its initial weights, and balance, by which the fastest do most of a step's samples."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 import shoal
 from marks import marks
 from sampling import mostly_soak, sampled
-from shoal.replicas.module import Batches, apportion
+from shoal.replicas.module import Batches, apportion, build_model
 from shoal.sim import Compute
 from shoal.strategies import Local
 from shoal.testing import Slope, blobs, simulate
@@ -128,6 +128,22 @@ def test_resuming_is_bit_equal(strategy, compute, tmp_path):
     straight = shoal.run(blobs(), strategy, epochs=8, **settings)
     assert torch.equal(weights(resumed), weights(straight))
     assert [n["samples"] for n in resumed.nodes] == [n["samples"] for n in straight.nodes]
+
+
+# -- the initial model -------------------------------------------------------------------------------
+
+
+def test_building_a_model_leaves_the_user_s_generators_as_they_were(monkeypatch):
+    # a seed for CUDA that comes before CUDA starts is kept until it does: the last one counts
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        before, seeds[:] = torch.get_rng_state(), []
+        first, second = (build_model(blobs(), seed=3) for _ in range(2))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert seeds[1::2] == [7, 7] and 7 not in seeds[::2]
 
 
 # -- on processes --------------------------------------------------------------------------------------

@@ -116,3 +116,10 @@ def test_a_task_elsewhere_is_the_same_task() -> None:
     assert moved.data().x.device.type == "cpu" and moved.name == "t"
     here, there = (shoal.run(t, "sync", workers=2, epochs=2, transport="sim") for t in (task, moved))
     assert here.digest == there.digest
+
+
+def test_parts_that_were_left_in_eval_mode_stay_there() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2).eval(), nn.Dropout())
+    labels = torch.tensor([0, 1])
+    evaluate(model, Task("t", unit, no_data), Data(torch.zeros(0, 2), labels[:0], torch.zeros(2, 2), labels))
+    assert [module.training for module in model.modules()] == [True, False, True]

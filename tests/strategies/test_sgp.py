@@ -56,6 +56,14 @@ def test_uneven_shares_by_hand(tmp_path):
     assert ws[0] == [7 / 4, 3 / 4, 3 / 4, 3 / 4]
 
 
+def test_the_solution_is_the_sum_of_models_over_the_sum_of_weights(tmp_path):
+    # one step of mixing alone: the weights are 7/4 and 3/4, so the mean of z is not that of the models
+    start = [16.0, 0.0, 32.0, -16.0]
+    run, paths = watch(SGP(topology=graph(tmp_path, STAR)), start, Quadratic(lr=0.0), steps=1)
+    assert ends(run) == [8.0] * 4
+    assert sum(paths.at(0)) / 4 != 8.0
+
+
 @pytest.mark.parametrize("overlap", [0, 1, 3])
 @pytest.mark.parametrize("topology", ["star", "one_peer", "exponential", "ring"])
 def test_mixing_alone_conserves_the_sums_of_models_and_of_weights(topology, overlap, tmp_path):

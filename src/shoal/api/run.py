@@ -47,8 +47,8 @@ def run(
     largest_batch: int | None = None,
     transport: str = "processes",
     collective: str = "auto",
-    network: Network | None = None,
-    compute: Compute | None = None,
+    network: Network | str | None = None,
+    compute: Compute | str | None = None,
     faults: Faults | None = None,
     durability: str = "memory",
     timeout: float = 300.0,
@@ -61,6 +61,7 @@ def run(
     """Train `task` on many workers that `strategy` synchronises, and return the result.
 
     `transport` is "processes", "gloo", "grpc" or "sim"; `network`, `compute` and `faults` are for "sim" only.
+    `network="1Gbit,100us"` and `compute="20ms,10%"` read as `shoal compare --network` and `--compute` do.
     `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
     epochs; where it would exceed `largest_batch`, the learning rate is divided instead. With `balance`, for
     strategies that average over all workers, faster workers take larger batches, and `batch` is the mean.
@@ -93,7 +94,9 @@ def run(
     )
     listener = Audience(on_progress)
     if transport == "sim":
-        return _simulate(plan, network or Network(), compute or Compute(), faults, listener)
+        links = Network.parse(network) if isinstance(network, str) else network or Network()
+        speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
+        return _simulate(plan, links, speeds, faults, listener)
     if network or compute or faults:
         raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
     return run_processes(plan, listener)

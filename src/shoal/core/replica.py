@@ -30,7 +30,7 @@ class Replica(Protocol):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next local step."""
+        """The learning rate of the next local step: that of the optimizer's first group of parameters."""
         ...
 
     async def gradient(self) -> Gradient:

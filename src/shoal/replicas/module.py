@@ -312,9 +312,14 @@ def reset_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 def build_model(task: Task, seed: int) -> nn.Module:
     """The task's model with the initial weights for this seed."""
-    with torch.random.fork_rng(devices=[]):
+    cuda: Any = torch.cuda  # torch's stubs lack types here
+    started, users_seed = cuda.is_initialized(), torch.initial_seed()
+    with torch.random.fork_rng(devices=range(cuda.device_count()) if started else []):
         torch.manual_seed(derive(seed, "init"))
-        return task.model()
+        model = task.model()
+    if not started:  # the seed above waits for CUDA to start, and would become the user's
+        cuda.manual_seed_all(users_seed)
+    return model
 
 
 def build_member(task: Task, strategy: Strategy, rank: int, seed: int) -> nn.Module:

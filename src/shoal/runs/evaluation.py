@@ -26,7 +26,7 @@ def evaluate(model: nn.Module, task: Task, data: Data) -> Score:
     """Evaluate `model` on the test set. Without labelled test samples the loss is NaN and the rest empty."""
     if len(data.test_y) == 0:
         return Score(float("nan"), None, {})
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     kept, loss, right, counted, classes = [], 0.0, 0, 0, False
     for x, y in zip(torch.split(data.test_x, ROWS), torch.split(data.test_y, ROWS), strict=True):
@@ -39,7 +39,8 @@ def evaluate(model: nn.Module, task: Task, data: Data) -> Score:
             counted += count
         if task.metrics:
             kept.append(out)
-    model.train(was_training)
+    for module, was_training in modes:
+        module.training = was_training  # not by train(): a part that was left in eval() stays there
     if not counted:
         return Score(float("nan"), None, {})
     metrics = {name: metric(torch.cat(kept), data.test_y) for name, metric in task.metrics.items()}

@@ -57,5 +57,6 @@ class SGP(Decentral):
         for m in await w.part():
             biased += m.body
             weight += m.count
-        torch.div(biased, float(weight), out=w.x)
-        await self.meet(w)
+        wide = torch.promote_types(biased.dtype, torch.float32)
+        total = await w.average(torch.cat((biased.to(wide), weight.to(biased.device, wide))))
+        w.x.copy_(total[:-1] / total[-1])  # the sum of all x over that of all w: more than the mean of z
