@@ -63,6 +63,13 @@ def test_from_the_middle_on_it_is_the_larger_one(lines):
         assert round_trip(v)[1:].tolist() == [high, -high, low, -low]
 
 
+def test_halfway_it_is_the_larger_one_whatever_the_scale(lines):
+    # 1 / scale is mostly not a float, 0.75 * scale and 0.375 * scale are
+    for scale in range(1, 400):
+        v = torch.tensor([1.0, 0.75, -0.375]) * scale
+        assert round_trip(v).tolist() == [scale, scale, -scale / 2]
+
+
 def test_it_is_the_nearest_in_value(lines):
     v = drawn(4000)
     got = round_trip(v, E3M0(block=100)).view(-1, 100)

@@ -102,3 +102,9 @@ def test_where_there_are_no_large_pages_small_ones_will_do(monkeypatch):
 
     monkeypatch.setattr(mmap, "mmap", refuse)
     assert cpu.empty(cpu.LARGE_PAGES, torch.float16).numel() == cpu.LARGE_PAGES
+
+
+def test_what_is_out_of_range_in_brain_floats_becomes_the_largest_half():
+    v = torch.tensor([1e5, -3e38, 65504.0, 2.0], dtype=torch.bfloat16)
+    payload, _ = FP16().encode(v, {})
+    assert FP16().decode(payload, torch.empty(4)).tolist() == [65504.0, -65504.0, 65504.0, 2.0]

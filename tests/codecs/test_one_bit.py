@@ -55,6 +55,16 @@ def test_a_column_with_one_value_on_each_side_loses_nothing():
     assert torch.equal(round_trip(OneBit(column=100), v), v)  # the lines of torch add up in float64
 
 
+@pytest.mark.parametrize("length", [512, 5000])
+def test_a_sum_may_be_larger_than_any_float(length):
+    v = torch.full((length,), 3e37)
+    v[::3] *= -1
+    assert torch.equal(round_trip(OneBit(), v), v)
+    rest = torch.zeros(length)
+    OneBit().encode_rest(v, rest, {})
+    assert not rest.any()
+
+
 def test_zeros_stay_zeros_whatever_their_sign():
     v = torch.zeros(1024)
     v[::3] = -0.0

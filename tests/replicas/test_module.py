@@ -1,4 +1,4 @@
-"""A task's model at a worker: its initial weights, and balance, by which the fastest do most of a step's samples."""
+"""A task's model at a worker: its initial weights; balance, by which the fastest do most of the samples."""
 
 from dataclasses import replace
 

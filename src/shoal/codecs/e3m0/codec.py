@@ -45,7 +45,7 @@ class E3M0(Codec):
             return self._sealed(v, *cpu.encode(v, self.block)), state
         blocks = rows(v, self.block)
         scales = largest(blocks)
-        parts = blocks.abs() * (1 / scales)[:, None]
+        parts = blocks.abs() / scales[:, None]
         codes = torch.bucketize(parts, parts.new_tensor(BORDERS), right=True, out_int32=True)
         codes = codes.add_(blocks.signbit(), alpha=SIGN).where((scales > 0)[:, None], 0)
         two = codes.byte().flatten()[: v.numel() + v.numel() % 2].view(-1, 2)

@@ -81,17 +81,19 @@ def _write(part: Any, scale: Any, pairs: Any) -> None:
     if not scale > 0:
         pairs[:] = 0
         return
-    parts = np.float32(1) / scale
     for i in range(part.size // 2):
-        pairs[i] = np.uint8(_code(part[2 * i], parts) | (_code(part[2 * i + 1], parts) << np.int32(NIBBLE)))
+        pairs[i] = np.uint8(_code(part[2 * i], scale) | (_code(part[2 * i + 1], scale) << np.int32(NIBBLE)))
     if part.size % 2:
-        pairs[part.size // 2] = np.uint8(_code(part[part.size - 1], parts))
+        pairs[part.size // 2] = np.uint8(_code(part[part.size - 1], scale))
 
 
 @compiled
-def _code(value: Any, parts: Any) -> Any:
-    """The sign, and the exponent of the nearest value; all in 32 bits, which vectorises best."""
-    size = np.float32(abs(value) * parts)
+def _code(value: Any, scale: Any) -> Any:
+    """The sign, and the exponent of the nearest value; all in 32 bits, which vectorises best.
+
+    By a division: times 1 / scale, a value halfway between two would come out above or below.
+    """
+    size = np.float32(abs(value) / scale)
     exponent = np.int32(((np.float32(size).view(np.int32) + HALF) >> DIGITS) - BELOW)
     least = ONE if size >= LEAST else ZERO
     sign = np.int32(np.float32(value).view(np.int32) >> SIGN) & EIGHT

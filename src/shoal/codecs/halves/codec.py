@@ -70,7 +70,10 @@ class BF16(Half):
 
 
 def _rounded(v: Tensor, dtype: torch.dtype) -> Tensor:
-    return v.clamp(-LARGEST, LARGEST).half() if dtype == torch.float16 else v.to(dtype)
+    if dtype != torch.float16:
+        return v.to(dtype)
+    wide = torch.promote_types(v.dtype, torch.float16)  # bfloat16 itself would round the limit up to 2**16
+    return v.to(wide).clamp(-LARGEST, LARGEST).half()
 
 
 def _cpu_kernel(dtype: torch.dtype, v: Tensor) -> ModuleType | None:

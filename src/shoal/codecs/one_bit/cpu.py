@@ -78,8 +78,23 @@ def _means(v: Any, rest: Any, begin: int, column: int, length: int, signs: Any) 
             below = _behind(lanes.fixed(_behind(below, u)), w)
         lanes.store_words(signs, group // 32, lanes.flip(below))
         few += lanes.sum_words(lanes.ones(below))
-    many = np.float32(length - few)
-    return lanes.total(low) / max(np.float32(few), ONE), lanes.total(high) / max(many, ONE)
+    few, many = max(np.float32(few), ONE), max(np.float32(length - few), ONE)
+    below_mean, above_mean = lanes.total(low) / few, lanes.total(high) / many
+    if np.isfinite(below_mean) and np.isfinite(above_mean):
+        return below_mean, above_mean
+    return _wide_means((v if rest is None else rest)[begin : begin + column], few, many)
+
+
+@compiled
+def _wide_means(u: Any, few: Any, many: Any) -> Any:
+    """The means where a sum is too large for float32, or an element is not finite."""
+    low = high = np.float64(0)
+    for i in range(u.size):
+        if np.signbit(u[i]):
+            low += u[i]
+        else:
+            high += u[i]
+    return np.float32(low / few), np.float32(high / many)
 
 
 @compiled
