@@ -180,6 +180,7 @@ def helper_files() -> set[int]:
     }
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores, for `-n auto`: tests with processes wait a third of their time."""
     return (os.cpu_count() or 1) + 1
