@@ -79,6 +79,17 @@ def test_without_a_codec_nothing_is_said_of_compression():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["sim", "processes"])
+def test_ctrl_c_while_the_copies_are_tested_is_reported_like_any_other(transport):
+    def press_ctrl_c(event):
+        if "tested" in event:
+            raise KeyboardInterrupt
+
+    with pytest.raises(shoal.Interrupted, match="stopped by Ctrl-C"):
+        shoal.run(blobs(), workers=2, transport=transport, on_progress=press_ctrl_c)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["sim", "processes"])
 def test_progress_goes_on_while_the_copies_are_tested(transport):
     told = []
     settings = {"workers": 2, "epochs": 2, "transport": transport}

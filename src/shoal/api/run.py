@@ -15,6 +15,7 @@ import torch
 from shoal.codecs import CODECS
 from shoal.collectives import LinkCost
 from shoal.core.codec import Codec
+from shoal.core.errors import Interrupted
 from shoal.core.task import Task
 from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
@@ -93,13 +94,16 @@ def run(
         balance=balance,
     )
     listener = Audience(on_progress)
-    if transport == "sim":
+    if transport != "sim" and (network or compute or faults):
+        raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
+    try:
+        if transport != "sim":
+            return run_processes(plan, listener)
         links = Network.parse(network) if isinstance(network, str) else network or Network()
         speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
         return _simulate(plan, links, speeds, faults, listener)
-    if network or compute or faults:
-        raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
-    return run_processes(plan, listener)
+    except KeyboardInterrupt:  # in virtual time, or while models are tested after training
+        raise Interrupted("stopped by Ctrl-C") from None
 
 
 # -- virtual time ----------------------------------------------------------------------------------

@@ -78,23 +78,23 @@ def _means(v: Any, rest: Any, begin: int, column: int, length: int, signs: Any) 
             below = _behind(lanes.fixed(_behind(below, u)), w)
         lanes.store_words(signs, group // 32, lanes.flip(below))
         few += lanes.sum_words(lanes.ones(below))
-    few, many = max(np.float32(few), ONE), max(np.float32(length - few), ONE)
-    below_mean, above_mean = lanes.total(low) / few, lanes.total(high) / many
-    if np.isfinite(below_mean) and np.isfinite(above_mean):
-        return below_mean, above_mean
-    return _wide_means((v if rest is None else rest)[begin : begin + column], few, many)
+    down, up = max(np.float32(few), ONE), max(np.float32(length - few), ONE)
+    low_mean, high_mean = lanes.total(low) / down, lanes.total(high) / up
+    if np.isfinite(low_mean) and np.isfinite(high_mean):
+        return low_mean, high_mean
+    return _wide_means((v if rest is None else rest)[begin : begin + column], down, up)
 
 
 @compiled
-def _wide_means(u: Any, few: Any, many: Any) -> Any:
-    """The means where a sum is too large for float32, or an element is not finite."""
+def _wide_means(u: Any, down: Any, up: Any) -> Any:
+    """The means of so many elements below 0 and above, where a sum is not a finite float32."""
     low = high = np.float64(0)
     for i in range(u.size):
         if np.signbit(u[i]):
             low += u[i]
         else:
             high += u[i]
-    return np.float32(low / few), np.float32(high / many)
+    return np.float32(low / down), np.float32(high / up)
 
 
 @compiled
