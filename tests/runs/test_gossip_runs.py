@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -94,7 +95,8 @@ def test_a_killed_worker_is_done_without(word, transport, victim, crews, caplog)
             "digits", word, workers=4, epochs=20, transport=transport, timeout=20, on_progress=kill
         )
     assert killed, "the run was over before the kill"
-    assert f"worker {victim} was ended by SIGKILL; the other 3 go on" in caplog.text
+    said = rf"worker {victim} was ended by SIGKILL; the other 3 go on\. Nobody does its last \d+ steps"
+    assert re.search(said, caplog.text)
     assert result.workers == 3
     assert {node["rank"] for node in result.nodes} == {0, 1, 2, 3} - {victim}
     assert all(f"worker {victim} was lost" in node["faults"] for node in result.nodes)

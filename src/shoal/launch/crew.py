@@ -118,6 +118,7 @@ class Crew:
     """The members of a run. `start(rank, incarnation)` starts the process of each.
 
     With servers, or with `goes_on`, the run continues without a killed worker as long as another is left.
+    With `takes_over` the others do what a killed worker left undone; if not, a warning says that nobody does.
     With `restarts` a killed server is restarted, as the next incarnation. `on_progress` receives the progress
     events of all members.
     """
@@ -129,6 +130,7 @@ class Crew:
     start_seconds: float = START_SECONDS
     restarts: bool = False
     goes_on: bool = False
+    takes_over: bool = False
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
     _stop_asked: bool = False
@@ -308,7 +310,8 @@ class Crew:
         if member.rank < self.workers:
             left = sum(not m.ended or bool(m.report) for m in self.members if m.rank < self.workers)
             if left:
-                LOG.warning("%s %s; the other %d go on", member.name, how, left)
+                undone = "" if self.takes_over else f". Nobody does {_undone_steps(member)}"
+                LOG.warning("%s %s; the other %d go on%s", member.name, how, left, undone)
                 last = {"rank": member.rank, "role": "worker", "step": 0, **member.progress}
                 self.on_progress({**last, "lost": True})
             return left > 0
@@ -372,6 +375,12 @@ class Crew:
         finally:
             for s, old in before.items():
                 signal.signal(s, old)
+
+
+def _undone_steps(member: Member) -> str:
+    """What a worker had still to do, as far as its last report tells."""
+    steps = member.progress.get("steps")
+    return "its remaining steps" if steps is None else f"its last {steps - member.progress['step']} steps"
 
 
 @contextmanager

@@ -58,7 +58,14 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
 
         servers = plan.nodes - plan.workers
         crew = Crew(
-            plan.workers, servers, start, listener, plan.timeout, plan.restarts, plan.strategy.survives
+            plan.workers,
+            servers,
+            start,
+            listener,
+            plan.timeout,
+            plan.restarts,
+            goes_on=plan.strategy.survives,
+            takes_over=servers > 0,
         )
         reports = crew.see_through()
         model = _gather(plan, folder, reports, listener)
