@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import shoal
 from forked import ForkedPython
@@ -350,45 +349,6 @@ def test_a_slip_in_the_strategy_s_name_is_found_by_a_single_worker():
         shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "bmfu")
 
 
-# -- shard -----------------------------------------------------------------------------------------
-
-
-def test_shard_of_one_worker_is_the_whole_and_shuffles_anew():
-    loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=16, shuffle=True)
-    shares = shoal.shard(loader)
-    first, second = ([x for (batch,) in shares for x in batch.tolist()] for _ in range(2))
-    assert sorted(first) == sorted(second) == list(range(100))
-    assert first != second
-    assert len(shares) == 7
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("samples", [96, 97, 100, 127])
-def test_shards_are_disjoint_cover_all_and_give_every_worker_as_many_batches(samples, drop_last, monkeypatch):
-    data = TensorDataset(torch.arange(samples))
-    batches = []
-    for rank in range(4):
-        loader = DataLoader(data, batch_size=8, shuffle=True, drop_last=drop_last)  # each worker has its own
-        monkeypatch.setattr("shoal.api.shard._rank", lambda rank=rank: rank)
-        monkeypatch.setattr("shoal.api.shard._workers", lambda: 4)
-        shares = shoal.shard(loader)
-        batches.append([batch.tolist() for (batch,) in shares])
-        assert len(batches[-1]) == len(shares)
-    assert len({len(own) for own in batches}) == 1
-    seen = [x for own in batches for batch in own for x in batch]
-    assert len(seen) == len(set(seen)) == (samples // 32 * 32 if drop_last else samples)
-
-
-def test_a_loader_with_a_sampler_of_its_own_is_dealt_out_batch_by_batch(monkeypatch):
-    data = TensorDataset(torch.arange(40))
-    order = BatchSampler(RandomSampler(data, generator=torch.Generator()), 4, drop_last=False)
-    batches = list(order)
-    loader = DataLoader(data, batch_sampler=batches)
-    monkeypatch.setattr("shoal.api.shard._workers", lambda: 3)
-    monkeypatch.setattr("shoal.api.shard._rank", lambda: 1)
-    assert [batch.tolist() for (batch,) in shoal.shard(loader)] == [batches[1], batches[4], batches[7]]
-
-
 # -- what the loop may do --------------------------------------------------------------------------
 
 
@@ -408,10 +368,3 @@ def test_gradients_may_be_set_to_zero_or_to_none(set_to_none):
     with shoal.attach(model, optimizer):
         loop(model, optimizer)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
-
-
-def test_a_shard_that_is_asked_for_anew_at_each_epoch_shuffles_anew():
-    loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8, shuffle=True)
-    first, second = ([x for (batch,) in shoal.shard(loader) for x in batch.tolist()] for _ in range(2))
-    assert sorted(first) == sorted(second) == list(range(64))
-    assert first != second

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from shoal.api.attach import current
-from shoal.core.seeds import stream
+from shoal.core.seeds import derive, stream
 from shoal.replicas.module import share, steps_per_epoch
+
+COPIED = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+)
+"""The options of a loader that the loader of a share has too, where this version of torch knows them."""
 
 
 def shard(loader: DataLoader[Any], seed: int = 0) -> Shard:
@@ -26,75 +41,174 @@ def shard(loader: DataLoader[Any], seed: int = 0) -> Shard:
 
 
 class Shard:
-    """The batches of a loader for one worker, shuffled anew at each pass. Every worker gets the same number.
+    """The batches of a loader for one worker. In each pass every sample is in a batch of one worker.
 
-    The loader's batch size is that of each worker. The shard reports the size of every batch to the
-    attachment, so that short batches have less weight. After a resume it skips the batches that were done
-    before the checkpoint. With a custom sampler every worker reads the whole loader and keeps every N-th
-    batch: the sampler must then yield the same order at all workers.
+    A batch sampler of your own is asked for its batches, and each goes to one worker. Any other sampler is
+    asked for its samples: workers get batches of the loader's size, all the same number of them. Samplers
+    draw anew at each pass, and alike at all workers, from seeds that Shoal sets.
+    A loader that cannot be asked (an IterableDataset, a class with its own `__iter__`, a sampler without a
+    length) is read whole by every worker, which keeps every N-th batch: all must see the same order.
+    The shard reports the number of samples in every batch to the attachment, so that short batches have less
+    weight. After a resume it skips the batches that were done before the checkpoint.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int = 0) -> None:
         self._loader = loader
         self._seed = seed
         self._epoch = 0
-        ordinary = type(loader.sampler) is SequentialSampler or (
-            type(loader.sampler) is RandomSampler
-            and not loader.sampler.replacement
-            and loader.sampler.num_samples == len(cast(Sized, loader.dataset))
-        )
-        self._by_sample = ordinary and loader.batch_size is not None
+        self._own = _Dealt()
+        self._generator = torch.Generator()
+        self._reader: DataLoader[Any] | None = None  # kept from pass to pass for its persistent workers
 
     def __len__(self) -> int:
-        """Batches of each worker in one pass."""
-        if not self._by_sample:
-            return len(self._loader) // _workers()
-        samples, batch = len(cast(Sized, self._loader.dataset)), self._loader.batch_size or 1
+        """Batches of this worker in one pass. Raises TypeError if the loader has no length."""
+        if _is_read_whole(self._loader):
+            return _dealt(len(self._loader))
+        if _batch_sampler(self._loader) is not None or self._loader.batch_size is None:
+            return _dealt(len(_sampler(self._loader)))
+        samples, batch = len(_sampler(self._loader)), self._loader.batch_size
+        workers = 1 if _divides_itself(self._loader) else _workers()
         if self._loader.drop_last:
-            return samples // (batch * _workers())
-        return steps_per_epoch(samples, batch, _workers())
+            return samples // (batch * workers)
+        return steps_per_epoch(samples, batch, workers)
 
     def __iter__(self) -> Iterator[Any]:
-        attachment = current()
-        leads = attachment is not None and attachment.leads(self)
-        skip = attachment.skip_batches(len(self)) if attachment is not None and leads else 0
-        batches = self._own_samples(skip) if self._by_sample else self._own_batches(skip)
-        self._epoch += 1
-        for batch in batches:
-            if attachment is not None and leads:
-                attachment.hand_out(_samples(batch))
+        attachment, whole = current(), _is_read_whole(self._loader)
+        counts = attachment is not None and attachment.leads(self)
+        skip = attachment.skip_batches(len(self)) if attachment and counts and not whole else 0
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        for batch, samples in self._read_whole() if whole else self._read(self._deal(epoch)[skip:], epoch):
+            if attachment and counts:
+                if whole and attachment.skip_batches(1):
+                    continue
+                attachment.hand_out(samples)
             yield batch
 
-    def _own_samples(self, skip: int) -> Iterator[Any]:
-        """A loader like the user's, over this worker's samples only."""
-        old = self._loader
-        samples, batch = len(cast(Sized, old.dataset)), old.batch_size or 1
-        if isinstance(old.sampler, RandomSampler):
-            order = torch.randperm(samples, generator=stream(self._seed, "shard", self._epoch))
-        else:
-            order = torch.arange(samples)
-        last = None if old.drop_last else len(self) - 1  # the last step takes the remainder
-        own = [
-            share(order, step, batch, _rank(), _workers(), step == last) for step in range(skip, len(self))
-        ]
-        loader: DataLoader[Any] = DataLoader(
-            old.dataset,
-            batch_sampler=[indices.tolist() for indices in own],
-            num_workers=old.num_workers,
-            collate_fn=old.collate_fn,
-            pin_memory=old.pin_memory,
-            timeout=old.timeout,
-            worker_init_fn=old.worker_init_fn,
-            multiprocessing_context=old.multiprocessing_context,
-            prefetch_factor=old.prefetch_factor,
-            generator=stream(self._seed, "loader", self._epoch),  # else it would use torch's global generator
-        )
-        return iter(loader)
+    def _read_whole(self) -> Iterator[tuple[Any, int]]:
+        """Every N-th batch of the loader, with its number of samples."""
+        for batch in islice(self._loader, _rank(), None, _workers()):
+            yield batch, _samples(batch)
 
-    def _own_batches(self, skip: int) -> Iterator[Any]:
-        """Every N-th batch of the loader, without its last incomplete round of N."""
-        every, rounds = _workers(), len(self)
-        return islice(self._loader, skip * every + _rank(), rounds * every, every)
+    def _deal(self, epoch: int) -> list[Any]:
+        """What this worker takes from the data set in this pass: lists of indices, or indices of batches."""
+        loader = self._loader
+        order = self._order(epoch)
+        if _batch_sampler(loader) is not None or loader.batch_size is None:
+            return order[_rank() :: _workers()]
+        rank, workers = (0, 1) if _divides_itself(loader) else (_rank(), _workers())
+        steps = len(self)
+        places = torch.arange(len(order))
+        last = None if loader.drop_last else steps - 1  # the last step takes the remainder
+        shares = (
+            share(places, step, loader.batch_size, rank, workers, step == last) for step in range(steps)
+        )
+        return [[order[place] for place in own.tolist()] for own in shares]
+
+    def _order(self, epoch: int) -> list[Any]:
+        """All that the loader's sampler yields in this pass, the same at all workers."""
+        sampler = _sampler(self._loader)
+        if type(sampler) is SequentialSampler:
+            return list(range(len(sampler)))
+        if _is_plain_shuffle(sampler):
+            generator = stream(self._seed, "shard", epoch)
+            return torch.randperm(len(sampler), generator=generator).tolist()
+        with _seeded(derive(self._seed, "sampler", epoch)):
+            return list(islice(sampler, len(sampler)))
+
+    def _read(self, own: Sequence[Any], epoch: int) -> Iterator[tuple[Any, int]]:
+        """Load these batches with a loader like the user's, each with its number of samples."""
+        self._own.turns = own
+        self._generator.set_state(stream(self._seed, "loader", _rank(), epoch).get_state())
+        if self._reader is None or not self._loader.persistent_workers:
+            self._reader = self._make_reader()
+        for batch, indices in zip(self._reader, own, strict=True):
+            yield batch, len(indices) if isinstance(indices, list) else _samples(batch)
+
+    def _make_reader(self) -> DataLoader[Any]:
+        old = self._loader
+        options: dict[str, Any] = {name: getattr(old, name) for name in COPIED if hasattr(old, name)}
+        if old.batch_size is None and _batch_sampler(old) is None:
+            options |= {"sampler": self._own, "batch_size": None}
+        else:
+            options["batch_sampler"] = self._own
+        return DataLoader(old.dataset, generator=self._generator, **options)
+
+
+class _Dealt:
+    """A sampler that yields what it was given for this pass."""
+
+    turns: Sequence[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.turns)
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+
+def _batch_sampler(loader: DataLoader[Any]) -> Any:
+    """The user's own batch sampler; None if torch made it from a batch size, or there is none."""
+    return loader.batch_sampler if loader.batch_size is None else None
+
+
+def _sampler(loader: DataLoader[Any]) -> Any:
+    own = _batch_sampler(loader)
+    return loader.sampler if own is None else own
+
+
+def _is_read_whole(loader: DataLoader[Any]) -> bool:
+    """Whether nothing but the loader itself knows its batches."""
+    return (
+        isinstance(loader.dataset, IterableDataset)
+        or type(loader).__iter__ is not DataLoader.__iter__
+        or not hasattr(_sampler(loader), "__len__")
+    )
+
+
+def _is_plain_shuffle(sampler: Any) -> bool:
+    return (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
+
+
+def _divides_itself(loader: DataLoader[Any]) -> bool:
+    """Whether its sampler yields this worker's share only. Raises ValueError if it yields another share."""
+    sampler = _sampler(loader)
+    if not isinstance(sampler, DistributedSampler):
+        return False
+    if (sampler.rank, sampler.num_replicas) != (_rank(), _workers()):
+        raise ValueError(
+            f"the loader's DistributedSampler takes share {sampler.rank} of {sampler.num_replicas}, and this "
+            f"is worker {_rank()} of {_workers()}: shard() would train on a part of that part. Make the "
+            "loader with shuffle=True instead of that sampler"
+        )
+    return True
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the generators that a sampler may draw from, and restore them."""
+    before = random.getstate()
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            if numpy is not None:
+                numpy.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(before)
+        if numpy is not None:
+            numpy.random.set_state(drawn)
+
+
+def _dealt(batches: int) -> int:
+    """How many of so many batches this worker gets."""
+    return len(range(_rank(), batches, _workers()))
 
 
 def _rank() -> int:
@@ -108,11 +222,17 @@ def _workers() -> int:
 
 
 def _samples(batch: Any) -> int:
-    """The number of samples in a batch: the length of its first tensor, or 1 without one."""
-    if isinstance(batch, Tensor):
-        return len(batch)
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)) and batch:
-        return _samples(batch[0])
-    return 1
+    """The number of samples in a batch: the length of the first tensor found in it, or 1 without one."""
+    found = next(_tensors(batch, depth=3), None)
+    return 1 if found is None else len(found)
+
+
+def _tensors(thing: Any, depth: int) -> Iterator[Tensor]:
+    """The tensors in a batch that is a collection or an object; not those that lie deeper."""
+    if isinstance(thing, Tensor):
+        if thing.dim():
+            yield thing
+    elif depth:
+        inside = thing if isinstance(thing, (list, tuple)) else getattr(thing, "__dict__", {}).values()
+        for part in thing.values() if isinstance(thing, Mapping) else inside:
+            yield from _tensors(part, depth - 1)

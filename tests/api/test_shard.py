@@ -1,0 +1,266 @@
+"""shard(): whatever loader torch can build, every sample once in a pass, at one worker."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import shoal
+from shoal.api.shard import Shard, _samples
+
+SAMPLES = 103  # prime: nothing divides it
+NUMBERS = TensorDataset(torch.arange(SAMPLES))
+
+
+class OwnSampler(Sampler[int]):
+    """Draws from the generator that it is told."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self._draw = draw
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(range(SAMPLES), key=lambda _: self._draw()))
+
+
+class WithoutLength(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES - 1, -1, -1))
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.arange(SAMPLES))
+
+
+class StreamWithLength(Stream):
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class OwnLoader(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter(torch.arange(SAMPLES).split(8))
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "in order": lambda: DataLoader(NUMBERS, 8),
+    "shuffled": lambda: DataLoader(NUMBERS, 8, shuffle=True),
+    "with a generator": lambda: DataLoader(NUMBERS, 8, shuffle=True, generator=torch.Generator()),
+    "a subset": lambda: DataLoader(NUMBERS, 8, sampler=SubsetRandomSampler(range(SAMPLES))),
+    "torch's generator": lambda: DataLoader(NUMBERS, 8, sampler=OwnSampler(lambda: float(torch.rand(())))),
+    "Python's generator": lambda: DataLoader(NUMBERS, 8, sampler=OwnSampler(random.random)),
+    "NumPy's generator": lambda: DataLoader(NUMBERS, 8, sampler=OwnSampler(np.random.random)),
+    "batches": lambda: DataLoader(NUMBERS, batch_sampler=BatchSampler(RandomSampler(NUMBERS), 8, False)),
+    "no batches": lambda: DataLoader(NUMBERS, batch_size=None, shuffle=True),
+    "a sampler without a length": lambda: DataLoader(NUMBERS, 8, sampler=WithoutLength()),
+    "a stream": lambda: DataLoader(Stream(), 8),
+    "a stream with a length": lambda: DataLoader(StreamWithLength(), 8),
+    "a loader with its own __iter__": lambda: OwnLoader(NUMBERS, 8),
+}
+
+
+def place(monkeypatch: pytest.MonkeyPatch, rank: int, workers: int) -> None:
+    monkeypatch.setattr("shoal.api.shard._rank", lambda: rank)
+    monkeypatch.setattr("shoal.api.shard._workers", lambda: workers)
+
+
+def one_pass(shares: Shard) -> list[list[int]]:
+    return [
+        (batch[0] if isinstance(batch, (list, tuple)) else batch).reshape(-1).tolist() for batch in shares
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+def test_every_sample_is_in_a_batch_of_one_worker(make, workers, monkeypatch):
+    passes: list[list[list[list[int]]]] = []
+    for rank in range(workers):
+        torch.manual_seed(rank)  # as where a script does not seed: the workers' own generators differ
+        random.seed(rank)
+        np.random.seed(rank)
+        place(monkeypatch, rank, workers)
+        shares = shoal.shard(make())
+        passes.append([one_pass(shares) for _ in range(2)])
+    for turn in range(2):
+        batches = [batch for own in passes for batch in own[turn]]
+        assert sorted(chain(*batches)) == list(range(SAMPLES))
+        assert max(len(own[turn]) for own in passes) - min(len(own[turn]) for own in passes) <= 1
+
+
+@pytest.mark.parametrize("name", ["in order", "shuffled", "a subset", "Python's generator"])
+def test_where_samples_are_dealt_out_all_have_as_many_batches_and_the_length_says_so(name, monkeypatch):
+    lengths = set()
+    for rank in range(4):
+        place(monkeypatch, rank, 4)
+        shares = shoal.shard(LOADERS[name]())
+        lengths |= {len(shares), len(one_pass(shares))}
+    assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("name", ["batches", "no batches", "a stream with a length"])
+def test_where_batches_are_dealt_out_the_length_is_this_worker_s(name, monkeypatch):
+    for rank in range(4):
+        place(monkeypatch, rank, 4)
+        shares = shoal.shard(LOADERS[name]())
+        assert len(shares) == len(one_pass(shares))
+    with pytest.raises(TypeError):
+        len(shoal.shard(LOADERS["a stream"]()))
+
+
+@pytest.mark.parametrize("name", ["shuffled", "a subset", "NumPy's generator", "batches"])
+def test_each_pass_draws_anew_and_another_seed_otherwise(name):
+    loader = LOADERS[name]()
+    first, second = one_pass(shoal.shard(loader)), one_pass(shoal.shard(loader))  # asked for at each epoch
+    assert first != second
+    assert one_pass(shoal.shard(loader, seed=1)) not in (first, second)
+
+
+def test_with_replacement_all_see_parts_of_one_draw(monkeypatch):
+    drawn = []
+    for rank in range(3):
+        torch.manual_seed(rank)
+        place(monkeypatch, rank, 3)
+        sampler = WeightedRandomSampler([0.0] * 50 + [1.0] * 53, 90)
+        drawn.append([*chain(*one_pass(shoal.shard(DataLoader(NUMBERS, 10, sampler=sampler))))])
+    assert [len(own) for own in drawn] == [30, 30, 30]
+    assert min(map(min, drawn)) >= 50 and drawn[0] != drawn[1] != drawn[2]
+
+
+def test_drawing_leaves_the_script_s_generators_as_they_were():
+    for name in ("torch's generator", "Python's generator", "NumPy's generator"):
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+        next(iter(shoal.shard(LOADERS[name]())))
+        here = float(torch.rand(())), random.random(), np.random.random()
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+        assert here == (float(torch.rand(())), random.random(), np.random.random())
+
+
+@pytest.mark.parametrize("samples", [64, 100, 103])
+def test_drop_last_drops_what_does_not_fill_a_batch_of_every_worker(samples, monkeypatch):
+    batches: list[list[int]] = []
+    for rank in range(4):
+        place(monkeypatch, rank, 4)
+        loader = DataLoader(TensorDataset(torch.arange(samples)), 8, shuffle=True, drop_last=True)
+        batches += one_pass(shoal.shard(loader))
+    assert {len(batch) for batch in batches} == {8}
+    assert len(batches) == samples // 32 * 4
+
+
+# -- samplers that divide the data themselves ----------------------------------------------------------
+
+
+def test_a_distributed_sampler_of_this_worker_is_its_share(monkeypatch):
+    seen: list[int] = []
+    for rank in range(3):
+        place(monkeypatch, rank, 3)
+        shares = shoal.shard(DataLoader(NUMBERS, 8, sampler=DistributedSampler(NUMBERS, 3, rank)))
+        seen += chain(*one_pass(shares))
+        assert len(shares) == len(one_pass(shares)) == 5  # ceil(103 / 3) samples
+    assert set(seen) == set(range(SAMPLES))
+
+
+def test_a_distributed_sampler_of_other_shares_is_refused(monkeypatch):
+    place(monkeypatch, 1, 4)
+    shares = shoal.shard(DataLoader(NUMBERS, 8, sampler=DistributedSampler(NUMBERS, 2, 0)))
+    with pytest.raises(ValueError, match=r"takes share 0 of 2, and this is worker 1 of 4: .* shuffle=True"):
+        next(iter(shares))
+
+
+# -- loader processes ----------------------------------------------------------------------------------
+
+
+class Noise(Dataset[Tensor]):
+    """The seed and the process that a sample is loaded with."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([torch.initial_seed() % 2**31, os.getpid()])
+
+
+@pytest.mark.slow
+def test_loader_processes_of_different_workers_draw_differently_and_may_persist(monkeypatch):
+    seeds, processes = [], []
+    for rank in range(2):
+        place(monkeypatch, rank, 2)
+        loader = DataLoader(Noise(), 3, num_workers=1, persistent_workers=True)
+        passes = [torch.cat([*shoal.shard(loader)]) for _ in range(2)]
+        seeds += [int(seen[0, 0]) for seen in passes]
+        processes += [int(seen[0, 1]) for seen in passes]
+        del loader
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]  # torch seeds a process once
+    assert processes[0] == processes[1] != processes[2] == processes[3]
+
+
+# -- how many samples a batch has ----------------------------------------------------------------------
+
+
+@dataclass
+class Example:
+    name: str
+    features: Tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(5, 2),
+        [torch.zeros(5), torch.zeros(5)],
+        {"x": torch.zeros(5, 3)},
+        UserDict({"input_ids": torch.zeros(5, 3)}),
+        Example("a", torch.zeros(5)),
+        (["a", "b"], Example("b", torch.zeros(5))),
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_samples_are_counted_in_whatever_a_batch_is(batch):
+    assert _samples(batch) == 5
+
+
+def test_a_batch_without_tensors_is_one_sample():
+    assert _samples("words") == _samples([]) == _samples(torch.tensor(1.0)) == 1
+
+
+def test_samples_of_known_batches_are_counted_by_their_indices(monkeypatch):
+    handed: list[int] = []
+
+    class Attached:
+        rank, workers = 0, 1
+        leads = staticmethod(lambda shard: True)
+        skip_batches = staticmethod(lambda most: 0)
+        hand_out = staticmethod(handed.append)
+
+    monkeypatch.setattr("shoal.api.shard.current", Attached)
+    for _ in shoal.shard(DataLoader(NUMBERS, 50, collate_fn=lambda samples: object())):
+        pass
+    assert handed == [50, 50, 3]
