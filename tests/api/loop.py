@@ -17,10 +17,11 @@ parser.add_argument("--strategy-in-code", default=None)
 parser.add_argument("--raise-at", type=int, nargs=2, default=(-1, -1))
 parser.add_argument("--leave-at", type=int, nargs=2, default=(-1, -1))
 parser.add_argument("--ddp", action="store_true")
+parser.add_argument("--last-layer", action="store_true", help="train it alone, from a start of its own")
 parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
-torch.manual_seed(0)
+torch.manual_seed(os.getpid() if args.last_layer else 0)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(args.device)
 
 
@@ -30,7 +31,8 @@ def weights() -> str:
 
 
 start = weights()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=args.momentum)
+trained = model[2] if args.last_layer else model
+optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=args.momentum)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
 
 if args.ddp:

@@ -1,5 +1,6 @@
 """attach(): the user's loop stays as it is, and everything that hangs on it keeps working."""
 
+import contextlib
 import copy
 import os
 import socket
@@ -126,7 +127,7 @@ def test_attaching_twice_is_refused():
 
 def test_an_optimizer_of_another_model_is_refused():
     model, _, _ = model_and_data()
-    with pytest.raises(ValueError, match="holds none of the model's parameters"):
+    with pytest.raises(ValueError, match="holds none of the model's trainable parameters"):
         shoal.attach(model, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
 
 
@@ -334,6 +335,60 @@ def test_a_loop_of_one_s_own_resumes_bit_for_bit(strategy, options, tmp_path, mo
     resumed = run_loop(**saved)
     assert "steps 18" in straight[0] and "steps 18" in resumed[0]
     assert torch.equal(final_weights(resumed[0]), final_weights(straight[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sync", "bmuf", "diloco", "asgd", "easgd", "gossip"])
+def test_what_the_optimizer_does_not_hold_starts_equal_and_stays(strategy):
+    printed = run_loop("--last-layer", "--steps", "20", strategy=strategy)
+    first, last = slice(8 * 16 + 16), slice(8 * 16 + 16, None)
+    start, *_ = (final_weights(lines, "start") for lines in printed)
+    for lines in printed:
+        assert torch.equal(final_weights(lines)[first], start[first])
+        assert not torch.equal(final_weights(lines)[last], start[last])
+
+
+def test_only_what_the_optimizer_holds_travels():
+    model, xs, ys = model_and_data()
+    before = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with shoal.attach(model, optimizer) as training:
+        assert training.node.x.numel() == 16 * 3 + 3
+        train(model, optimizer, xs, ys)
+    assert torch.equal(model[0].weight, before[0].weight)
+    assert not torch.equal(model[2].weight, before[2].weight)
+
+
+def test_a_layer_that_is_frozen_after_attach_stays_whatever_the_weight_decay():
+    models = []
+    for attaches in (False, True):
+        model, xs, ys = model_and_data()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        with shoal.attach(model, optimizer) if attaches else contextlib.nullcontext():
+            train(model, optimizer, xs[:10], ys[:10])
+            model[0].requires_grad_(False)
+            train(model, optimizer, xs[10:], ys[10:])
+        models.append(model)
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+
+
+def test_what_is_trained_may_not_change_after_attach():
+    model, xs, ys = model_and_data()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = shoal.attach(model, optimizer)
+    model[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"frozen at attach\(\) is trainable now"):
+        train(model, optimizer, xs[:1], ys[:1])
+    training.abandon()
+
+    model, xs, ys = model_and_data()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    training = shoal.attach(model, optimizer)
+    optimizer.add_param_group({"params": model[0].parameters()})
+    with pytest.raises(ValueError, match=r"held 2 parameters at attach\(\), and holds 4 now"):
+        train(model, optimizer, xs[:1], ys[:1])
+    training.abandon()
 
 
 def test_parameters_that_are_not_the_model_s_are_refused():

@@ -296,12 +296,15 @@ class Attachment:
         return True
 
     def _others(self) -> list[Tensor]:
-        """The model's frozen parameters and buffers."""
-        frozen = [p.detach() for p in self._model.parameters() if not p.requires_grad]
-        return [*frozen, *self._model.buffers()]
+        """The model's other parameters, which are not trained, and its buffers."""
+        trained = {id(p) for p in self._replica.parameters}
+        return [
+            *(p.detach() for p in self._model.parameters() if id(p) not in trained),
+            *self._model.buffers(),
+        ]
 
     async def _same_start(self) -> None:
-        """Broadcast worker 0's weights, frozen parameters and buffers included.
+        """Broadcast worker 0's weights, those that are not trained and buffers included.
 
         Raises ValueError at a node whose model has another size or dtype.
         """
@@ -338,7 +341,8 @@ class Attachment:
     def _weights(self, engine: Engine) -> Mapping[str, Tensor] | None:
         if engine.identity.shards > 1 or not holds_solution(self._strategy, engine):
             return None
-        return named_weights(self._model, self._strategy.solution(Node(engine)))
+        solution = self._strategy.solution(Node(engine))
+        return named_weights(self._model, solution, self._replica.parameters)
 
     def _close(self) -> None:
         engine = self.engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite, prod
@@ -89,9 +90,16 @@ class Layout:
         return {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
 
 
-def trainable(module: nn.Module) -> tuple[list[nn.Parameter], Layout]:
-    """The parameters that take part in training, checked to fit one flat vector."""
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+def trainable(module: nn.Module, held: Set[int] | None = None) -> tuple[list[nn.Parameter], Layout]:
+    """The parameters that take part in training, checked to fit one flat vector.
+
+    `held` has the ids of those that the optimizer holds, if it may not hold all.
+    """
+    named = [
+        (name, p)
+        for name, p in module.named_parameters()
+        if p.requires_grad and (held is None or id(p) in held)
+    ]
     if not named:
         raise ValueError(
             f"{type(module).__name__} has no trainable parameters: there is nothing to train. "
@@ -109,10 +117,15 @@ def trainable(module: nn.Module) -> tuple[list[nn.Parameter], Layout]:
     return [p for _, p in named], Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named))
 
 
-def named_weights(module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """What `module.state_dict()` is with the trainable parameters taken from `vector`, tied ones alike."""
-    parameters, layout = trainable(module)
-    pieces = dict(zip(map(id, parameters), layout.split(vector).values(), strict=True))
+def named_weights(
+    module: nn.Module, vector: Tensor, parameters: Sequence[nn.Parameter] | None = None
+) -> dict[str, Tensor]:
+    """What `module.state_dict()` is with these parameters, by default all trainable ones, from `vector`."""
+    parts = trainable(module)[0] if parameters is None else parameters
+    pieces = {
+        id(p): piece.view(p.shape)
+        for p, piece in zip(parts, torch.split(vector, [p.numel() for p in parts]), strict=True)
+    }
     named = module.named_parameters(remove_duplicate=False)
     return {**module.state_dict(), **{name: pieces[id(p)] for name, p in named if id(p) in pieces}}
 
@@ -120,8 +133,8 @@ def named_weights(module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 class Flat:
     """A module whose parameters are views on one vector `x`: change `x` and the module changes."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.parameters, self.layout = trainable(module)
+    def __init__(self, module: nn.Module, held: Set[int] | None = None) -> None:
+        self.parameters, self.layout = trainable(module, held)
         first = self.parameters[0]
         self.x = torch.empty(self.layout.numel, dtype=first.dtype, device=first.device)
         with torch.no_grad():
@@ -164,9 +177,9 @@ class Flat:
         return out
 
     def set_gradient(self, g: Tensor) -> None:
-        """Make every parameter's gradient a view on `g`, for an optimizer to see."""
+        """Make every parameter's gradient a view on `g`, for an optimizer to see; not of one frozen since."""
         for p, view in zip(self.parameters, self.views(g), strict=True):
-            p.grad = view
+            p.grad = view if p.requires_grad else None
 
     def check_still_bound(self) -> None:
         """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""

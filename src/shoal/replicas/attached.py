@@ -25,11 +25,16 @@ LOOK_SECONDS = 1.0
 class AttachedReplica:
     """A replica whose gradients come from the user's own `loss.backward()`.
 
-    Raises ValueError unless the optimizer holds parameters of `model`, and no others.
+    The parameters that the optimizer holds are trained, and no others. Raises ValueError if it holds none of
+    the model's, or some that are not the model's.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._flat = Flat(model)
+        held = _held(optimizer)
+        _check_are_of(model, held)
+        self._flat = Flat(model, {id(p) for p in held})
+        self._held = len(held)
+        self._frozen = [p for p in held if not p.requires_grad]
         self._optimizer = optimizer
         self.x = self._flat.x
         self.samples = 0  # since the last step; 0 if the loop does not report them, and then counted as 1
@@ -41,17 +46,11 @@ class AttachedReplica:
         self._is_scaled = False
         self._overflowed = False
         self._next_look = 0.0
-        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-        ours = {id(p) for p in self._flat.parameters}
-        if not ours & held:
-            raise ValueError(
-                "the optimizer holds none of the model's parameters; build it from model.parameters()"
-            )
-        if held - ours:
-            raise ValueError(
-                f"the optimizer also holds {len(held - ours)} parameters that are not the model's: they "
-                "would differ between workers. Attach one module that contains all trained parameters."
-            )
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters that are trained, in the order in which they lie in `x`."""
+        return self._flat.parameters
 
     @property
     def layout(self) -> Layout:
@@ -71,7 +70,7 @@ class AttachedReplica:
     async def gradient(self) -> Gradient:
         """Wait for the user to call `optimizer.step()`, and return the gradient."""
         await _until_step_is_called()
-        self._flat.check_still_bound()
+        self._check_still_trained()
         if self._g is None:
             self._g = torch.empty_like(self.x)
         g = self._flat.gradient(self._g)
@@ -84,7 +83,7 @@ class AttachedReplica:
         """As `gradient`, but hand the gradient over in parts while the user's back-propagation runs."""
         self._watch.begin(intake, lambda: intake.unit * (self.samples or 1))
         await _until_step_is_called()
-        self._flat.check_still_bound()
+        self._check_still_trained()
         scale, count = self._undo_scaling(), self._count()
         weight = intake.unit * count
         if scale is not None:  # each worker has its own scale
@@ -104,6 +103,20 @@ class AttachedReplica:
     def seek(self, owner: int, place: int) -> None:
         """Raise TypeError: the loop owns the data, so no other worker can take its batches."""
         raise TypeError("batches of your own loop cannot be handed to another worker")
+
+    def _check_still_trained(self) -> None:
+        """Raise ValueError if the script has changed what is trained, which the other nodes cannot know."""
+        self._flat.check_still_bound()
+        if any(p.requires_grad for p in self._frozen):
+            raise ValueError(
+                "a parameter of the optimizer that was frozen at attach() is trainable now. Attach while it "
+                "is trainable, and freeze it afterwards."
+            )
+        if (now := sum(len(group["params"]) for group in self._optimizer.param_groups)) != self._held:
+            raise ValueError(
+                f"the optimizer held {self._held} parameters at attach(), and holds {now} now. Add parameter "
+                "groups before attach()."
+            )
 
     def _undo_scaling(self) -> Tensor | None:
         """Return the factor of GradScaler, if one is in use, and note whether it found an overflow."""
@@ -152,6 +165,23 @@ class AttachedReplica:
         self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         torch.set_rng_state(state["noise"])
         self.batches = state["batches"]
+
+
+def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _check_are_of(model: nn.Module, held: Sequence[Tensor]) -> None:
+    ours, trained = {id(p) for p in model.parameters()}, {id(p) for p in held if p.requires_grad}
+    if not ours & trained:
+        raise ValueError(
+            "the optimizer holds none of the model's trainable parameters; build it from model.parameters()"
+        )
+    if trained - ours:
+        raise ValueError(
+            f"the optimizer also holds {len(trained - ours)} parameters that are not the model's: they "
+            "would differ between workers. Attach one module that contains all trained parameters."
+        )
 
 
 def _wide(g: Tensor) -> torch.dtype:
