@@ -20,6 +20,24 @@ from shoal.launch.environment import Place
 from shoal.strategies import STRATEGIES
 
 LOOP = Path(__file__).with_name("loop.py")
+GIVES_UP = """
+import pathlib, time, torch, shoal
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training, began = shoal.attach(model, optimizer), time.monotonic()
+here = pathlib.Path(__file__).with_name(str(training.rank))
+try:
+    with training:
+        for step in range(50):
+            if (training.rank, step) == (1, 5):
+                raise KeyError
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+except Exception as error:
+    here.write_text(type(error).__name__)
+while not all(here.with_name(name).exists() for name in "01") and time.monotonic() < began + 40:
+    time.sleep(0.05)  # it goes on with something else
+"""
 
 
 def model_and_data():
@@ -389,6 +407,29 @@ def test_what_is_trained_may_not_change_after_attach():
     with pytest.raises(ValueError, match=r"held 2 parameters at attach\(\), and holds 4 now"):
         train(model, optimizer, xs[:1], ys[:1])
     training.abandon()
+
+
+def test_finish_after_a_step_that_failed_raises_its_error_again():
+    model, xs, ys = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = shoal.attach(model, optimizer)
+    with pytest.raises(shoal.Diverged) as first:
+        train(model, optimizer, xs[:1] * float("inf"), ys[:1])
+    for _ in range(2):
+        with pytest.raises(shoal.Diverged) as again:
+            training.finish()
+        assert again.value is first.value
+    shoal.attach(model, optimizer).finish()  # it let go of both
+
+
+@pytest.mark.slow
+def test_who_waits_for_a_worker_that_gave_up_is_told_at_once(tmp_path):
+    script = tmp_path / "gives_up.py"
+    script.write_text(GIVES_UP)
+    with pytest.raises(shoal.ShoalError, match="has no result: every worker left before the end"):
+        run_loop(script=script, timeout=60.0)
+    assert (tmp_path / "0").read_text() == "PeerLost"
+    assert (tmp_path / "1").read_text() == "KeyError"
 
 
 def test_parameters_that_are_not_the_model_s_are_refused():

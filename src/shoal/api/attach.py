@@ -141,6 +141,7 @@ class Attachment:
         self._began = self.engine.channel.now() - elapsed
         self._life = strategy.live(Node(self.engine))
         self._finished = False
+        self._failure: Exception | None = None
         if not me.is_server:
             self._take_over(optimizer)
             self._go_on(lambda: self._life.send(None))
@@ -216,9 +217,12 @@ class Attachment:
     def finish(self) -> None:
         """Merge the last updates, load the trained parameters into the model, and leave the run.
 
-        Further calls do nothing.
+        Further calls do nothing. After a step that failed it raises that error again: there is no result.
         """
         global _current
+        if self._failure is not None:
+            self.abandon()
+            raise self._failure
         if self._finished:
             return
         self._finished = True
@@ -228,17 +232,18 @@ class Attachment:
         _current = None
 
     def abandon(self) -> None:
-        """Release the model without notifying other workers, as after a failure that the script catches."""
+        """Release the model and leave the run without a result; workers that wait for this one give up."""
         global _current
         if not self._finished:
             self._finished = True
             self._life.close()
             self._give_back()
+            drive(self.engine.transport.close())
             _current = None
 
     def leave(self) -> None:
         """Finish at the end of the script, unless an exception ends it: the others must notice that."""
-        if not self._finished and getattr(sys, "last_value", None) is None:
+        if not self._finished and self._failure is None and getattr(sys, "last_value", None) is None:
             self.finish()
 
     def serve(self) -> None:
@@ -293,6 +298,9 @@ class Attachment:
         except StopIteration:
             self._finished = True
             return False
+        except Exception as failure:
+            self._failure = failure
+            raise
         return True
 
     def _others(self) -> list[Tensor]:

@@ -66,6 +66,10 @@ def run_script(
         goes_on = strategy is not None and strategy.survives
         crew = Crew(workers, nodes - workers, start, on_progress, place.timeout, restarts, goes_on)
         reports = [report for report in crew.see_through() if report]
+    if not reports and any(member.ready for member in crew.members):
+        raise ShoalError(
+            f"{script} has no result: every worker left before the end, after an error it caught"
+        )
     if not reports:
         raise ShoalError(
             f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
