@@ -20,6 +20,18 @@ from shoal.launch.environment import Place
 from shoal.strategies import STRATEGIES
 
 LOOP = Path(__file__).with_name("loop.py")
+FREEZES = """
+import torch, shoal
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with shoal.attach(model, optimizer):
+    for step in range(6):
+        model.bias.requires_grad_(step < 3)
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+print("done")
+"""
 GIVES_UP = """
 import pathlib, time, torch, shoal
 model = torch.nn.Linear(4, 2)
@@ -404,7 +416,7 @@ def test_what_is_trained_may_not_change_after_attach():
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
     training = shoal.attach(model, optimizer)
     optimizer.add_param_group({"params": model[0].parameters()})
-    with pytest.raises(ValueError, match=r"held 2 parameters at attach\(\), and holds 4 now"):
+    with pytest.raises(ValueError, match=r"held 2 parameters at attach\(\), and holds 4 now, or others"):
         train(model, optimizer, xs[:1], ys[:1])
     training.abandon()
 
@@ -420,6 +432,27 @@ def test_finish_after_a_step_that_failed_raises_its_error_again():
             training.finish()
         assert again.value is first.value
     shoal.attach(model, optimizer).finish()  # it let go of both
+
+
+def test_a_step_after_one_that_failed_raises_the_same_error():
+    model, xs, ys = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = shoal.attach(model, optimizer)
+    for _ in range(2):
+        with pytest.raises(shoal.Diverged):
+            train(model, optimizer, xs[:1] * float("inf"), ys[:1])
+    with pytest.raises(shoal.Diverged):
+        training.finish()
+
+
+@pytest.mark.slow
+def test_freezing_after_attach_is_refused_where_the_strategy_would_still_move_it(tmp_path):
+    script = tmp_path / "freezes.py"
+    script.write_text(FREEZES)
+    run_loop(script=script, strategy="sync")
+    for strategy in ("bmuf", "gossip"):
+        with pytest.raises(shoal.WorkerFailed, match=r"frozen after attach\(\), and \w+ would still move it"):
+            run_loop(script=script, strategy=strategy)
 
 
 @pytest.mark.slow

@@ -195,6 +195,71 @@ def test_a_distributed_sampler_of_other_shares_is_refused(monkeypatch):
         next(iter(shares))
 
 
+@pytest.mark.parametrize("batch_size", [None, "sampler"])
+def test_so_it_is_in_batches_of_its_own_and_without_batches(batch_size, monkeypatch):
+    seen: list[int] = []
+    for rank in range(2):
+        place(monkeypatch, rank, 2)
+        sampler = DistributedSampler(NUMBERS, 2, rank)
+        if batch_size is None:
+            loader = DataLoader(NUMBERS, batch_size=None, sampler=sampler)
+        else:
+            loader = DataLoader(NUMBERS, batch_sampler=BatchSampler(sampler, 4, False))
+        shares = shoal.shard(loader)
+        seen += chain(*one_pass(shares))
+        assert len(shares) == len(one_pass(shares))
+    assert set(seen) == set(range(SAMPLES))
+
+
+# -- samplers and loaders that are not what they seem ---------------------------------------------------
+
+
+class Wrong(OwnSampler):
+    """Yields another number of samples than its length says."""
+
+    def __init__(self, yields: int) -> None:
+        super().__init__(random.random)
+        self._yields = yields
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._yields))
+
+
+@pytest.mark.parametrize("yields", [50, 103, 150])
+def test_what_a_sampler_yields_counts_not_its_length(yields, monkeypatch):
+    seen: list[int] = []
+    for rank in range(3):
+        place(monkeypatch, rank, 3)
+        many = TensorDataset(torch.arange(200))
+        seen += chain(*one_pass(shoal.shard(DataLoader(many, 8, sampler=Wrong(yields)))))
+    assert sorted(seen) == list(range(yields))
+
+
+def test_a_batch_sampler_around_a_sampler_without_a_length_is_read_whole():
+    loader = DataLoader(NUMBERS, batch_sampler=BatchSampler(WithoutLength(), 8, False))
+    assert sorted(chain(*one_pass(shoal.shard(loader)))) == list(range(SAMPLES))
+
+
+class Prepared(DataLoader[Any]):
+    """A loader that does something to each batch, below `__iter__`."""
+
+    def _get_iterator(self) -> Any:
+        return (batch + 1000 for (batch,) in super()._get_iterator())
+
+
+def test_a_loader_that_does_something_to_its_batches_still_does():
+    seen = list(chain(*one_pass(shoal.shard(Prepared(NUMBERS, 8)))))
+    assert sorted(seen) == list(range(1000, 1000 + SAMPLES))
+
+
+def test_a_stream_may_be_read_again_and_beside_another_loader():
+    model = torch.nn.Linear(1, 1)
+    with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        stream, other = shoal.shard(DataLoader(Stream(), 8)), shoal.shard(DataLoader(NUMBERS, 8))
+        for _ in range(2):
+            assert sorted(chain(*one_pass(stream))) == sorted(chain(*one_pass(other))) == list(range(SAMPLES))
+
+
 # -- loader processes ----------------------------------------------------------------------------------
 
 

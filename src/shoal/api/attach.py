@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +32,10 @@ from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Setting, Strategy
+from shoal.vocabulary.strategy import Sends, Setting, Strategy
+
+LEAVING_SECONDS = 2.0
+"""How long a worker that gives up waits for the others to answer its goodbye."""
 
 AMP = "_step_supports_amp_scaling"
 """The attribute by which torch.amp.GradScaler recognises an optimizer that unscales gradients itself."""
@@ -140,7 +145,8 @@ class Attachment:
         self.engine.service.excuse(finished)
         self._began = self.engine.channel.now() - elapsed
         self._life = strategy.live(Node(self.engine))
-        self._finished = False
+        self._ended = False  # the strategy has nothing more to do
+        self._released = False  # the model and the optimizer are the user's again
         self._failure: Exception | None = None
         if not me.is_server:
             self._take_over(optimizer)
@@ -205,7 +211,8 @@ class Attachment:
 
     def leads(self, shard: object) -> bool:
         """Whether `shard` is the one iterated first, whose batches are counted: the training data."""
-        self._first_shard = self._first_shard or shard
+        if self._first_shard is None:
+            self._first_shard = shard
         return self._first_shard is shard
 
     def skip_batches(self, most: int) -> int:
@@ -223,33 +230,43 @@ class Attachment:
         if self._failure is not None:
             self.abandon()
             raise self._failure
-        if self._finished:
+        if self._released:
             return
-        self._finished = True
-        while self._go_on(lambda: self._life.throw(NoMoreSteps())):
-            pass  # the strategy may continue without data while other workers have some
+        try:
+            while not self._ended and self._go_on(lambda: self._life.throw(NoMoreSteps())):
+                pass  # the strategy may continue without data while other workers have some
+        except BaseException:
+            self.abandon()
+            raise
+        self._released = True
         self._close()
         _current = None
 
     def abandon(self) -> None:
         """Release the model and leave the run without a result; workers that wait for this one give up."""
         global _current
-        if not self._finished:
-            self._finished = True
+        if not self._released:
+            self._released = True
             self._life.close()
             self._give_back()
-            drive(self.engine.transport.close())
+            leaving = threading.Thread(target=self._hang_up, name="shoal leaves", daemon=True)
+            leaving.start()
+            leaving.join(LEAVING_SECONDS)  # what ended training must be heard of, whoever does not answer
             _current = None
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(Exception):  # training has failed already, and that is what is reported
+            drive(self.engine.transport.close())
 
     def leave(self) -> None:
         """Finish at the end of the script, unless an exception ends it: the others must notice that."""
-        if not self._finished and self._failure is None and getattr(sys, "last_value", None) is None:
+        if not self._released and self._failure is None and getattr(sys, "last_value", None) is None:
             self.finish()
 
     def serve(self) -> None:
         """Run the strategy's server until every worker has left."""
         drive(self._life)
-        self._finished = True
+        self._released = True
         self._close()
 
     def __enter__(self) -> Attachment:
@@ -272,6 +289,7 @@ class Attachment:
                 with torch.enable_grad():
                     loss = closure()
                 self._replica.loss = float(torch.as_tensor(loss).detach())
+            self._check_freezing()
             self._go_on(lambda: self._life.send(None))
             return loss
 
@@ -280,6 +298,15 @@ class Attachment:
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         self._scales_itself = getattr(optimizer, AMP, None)
         setattr(optimizer, AMP, True)  # GradScaler then always calls step(), and leaves skipping to us
+
+    def _check_freezing(self) -> None:
+        """Raise ValueError if a parameter was frozen since attach() that the strategy would still move."""
+        by_gradients = self._strategy.sends in (Sends.MEAN_GRADIENTS, Sends.NOTHING)
+        if not by_gradients and not all(p.requires_grad for p in self._replica.parameters):
+            raise ValueError(
+                f"a parameter was frozen after attach(), and {type(self._strategy).__name__} would still "
+                "move it. Freeze it before attach(), or take strategy 'sync'."
+            )
 
     def _give_back(self) -> None:
         """Restore the user's optimizer and model."""
@@ -292,11 +319,13 @@ class Attachment:
 
     def _go_on(self, resume: Callable[[], object]) -> bool:
         """Run the strategy until it wants a gradient or has ended. Returns whether it wants a gradient."""
+        if self._failure is not None:
+            raise self._failure
         try:
             with torch.no_grad():
                 resume()
         except StopIteration:
-            self._finished = True
+            self._ended = True
             return False
         except Exception as failure:
             self._failure = failure

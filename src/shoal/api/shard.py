@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -25,9 +24,15 @@ from shoal.replicas.module import share, steps_per_epoch
 
 COPIED = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
-    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+    *("prefetch_factor", "persistent_workers", "pin_memory_device"),
 )
-"""The options of a loader that the loader of a share has too, where this version of torch knows them."""
+"""The options of a loader that the loader of a share has too, where this version of torch knows them.
+
+Not `in_order`: batches are counted, and skipped on a resume, in order.
+"""
+
+READS = ("__iter__", "_get_iterator")
+"""What a class of loaders overrides that yields something else than its sampler and data set say."""
 
 
 def shard(loader: DataLoader[Any], seed: int = 0) -> Shard:
@@ -44,8 +49,9 @@ class Shard:
     """The batches of a loader for one worker. In each pass every sample is in a batch of one worker.
 
     A batch sampler of your own is asked for its batches, and each goes to one worker. Any other sampler is
-    asked for its samples: workers get batches of the loader's size, all the same number of them. Samplers
-    draw anew at each pass, and alike at all workers, from seeds that Shoal sets.
+    asked for its samples: workers get batches of the loader's size, all the same number of them; `drop_last`
+    drops what does not fill a batch for each. Samplers that draw from global generators draw anew at each
+    pass, and alike at all workers, from seeds that Shoal sets.
     A loader that cannot be asked (an IterableDataset, a class with its own `__iter__`, a sampler without a
     length) is read whole by every worker, which keeps every N-th batch: all must see the same order.
     The shard reports the number of samples in every batch to the attachment, so that short batches have less
@@ -63,21 +69,18 @@ class Shard:
     def __len__(self) -> int:
         """Batches of this worker in one pass. Raises TypeError if the loader has no length."""
         if _is_read_whole(self._loader):
-            return _dealt(len(self._loader))
-        if _batch_sampler(self._loader) is not None or self._loader.batch_size is None:
-            return _dealt(len(_sampler(self._loader)))
-        samples, batch = len(_sampler(self._loader)), self._loader.batch_size
-        workers = 1 if _divides_itself(self._loader) else _workers()
-        if self._loader.drop_last:
-            return samples // (batch * workers)
-        return steps_per_epoch(samples, batch, workers)
+            return _dealt(len(self._loader), self._seat())
+        if self._loader.batch_size is None:
+            return _dealt(len(_sampler(self._loader)), self._seat())
+        return self._steps(len(_sampler(self._loader)), self._loader.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         attachment, whole = current(), _is_read_whole(self._loader)
         counts = attachment is not None and attachment.leads(self)
-        skip = attachment.skip_batches(len(self)) if attachment and counts and not whole else 0
         epoch, self._epoch = self._epoch, self._epoch + 1
-        for batch, samples in self._read_whole() if whole else self._read(self._deal(epoch)[skip:], epoch):
+        own = [] if whole else self._deal(epoch)
+        skip = attachment.skip_batches(len(own)) if attachment and counts else 0
+        for batch, samples in self._read_whole() if whole else self._read(own[skip:], epoch):
             if attachment and counts:
                 if whole and attachment.skip_batches(1):
                     continue
@@ -86,22 +89,29 @@ class Shard:
 
     def _read_whole(self) -> Iterator[tuple[Any, int]]:
         """Every N-th batch of the loader, with its number of samples."""
-        for batch in islice(self._loader, _rank(), None, _workers()):
+        rank, workers = self._seat()
+        for batch in islice(self._loader, rank, None, workers):
             yield batch, _samples(batch)
+
+    def _seat(self) -> tuple[int, int]:
+        """Which share of how many this worker takes of what the loader yields."""
+        return (0, 1) if _divides_itself(self._loader) else (_rank(), _workers())
+
+    def _steps(self, samples: int, batch: int) -> int:
+        """Batches of each worker for so many samples."""
+        _, workers = self._seat()
+        if self._loader.drop_last:
+            return samples // (batch * workers)
+        return steps_per_epoch(samples, batch, workers)
 
     def _deal(self, epoch: int) -> list[Any]:
         """What this worker takes from the data set in this pass: lists of indices, or indices of batches."""
-        loader = self._loader
-        order = self._order(epoch)
-        if _batch_sampler(loader) is not None or loader.batch_size is None:
-            return order[_rank() :: _workers()]
-        rank, workers = (0, 1) if _divides_itself(loader) else (_rank(), _workers())
-        steps = len(self)
-        places = torch.arange(len(order))
-        last = None if loader.drop_last else steps - 1  # the last step takes the remainder
-        shares = (
-            share(places, step, loader.batch_size, rank, workers, step == last) for step in range(steps)
-        )
+        batch, (rank, workers), order = self._loader.batch_size, self._seat(), self._order(epoch)
+        if batch is None:
+            return order[rank::workers]
+        places, steps = torch.arange(len(order)), self._steps(len(order), batch)
+        last = None if self._loader.drop_last else steps - 1  # the last step takes the remainder
+        shares = (share(places, step, batch, rank, workers, step == last) for step in range(steps))
         return [[order[place] for place in own.tolist()] for own in shares]
 
     def _order(self, epoch: int) -> list[Any]:
@@ -113,7 +123,7 @@ class Shard:
             generator = stream(self._seed, "shard", epoch)
             return torch.randperm(len(sampler), generator=generator).tolist()
         with _seeded(derive(self._seed, "sampler", epoch)):
-            return list(islice(sampler, len(sampler)))
+            return list(sampler)
 
     def _read(self, own: Sequence[Any], epoch: int) -> Iterator[tuple[Any, int]]:
         """Load these batches with a loader like the user's, each with its number of samples."""
@@ -158,11 +168,15 @@ def _sampler(loader: DataLoader[Any]) -> Any:
 
 def _is_read_whole(loader: DataLoader[Any]) -> bool:
     """Whether nothing but the loader itself knows its batches."""
-    return (
-        isinstance(loader.dataset, IterableDataset)
-        or type(loader).__iter__ is not DataLoader.__iter__
-        or not hasattr(_sampler(loader), "__len__")
-    )
+    if isinstance(loader.dataset, IterableDataset):
+        return True
+    if any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in READS):
+        return True
+    try:
+        len(_sampler(loader))
+    except (TypeError, NotImplementedError, AttributeError):
+        return True  # it may never end
+    return False
 
 
 def _is_plain_shuffle(sampler: Any) -> bool:
@@ -175,14 +189,16 @@ def _is_plain_shuffle(sampler: Any) -> bool:
 
 def _divides_itself(loader: DataLoader[Any]) -> bool:
     """Whether its sampler yields this worker's share only. Raises ValueError if it yields another share."""
-    sampler = _sampler(loader)
-    if not isinstance(sampler, DistributedSampler):
+    own = _batch_sampler(loader)
+    divided = [s for s in (own, getattr(own, "sampler", None), loader.sampler) if hasattr(s, "num_replicas")]
+    if not divided:
         return False
+    sampler: Any = divided[0]
     if (sampler.rank, sampler.num_replicas) != (_rank(), _workers()):
         raise ValueError(
-            f"the loader's DistributedSampler takes share {sampler.rank} of {sampler.num_replicas}, and this "
-            f"is worker {_rank()} of {_workers()}: shard() would train on a part of that part. Make the "
-            "loader with shuffle=True instead of that sampler"
+            f"the loader's {type(sampler).__name__} takes share {sampler.rank} of {sampler.num_replicas}, "
+            f"and this is worker {_rank()} of {_workers()}: shard() would train on a part of that part. Make "
+            "the loader with shuffle=True instead of that sampler"
         )
     return True
 
@@ -206,9 +222,10 @@ def _seeded(seed: int) -> Iterator[None]:
             numpy.random.set_state(drawn)
 
 
-def _dealt(batches: int) -> int:
-    """How many of so many batches this worker gets."""
-    return len(range(_rank(), batches, _workers()))
+def _dealt(batches: int, seat: tuple[int, int]) -> int:
+    """How many of so many batches the worker in that seat gets."""
+    rank, workers = seat
+    return len(range(rank, batches, workers))
 
 
 def _rank() -> int:

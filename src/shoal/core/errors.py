@@ -6,7 +6,7 @@
     ├── Deadlock          virtual time: every node waits and nothing is under way
     ├── Diverged          a loss, gradient or parameter is not finite
     ├── WorkerFailed      a worker process raised or died; carries its traceback
-    ├── Interrupted       Ctrl-C: the run left in order, with a checkpoint where one was asked for
+    ├── Interrupted       Ctrl-C: the run has ended, with a checkpoint where one was asked for
     ├── WireError         bytes that are not a message of ours
     ├── CheckpointError   a checkpoint is damaged, or belongs to another run
     ├── DataMissing       a data set is in none of the places it may be in
@@ -45,7 +45,7 @@ class WorkerFailed(ShoalError):
 
 
 class Interrupted(ShoalError):
-    """The run was asked to stop and left in order."""
+    """Ctrl-C ended the run. In virtual time, and after a second Ctrl-C, nothing more was saved."""
 
 
 class WireError(ShoalError):

@@ -379,8 +379,8 @@ class Crew:
 
 def _undone_steps(member: Member) -> str:
     """What a worker had still to do, as far as its last report tells."""
-    steps = member.progress.get("steps")
-    return "its remaining steps" if steps is None else f"its last {steps - member.progress['step']} steps"
+    steps, done = member.progress.get("steps"), member.progress.get("step", 0)
+    return "its remaining steps" if steps is None or steps == done else f"its last {steps - done} steps"
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class AttachedReplica:
         held = _held(optimizer)
         _check_are_of(model, held)
         self._flat = Flat(model, {id(p) for p in held})
-        self._held = len(held)
+        self._held = [id(p) for p in held]
         self._frozen = [p for p in held if not p.requires_grad]
         self._optimizer = optimizer
         self.x = self._flat.x
@@ -109,13 +109,13 @@ class AttachedReplica:
         self._flat.check_still_bound()
         if any(p.requires_grad for p in self._frozen):
             raise ValueError(
-                "a parameter of the optimizer that was frozen at attach() is trainable now. Attach while it "
-                "is trainable, and freeze it afterwards."
+                "a parameter of the optimizer that was frozen at attach() is trainable now. Let it be "
+                "trainable at attach()."
             )
-        if (now := sum(len(group["params"]) for group in self._optimizer.param_groups)) != self._held:
+        if (now := [id(p) for p in _held(self._optimizer)]) != self._held:
             raise ValueError(
-                f"the optimizer held {self._held} parameters at attach(), and holds {now} now. Add parameter "
-                "groups before attach()."
+                f"the optimizer held {len(self._held)} parameters at attach(), and holds {len(now)} now, or "
+                "others. Give it all its parameters before attach()."
             )
 
     def _undo_scaling(self) -> Tensor | None:

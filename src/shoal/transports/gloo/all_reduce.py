@@ -96,7 +96,9 @@ class GlooAllReduce(TransportAllReduce):
         return [self._ring.allreduce(staged, dist.ReduceOp.SUM, NO_TIMEOUT)]
 
     def _wait(self, works: list[dist.Work], deadline: float) -> None:
-        patience = _Patience(deadline, self._lost, self.schedule.workers)
+        # whoever leaves breaks gloo's connections, but not NCCL's
+        away = self._lost if self._gpus is None else self.schedule.gone
+        patience = _Patience(deadline, away, self.schedule.workers)
         try:
             if self._gpus is None:
                 _finish_on_cpu(works, patience.is_over)
@@ -144,19 +146,19 @@ class _StoreSchedule(CollectiveSchedule):
 
 
 class _Patience:
-    """How long to wait for an all-reduce: until the deadline, or GRACE_SECONDS after a worker was lost.
+    """How long to wait for an all-reduce: until the deadline, or GRACE_SECONDS after a worker is `away`.
 
-    Gloo itself may wait forever for a worker that was killed. The grace is for one that died after it had
-    sent all that the others need.
+    Gloo itself may wait forever for a worker that was killed. The grace is for one that had sent all that
+    the others need.
     """
 
-    def __init__(self, deadline: float, lost: Set[int], workers: int) -> None:
-        self._deadline, self._lost, self._workers = deadline, lost, range(workers)
+    def __init__(self, deadline: float, away: Set[int], workers: int) -> None:
+        self._deadline, self._away, self._workers = deadline, away, range(workers)
 
     def is_over(self) -> bool:
         """Whether to give up."""
         now = time.monotonic()
-        if not self._lost.isdisjoint(self._workers):
+        if not self._away.isdisjoint(self._workers):
             self._deadline = min(self._deadline, now + GRACE_SECONDS)
         return now > self._deadline
 
