@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.core.limits import above, at_least, between
+from shoal.core.limits import above, at_least, between, one_of
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Blockwise
 
@@ -35,8 +35,7 @@ class BMUF(Blockwise):
         at_least(0, warmup=self.warmup)
         above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
-        if self.variant not in VARIANTS:
-            raise ValueError(f"variant={self.variant!r} must be one of {', '.join(VARIANTS)}")
+        one_of(VARIANTS, variant=self.variant)
 
     async def worker(self, w: Node) -> None:
         period = self.block_steps(w)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.identity import SERVER
-from shoal.core.limits import above, at_least, between
+from shoal.core.limits import above, at_least, between, one_of
 from shoal.core.transport import Message
 from shoal.engine.protocol import Pull, Push
 from shoal.vocabulary.node import Node
@@ -37,8 +37,7 @@ class Downpour(Central):
         at_least(0, warmup=self.warmup, warm_start=self.warm_start, eps=self.eps)
         above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer={self.optimizer!r} must be one of {', '.join(OPTIMIZERS)}")
+        one_of(OPTIMIZERS, optimizer=self.optimizer)
 
     async def worker(self, w: Node) -> None:
         accrued = w.keep("accrued", torch.zeros_like(w.x))

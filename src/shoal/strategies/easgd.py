@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.core.identity import SERVER
-from shoal.core.limits import at_least, between
+from shoal.core.limits import at_least, between, one_of
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Sends, Setting, Strategy
 
@@ -27,8 +27,7 @@ class EASGD(Strategy):
     def __post_init__(self) -> None:
         at_least(1, period=self.period)
         between(0, 1, rate=self.rate)
-        if self.order not in ORDERS:
-            raise ValueError(f"order={self.order!r} must be one of {', '.join(ORDERS)}")
+        one_of(ORDERS, order=self.order)
         if self.synchronous and self.order != "saved":
             raise ValueError(
                 "synchronous=True takes gradients where the workers were: leave order='moved' out"

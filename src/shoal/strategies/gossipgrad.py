@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.core.limits import one_of
 from shoal.core.seeds import stream
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Decentral
@@ -25,9 +26,8 @@ class GossipGraD(Decentral):
     seed: int = 0  # of the places, the same for all
 
     def __post_init__(self) -> None:
-        for name, known in (("partners", PARTNERS), ("mode", MODES)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+        one_of(PARTNERS, partners=self.partners)
+        one_of(MODES, mode=self.mode)
 
     async def worker(self, w: Node) -> None:
         async for t in w.rounds():
