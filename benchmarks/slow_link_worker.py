@@ -27,7 +27,7 @@ from torch.nn import functional as F
 import shoal
 from shoal.launch.control import leave_with_parent
 from shoal.programs.tasks import TASKS
-from shoal.replicas.module import Batches
+from shoal.replicas.batches import Batches
 from shoal.runs.evaluation import evaluate
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from torch.nn import functional as F
 
 import shoal
 from forked import ForkedPython
-from shoal.api.script import run_script
-from shoal.launch.environment import Place
+from scripts import final_weights
+from scripts import run_loop as run_a_script
 from shoal.strategies import STRATEGIES
 
 LOOP = Path(__file__).with_name("loop.py")
@@ -185,29 +186,7 @@ def test_a_gradient_that_is_not_finite_is_noticed():
 
 OWN_LOOP = Path(__file__).with_name("own_loop.py")
 warm = pytest.mark.usefixtures("warm_scripts")
-
-
-def run_loop(
-    *arguments: str, workers: int = 2, strategy: str | None = "sync", script: Path = LOOP, **place
-) -> list[str]:
-    """What each worker printed."""
-    lines: dict[str, list[str]] = {}
-    chosen = None if strategy is None else STRATEGIES.make(strategy, **place.get("strategy_options", {}))
-    run_script(
-        script,
-        arguments,
-        workers=workers,
-        strategy=chosen,
-        place=Place(strategy=strategy, **place),
-        on_progress=lambda event: None,
-        on_output=lambda name, line: lines.setdefault(name, []).append(line),
-    )
-    return ["\n".join(lines[f"worker {rank}"]) for rank in range(workers)]
-
-
-def final_weights(printed: str, word: str = "weights") -> torch.Tensor:
-    line = next(line for line in printed.splitlines() if line.startswith(f"{word} "))
-    return torch.frombuffer(bytearray.fromhex(line.split()[1]), dtype=torch.float32)
+run_loop = partial(run_a_script, script=LOOP)
 
 
 def apart(printed: str, other: str) -> float:
@@ -497,3 +476,56 @@ def test_gradients_may_be_set_to_zero_or_to_none(set_to_none):
     with shoal.attach(model, optimizer):
         loop(model, optimizer)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+def test_lbfgs_is_left_alone_with_one_worker():
+    def fit(model, optimizer, xs, ys):
+        losses = []
+        for x, y in zip(xs[:4], ys[:4], strict=True):
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            losses.append(float(optimizer.step(closure).detach()))
+        return losses
+
+    model, xs, ys = model_and_data()
+    plain = copy.deepcopy(model)
+    expected = fit(plain, torch.optim.LBFGS(plain.parameters(), max_iter=5), xs, ys)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+    with shoal.attach(model, optimizer):
+        assert fit(model, optimizer, xs, ys) == expected
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+def test_a_parameter_without_a_gradient_and_sparse_ones_are_stepped_as_in_plain_torch():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(9, 4, sparse=True)
+            self.unused = nn.Linear(4, 4)
+            self.used = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.used(self.words(x).mean(1))
+
+    def fit(model, optimizers):
+        for step in range(5):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            F.cross_entropy(model(torch.arange(6).view(3, 2) + step % 3), torch.tensor([0, 1, 0])).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    torch.manual_seed(0)
+    model = Words()
+    for make in (torch.optim.SGD, partial(torch.optim.SGD, momentum=0.9)):
+        plain, ours = copy.deepcopy(model), copy.deepcopy(model)
+        fit(plain, [make(plain.parameters(), lr=0.1)])
+        optimizer = make(ours.parameters(), lr=0.1)
+        with shoal.attach(ours, optimizer):
+            fit(ours, [optimizer])
+        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))

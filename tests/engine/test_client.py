@@ -42,9 +42,9 @@ def test_refusals_are_faults_until_there_are_too_many():
 
     async def work(p):
         for _ in range(MOST_REFUSALS - 1):
-            await (await p.client.start_push(SERVER, vector(1.0, 1.0), 1.0, 1.0))()
+            await (await p.client.start_push(SERVER, vector(1.0, 1.0), 1.0, None))()
         with pytest.raises(Diverged, match="10 updates in a row were refused; the last: element 0 is nan"):
-            await (await p.client.start_push(SERVER, vector(1.0, 1.0), 1.0, 1.0))()
+            await (await p.client.start_push(SERVER, vector(1.0, 1.0), 1.0, None))()
         return len(p.channel.meter.faults)
 
     def refuse(m):

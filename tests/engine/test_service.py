@@ -44,7 +44,7 @@ def test_a_push_that_comes_twice_is_applied_once():
 
 def test_an_update_that_is_not_finite_is_refused():
     async def work(p):
-        await (await p.client.start_push(SERVER, vector(1.0, float("nan")), 1.0, 1.0))()
+        await (await p.client.start_push(SERVER, vector(1.0, float("nan")), 1.0, None))()
         return p.channel.meter.faults
 
     said = play(work, serve, servers=1)

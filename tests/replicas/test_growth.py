@@ -12,7 +12,8 @@ from shoal.core.growth import Growth
 from shoal.core.seeds import stream
 from shoal.core.task import Data, Task
 from shoal.engine.engine import Instrument
-from shoal.replicas.module import Batches, build_model, build_replica, steps_of
+from shoal.replicas.batches import Batches
+from shoal.replicas.module import build_model, build_replica, steps_of
 from shoal.sim import Compute, Simulation
 from shoal.strategies import BMUF, STRATEGIES, Single, Sync
 from shoal.testing import blobs

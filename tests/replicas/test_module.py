@@ -8,7 +8,8 @@ import torch
 import shoal
 from marks import marks
 from sampling import mostly_soak, sampled
-from shoal.replicas.module import Batches, apportion, build_model
+from shoal.replicas.batches import Batches, apportion
+from shoal.replicas.module import build_model
 from shoal.sim import Compute
 from shoal.strategies import Local
 from shoal.testing import Slope, blobs, simulate

@@ -22,8 +22,8 @@ class Seats(Problem):
         return g
 
 
-class Starts(Instrument):
-    """Where each worker's x stands after each step: the vector it read for it."""
+class Ends(Instrument):
+    """Where each worker's x stands after each step: the vector it read for it, and its own step."""
 
     def __init__(self):
         self.x = {}
@@ -46,7 +46,7 @@ def test_three_workers_at_their_own_pace_by_hand():
     x4 = x3 - 0.5 * (x0 + 8)  # 2.125 s  worker 2 saw x0: 3 behind
     x5 = x4 - 0.5 * (x2 - 4)  # 2.500 s  worker 1 saw x2: 2 behind
     x6 = x5 - 0.5 * (x4 + 8)  # 4.250 s  worker 2 saw x4: 1 behind
-    starts = Starts()
+    ends = Ends()
     run = simulate(
         Hogwild(),
         Quadratic(lr=0.5, targets=(0.0, 4.0, -8.0)),
@@ -54,9 +54,13 @@ def test_three_workers_at_their_own_pace_by_hand():
         steps=2,
         start=[x0],
         compute=Compute(mean=1.0, slow={1: 1.25, 2: 2.125}),
-        observers=[starts],
+        observers=[ends],
     )
-    assert starts.x == {0: [x0, x1], 1: [x0, x2], 2: [x0, x4]}
+    assert ends.x == {
+        0: [x0 - 0.5 * (x0 - 0), x1 - 0.5 * (x1 - 0)],
+        1: [x0 - 0.5 * (x0 - 4), x2 - 0.5 * (x2 - 4)],
+        2: [x0 - 0.5 * (x0 + 8), x4 - 0.5 * (x4 + 8)],
+    }
     assert run.server.x.item() == x6 == -7.0
     late = [dict(run.worker(k).meter.staleness) for k in range(3)]
     assert late == [{0: 1, 1: 1}, {1: 1, 2: 1}, {3: 1, 1: 1}]

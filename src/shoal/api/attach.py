@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import NoMoreSteps, Parameters
+from shoal.core.replica import NoMoreSteps
 from shoal.core.transport import Message
 from shoal.core.vector import named_weights
 from shoal.engine.engine import Engine
@@ -26,6 +26,7 @@ from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import Access, choose_mean, connect
 from shoal.replicas.attached import AttachedReplica
+from shoal.replicas.served import check_optimizer
 from shoal.runs.curve import holds_solution
 from shoal.runs.result import report
 from shoal.storage.checkpoint import Checkpoints
@@ -74,6 +75,7 @@ def attach(
             f"{coder} needs the factors of each layer's gradient, which Shoal cannot record in your own "
             "loop; take 'low_rank' here, or shoal.run"
         )
+    check_optimizer(chosen, optimizer, place.identity(chosen).workers, place.servers)
     attachment = Attachment(model, optimizer, chosen, coder, place)
     if attachment.engine.is_server:
         attachment.serve()
@@ -166,7 +168,7 @@ class Attachment:
         )
         return Engine(
             transport,
-            Parameters.of_server(me, x) if me.is_server else self._replica,
+            self._replica.served(me) if me.is_server else self._replica,
             me,
             mean=choose_mean(place.collective, transport, codec, me.workers),
             codec=codec,
@@ -181,7 +183,7 @@ class Attachment:
         engine = self.engine
         drive(self._same_start())
         if engine.is_server:
-            engine.x.copy_(Parameters.of_server(engine.identity, self._replica.x).x)
+            engine.x.copy_(self._replica.x[engine.identity.own_slice(self._replica.x.numel())])
         engine.meter.reset()  # do not count the messages so far
         self.resumed_from = self._between_steps.resume(engine)
 
@@ -284,14 +286,11 @@ class Attachment:
         self._replica.original_step = optimizer.step
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-                self._replica.loss = float(torch.as_tensor(loss).detach())
+            loss = None if closure is None else self._replica.evaluate(closure)
             self._check_freezing()
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
-            return loss
+            return self._replica.own_loss if loss is None else loss
 
         # an earlier learning-rate scheduler looks for the attribute it set on the step it wrapped
         step.__dict__.update(getattr(optimizer.step, "__dict__", {}))

@@ -26,7 +26,7 @@ from shoal.core.task import Data, Task
 from shoal.programs.models.belief_network import BeliefNet, perceptron
 from shoal.programs.models.pretraining import Momentum, Pretraining
 from shoal.programs.models.rbm import RBM
-from shoal.replicas.module import steps_per_epoch
+from shoal.replicas.batches import steps_per_epoch
 from shoal.runs.result import Result
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy

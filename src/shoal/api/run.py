@@ -23,7 +23,7 @@ from shoal.launch.control import PROGRESS_SECONDS, Control, progress
 from shoal.launch.crew import Audience, Listener
 from shoal.launch.join import choose_mean
 from shoal.programs.tasks import TASKS
-from shoal.replicas.module import build_model, build_replica, module_of
+from shoal.replicas.module import build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Curve, holders, put_together
 from shoal.runs.plan import Plan
 from shoal.runs.processes import keep_model, run_processes
@@ -118,7 +118,6 @@ def _simulate(
     replica = partial(
         build_replica, plan.task, model, data, plan.strategy, workers=plan.workers, seed=plan.seed
     )
-    link = LinkCost.of_network(network.latency, network.bandwidth)
     simulation = Simulation(
         plan.strategy,
         replica,
@@ -126,13 +125,20 @@ def _simulate(
         seed=plan.seed,
         steps=plan.steps(data),
         shards=plan.servers,
+        served=partial(build_served, plan.task, model),
         network=network,
         compute=compute,
         batch=plan.task.batch if plan.balance or plan.task.growth else None,
         faults=faults,
         layout=trainable(model)[1],
         codec=plan.codec,
-        mean=choose_mean(plan.collective, None, plan.codec, plan.workers, link),
+        mean=choose_mean(
+            plan.collective,
+            None,
+            plan.codec,
+            plan.workers,
+            LinkCost.of_network(network.latency, network.bandwidth),
+        ),
         between_steps=between_steps,
         balanced=plan.balance,
         observers=(curve, _Ticker(listener)),

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from shoal.api.attach import current
 from shoal.core.seeds import derive, stream
-from shoal.replicas.module import share, steps_per_epoch
+from shoal.replicas.batches import share, steps_per_epoch
 
 COPIED = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),

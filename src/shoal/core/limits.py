@@ -31,10 +31,10 @@ def between(low: float, high: float, **options: float | None) -> None:
             raise ValueError(f"{name}={value} must be at least {low:g} and below {high:g}")
 
 
-def one_of(words: tuple[str, ...], **options: str) -> None:
+def one_of(words: tuple[str, ...], **options: str | None) -> None:
     """Raise ValueError unless every option given is one of the words."""
     for name, value in options.items():
-        if value not in words:
+        if value is not None and value not in words:
             raise ValueError(f"{name}={value!r} must be one of {', '.join(words)}")
 
 

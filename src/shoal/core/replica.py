@@ -47,6 +47,14 @@ class Replica(Protocol):
         """
         ...
 
+    @property
+    def changed(self) -> Tensor | None:
+        """The numbers in the optimizer's groups, if others than the first rate have changed; else None.
+
+        A server's optimizer takes them over.
+        """
+        ...
+
     def descend(self, g: Tensor) -> None:
         """One step of the optimizer along -g."""
         ...
@@ -65,9 +73,10 @@ class Replica(Protocol):
 
 
 class Parameters:
-    """A replica that holds parameters and nothing else: a server's."""
+    """A replica that holds parameters and nothing else: a server's, which steps them by plain SGD."""
 
     lr = float("nan")
+    changed: Tensor | None = None
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -86,8 +95,15 @@ class Parameters:
         raise TypeError("a server has no data to seek in")
 
     def descend(self, g: Tensor) -> None:
-        """A server has no optimizer of the user's."""
-        raise TypeError("a server has no local optimizer; change s.x itself")
+        """A server takes no step of its own accord."""
+        raise TypeError("a server steps with a worker's learning rate; call descend(g, push)")
+
+    def apply(self, g: Tensor, rate: float, numbers: Tensor | None, scale: float) -> None:
+        """One step along -g, at this learning rate times `scale`: plain SGD.
+
+        `numbers` are those of the sender's optimizer, see `Replica.changed`.
+        """
+        self.x.sub_(g, alpha=rate * scale)
 
     def reset_momentum(self) -> None:
         """There is none."""

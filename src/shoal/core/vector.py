@@ -172,6 +172,8 @@ class Flat:
         for p, view in zip(self.parameters, self.views(out), strict=True):
             if p.grad is None:
                 view.zero_()
+            elif p.grad.is_sparse:
+                view.copy_(p.grad.to_dense())
             elif p.grad.data_ptr() != view.data_ptr():  # else it was accumulated there
                 view.copy_(p.grad)
         return out

@@ -20,7 +20,7 @@ from shoal.engine.mailbox import Mailbox, Question
 from shoal.engine.one_sided import OneSided
 from shoal.engine.operation import Completion
 from shoal.engine.progress import Progress
-from shoal.engine.protocol import Busy, Idle, More, Over, Pull, Push, Refused, Report
+from shoal.engine.protocol import Busy, Idle, More, Over, Pull, Push, PushWithNumbers, Refused, Report
 
 MOST_REFUSALS = 10
 """Updates of a worker that may be refused in a row before it gives up."""
@@ -58,9 +58,9 @@ class Client:
     # -- push ----------------------------------------------------------------------------------
 
     async def start_push(
-        self, server: int, v: Tensor, count: float | None, rate: float | None
+        self, server: int, v: Tensor, count: float | None, like: Push | None
     ) -> Completion[None]:
-        """Begin a push; until it is completed `v` must not change."""
+        """Begin a push; until it is completed `v` must not change. `like` has another rate and numbers."""
         samples = self._progress.take_unmerged() if count is None else count
         if self._one_sided.is_open:
             await self._accumulate(v, samples)
@@ -68,11 +68,15 @@ class Client:
         if len(self._pushed) >= WINDOW:  # a server remembers no more answers than that
             await self.settle()
         begun = []
+        rate, numbers = (like.rate, like.numbers) if like else (self._replica.lr, self._replica.changed)
         for rank, part in self._shards_of(server, v.numel()):
             begins = self._coding.begins + (part.start or 0)
             payload = self._coding.encode(f"push.{rank}", self._own_part(v, part), begins)
-            m = Push(parts=payload, count=samples, clock=self._progress.clock)
-            m.version, m.rate = self._seen.get(rank, 0), self._replica.lr if rate is None else rate
+            if numbers is None:
+                m = Push(parts=payload, count=samples, clock=self._progress.clock)
+            else:
+                m = PushWithNumbers(parts=(*payload, numbers), count=samples, clock=self._progress.clock)
+            m.version, m.rate = self._seen.get(rank, 0), rate
             begun.append(await self._mailbox.ask(rank, m))
         self._pushed += begun
         return partial(self._complete, begun)

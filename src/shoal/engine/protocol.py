@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from torch import Tensor
+
 from shoal.core.transport import JOINED, LEFT, LOST, Message
 
 Handlers: TypeAlias = Mapping[str, Callable[[Message], Awaitable[None]]]
@@ -50,6 +52,23 @@ class Push(Request, Message):
     """A difference: encoded parts, the samples and the rate behind it, the version it was made from."""
 
     tag: str = "push"
+
+    @property
+    def body(self) -> Tensor:
+        """The difference, decoded."""
+        return self.parts[0]
+
+    @property
+    def numbers(self) -> Tensor | None:
+        """The numbers of the sender's optimizer, where it sent them."""
+        return self.parts[1] if len(self.parts) > 1 else None
+
+
+@dataclass(slots=True)
+class PushWithNumbers(Push):
+    """A push whose last part has the numbers of the sender's optimizer, which its rate does not tell."""
+
+    tag: str = "push+"
 
 
 @dataclass(slots=True)
@@ -261,6 +280,7 @@ _KINDS: dict[str, type[Message]] = {
     for kind in (
         *(
             Push,
+            PushWithNumbers,
             Pull,
             More,
             Idle,

@@ -41,6 +41,7 @@ from shoal.engine.protocol import (
     Over,
     Pull,
     Push,
+    PushWithNumbers,
     Refused,
     Reply,
     Report,
@@ -221,20 +222,21 @@ class Service:
             return False
         if isinstance(m, More) and self._ledger.has_gone_on(m):  # a late copy of what was rolled back
             return False
-        vector = None
-        if isinstance(m, Push) and (vector := await self._checked(m)) is None:
+        decoded = None
+        if isinstance(m, Push) and (decoded := await self._checked(m)) is None:
             return False
         if self._log is not None and not self._replaying:
             self._log.append(m)
-        if vector is not None:
-            m.parts = (vector,)
+        if decoded is not None:
+            m.parts = decoded
         return True
 
-    async def _checked(self, m: Push) -> Tensor | None:
-        """The vector of a push; refused, and None, where it would spoil the model."""
+    async def _checked(self, m: Push) -> tuple[Tensor, ...] | None:
+        """The vector of a push, and its numbers; refused, and None, where it would spoil the model."""
         version = self._progress.version
+        payload, numbers = (m.parts[:-1], m.parts[-1:]) if isinstance(m, PushWithNumbers) else (m.parts, ())
         try:
-            vector = self._coding.decode(m.parts, self._replica.x.numel(), self._coding.begins)
+            vector = self._coding.decode(payload, self._replica.x.numel(), self._coding.begins)
             if (what := self._coding.flaw(vector)) is not None:
                 raise WireError(what)
         except WireError as problem:
@@ -244,7 +246,7 @@ class Service:
             await self._answer(m.src, Refused(parts=(reason,), seq=m.seq, version=version))
             return None
         self._channel.meter.staleness[max(0, version - m.version)] += 1
-        return vector
+        return (vector, *numbers)
 
     async def _save_when_all_have(self, step: int, rank: int) -> None:
         """A worker saved its state before this step: save too once all have, and all are still there."""

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import Diverged
+from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Gradient
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.module import reset_momentum
+from shoal.replicas.optimizer import Schedule, needs_closure
+from shoal.replicas.served import ServedReplica
 from shoal.replicas.watch import Watch
 
 LOOK_SECONDS = 1.0
@@ -40,9 +43,13 @@ class AttachedReplica:
         self.samples = 0  # since the last step; 0 if the loop does not report them, and then counted as 1
         self.batches = 0  # batches that shard() has handed out
         self.loss: float | None = None
-        self.original_step: Callable[[], Any] = optimizer.step
+        self.own_loss: Any = None  # what the optimizer's own evaluation of a closure returned
+        self.original_step: Callable[..., Any] = optimizer.step
+        self._closure: tuple[Callable[[], Any], ...] = ()  # for an optimizer that evaluates it itself
+        self._schedule = Schedule(optimizer)
         self._watch = Watch(self._flat)
         self._g: Tensor | None = None
+        self._untouched = -1  # the version of `_g` while it is the gradient that the loop left
         self._is_scaled = False
         self._overflowed = False
         self._next_look = 0.0
@@ -63,6 +70,15 @@ class AttachedReplica:
         return float(self._optimizer.param_groups[0]["lr"])
 
     @property
+    def changed(self) -> Tensor | None:
+        """The numbers in the optimizer's groups, if others than the first rate have changed; else None."""
+        return self._schedule.changed()
+
+    def served(self, me: NodeIdentity) -> ServedReplica:
+        """The replica of a server of this model: its slice, and a copy of the optimizer."""
+        return ServedReplica(me, self._flat, self._optimizer)
+
+    @property
     def parts(self) -> Sequence[slice]:
         """The slices in which `stream` hands a gradient over."""
         return self._watch.parts
@@ -70,11 +86,16 @@ class AttachedReplica:
     async def gradient(self) -> Gradient:
         """Wait for the user to call `optimizer.step()`, and return the gradient."""
         await _until_step_is_called()
+        return self.collect()
+
+    def collect(self) -> Gradient:
+        """The gradient that the user's loop has left, now that it calls `optimizer.step()`."""
         self._check_still_trained()
         if self._g is None:
             self._g = torch.empty_like(self.x)
         g = self._flat.gradient(self._g)
         scale, count = self._undo_scaling(), self._count()
+        self._untouched = g._version if scale is None and count else -1
         if scale is not None:
             g.div_(scale)
         return Gradient(g if count else g.zero_(), count, self.loss)
@@ -91,6 +112,16 @@ class AttachedReplica:
         # GradScaler changes gradients in a way that the watch cannot detect
         changed = self._watch.end(weight, trusted=not self._is_scaled)
         return Streamed(intake.out, count, self.loss, changed, partial(self._watch.fill, intake.out, weight))
+
+    def evaluate(self, closure: Callable[[], Any]) -> Any:
+        """The loss of a closure, and its gradients; None for an optimizer that evaluates it itself."""
+        if needs_closure(self._optimizer):
+            self._closure = (closure,)
+            return None
+        with torch.enable_grad():
+            loss = closure()
+        self.loss = float(torch.as_tensor(loss).detach())
+        return loss
 
     def _count(self) -> int:
         """The samples of the gradient; 0 if mixed precision overflowed, so that only other workers count."""
@@ -143,8 +174,11 @@ class AttachedReplica:
         """Run the user's own optimizer step, unless mixed precision overflowed at every worker."""
         if self._overflowed and not g.any():
             return
-        self._flat.set_gradient(g)
-        self.original_step()
+        if (
+            g is not self._g or g._version != self._untouched
+        ):  # else a parameter may have none, or a sparse one
+            self._flat.set_gradient(g)
+        self.own_loss = self.original_step(*self._closure)
 
     def release(self) -> None:
         """Remove the hooks from the model."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shoal.codecs import CODECS
@@ -20,6 +21,7 @@ from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
 from shoal.launch.join import check_collective, local_threads
 from shoal.replicas.module import module_of, steps_of
+from shoal.replicas.served import check_optimizer
 from shoal.runs.curve import holds_solution
 from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
@@ -75,6 +77,7 @@ class Plan:
             word = STRATEGIES.name_of(self.strategy)
             raise ValueError(f"servers={self.servers}: strategy {word!r} has no server")
         self.strategy.check(Setting(self.workers, self.codec, self.durability))
+        self._check_optimizer()
         check_durability(self.durability, self.transport)
         if self.task.growth and self.strategy.deal.blocks is not None:
             raise ValueError(
@@ -82,6 +85,12 @@ class Plan:
             )
         if self.balance:
             check_balance(self.strategy, STRATEGIES.name_of(self.strategy))
+
+    def _check_optimizer(self) -> None:
+        """Raise ValueError for an optimizer that the strategy could not run, tried on a model of 1 matrix."""
+        if self.strategy.plain_sgd_only or (self.strategy.steps_at_server and self.servers > 1):
+            optimizer = self.task.optimizer([nn.Parameter(torch.zeros(2, 2))], lr=self.task.lr)
+            check_optimizer(self.strategy, optimizer, self.workers, self.servers)
 
     @property
     def nodes(self) -> int:

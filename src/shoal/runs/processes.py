@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import tempfile
 from collections.abc import Sequence
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import Interrupted, WorkerFailed
-from shoal.core.replica import Parameters, Replica
+from shoal.core.replica import Replica
 from shoal.core.task import Data
-from shoal.core.vector import Flat, trainable
+from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
 from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
@@ -27,7 +26,7 @@ from shoal.launch.crew import Audience, Crew, Member, ctrl_c_ignored
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.recovery import Recovery
-from shoal.replicas.module import build_member, build_model, build_replica, module_of
+from shoal.replicas.module import build_member, build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Curve, Snapshot, holders, holds_solution, put_together
 from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report, summarise
@@ -181,7 +180,7 @@ def _join(
     recovery = Recovery(plan.transport, plan.durability, folder)
     replica: Replica
     if me.is_server:
-        replica = Parameters.of_server(me, Flat(copy.deepcopy(model)).x)
+        replica = build_served(plan.task, model, me)
     else:
         replica = build_replica(
             plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed, ahead=True

@@ -31,7 +31,8 @@ class Simulation:
     """The nodes of a run in virtual time.
 
     `replica(rank)` makes the replica of a worker. Each server consists of `shards` nodes and starts with the
-    parameters `centre`, by default those of worker 0. `disk(rank)` makes the log of a server. With `batch`, a
+    parameters `centre`, by default those of worker 0; `served(identity)` makes the replica of such a node, by
+    default one with plain SGD. `disk(rank)` makes the log of a server. With `batch`, a
     gradient of `batch` samples takes the time that `compute` says, and others take time in proportion to
     theirs; without it all take the same. The same arguments give the same run, bit for bit: see `digest`.
     """
@@ -45,6 +46,7 @@ class Simulation:
         steps: int,
         shards: int = 1,
         centre: Tensor | None = None,
+        served: Callable[[NodeIdentity], Parameters] | None = None,
         network: Network | None = None,
         compute: Compute | None = None,
         batch: int | None = None,
@@ -68,6 +70,7 @@ class Simulation:
         self.workers = workers
         self.kernel = Kernel()
         self._replica = replica
+        self._served = served or self._plainly_served
         self._steps = steps
         self._shards = shards
         self._compute = compute or Compute()
@@ -103,11 +106,14 @@ class Simulation:
         end, me = self._ends[rank], self.identity(rank, incarnation)
         if me.is_server:
             begins = me.own_slice(self._centre.numel()).start
-            server = Parameters.of_server(me, self._centre)
+            server = self._served(me)
             return Engine(end, server, me, log=self._disks.get(rank), begins=begins, **self._common)
         duration = self._duration(Pace(self._compute, rank, self._common["seed"]))
         worker = self._replica(rank) if own is None else own
         return Engine(end, worker, me, duration=duration, **self._common)
+
+    def _plainly_served(self, me: NodeIdentity) -> Parameters:
+        return Parameters.of_server(me, self._centre)
 
     def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
         """The identity of the node of that rank."""

@@ -13,4 +13,4 @@ class ASGD(Central):
     """Nobody waits for anybody; a gradient is as many versions old as others pushed meanwhile."""
 
     async def server(self, s: Node) -> None:
-        await s.serve(lambda push: s.x.sub_(push.body, alpha=push.rate))
+        await s.serve(lambda push: s.descend(push.body, push))

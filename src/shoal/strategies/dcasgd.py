@@ -41,7 +41,7 @@ class DCASGD(Central):
                 if self.adaptive:
                     square.mul_(self.decay).addcmul_(g, g, value=1 - self.decay)
                     correction.div_((square + 1e-7).sqrt_())
-                s.x.sub_(correction.add_(g), alpha=m.rate)
+                s.descend(correction.add_(g), m)
                 s.advance(m.count)
 
     def _strength(self) -> float:

@@ -15,6 +15,7 @@ from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Central, Deal
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad")
+WARMUP = 20
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class Downpour(Central):
     n_fetch: int = 1  # steps between two fetches
     n_push: int = 1  # steps between two pushes; gradients add up meanwhile
     overlap: bool = False  # fetch and push while the next gradient is computed
-    optimizer: str = "sgd"  # the server's: sgd, momentum or adagrad
-    rate: float | None = None  # the server's; None: the worker's own, which may follow a schedule
-    warmup: int = 20  # updates over which the server's rate grows to its full size
+    optimizer: str | None = None  # the server's: sgd, momentum or adagrad; None: the one of your script
+    rate: float | None = None  # of sgd, momentum and adagrad; None: the worker's own
+    warmup: int | None = None  # updates over which the rate grows; None: 20, with your script's optimizer 0
     warm_start: int = 0  # updates that the first worker makes before the others join in
     momentum: float = 0.9  # of the server's momentum
     eps: float = 1e-8  # adagrad: where the gradient has always been 0
@@ -38,6 +39,11 @@ class Downpour(Central):
         above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
         one_of(OPTIMIZERS, optimizer=self.optimizer)
+        if self.optimizer is None and self.rate is not None:
+            raise ValueError(
+                f"rate={self.rate:g} is for optimizer='sgd', 'momentum' or 'adagrad'; the optimizer of your "
+                "script has a rate of its own"
+            )
 
     async def worker(self, w: Node) -> None:
         accrued = w.keep("accrued", torch.zeros_like(w.x))
@@ -80,14 +86,22 @@ class Downpour(Central):
                 await s.reply(early.pop(rank), s.x)
 
     @property
+    def steps_at_server(self) -> bool:
+        return self.optimizer is None
+
+    @property
     def deal(self) -> Deal:
         return Deal(fixed=self.fixed_shares)
 
     def _apply(self, s: Node, push: Push, memory: Tensor) -> None:
         """One step of the server's optimizer."""
-        ramp = min(1.0, (s.version + 1) / self.warmup) if self.warmup else 1.0
+        default = 0 if self.optimizer is None else WARMUP
+        warmup = default if self.warmup is None else self.warmup
+        ramp = min(1.0, (s.version + 1) / warmup) if warmup else 1.0
         rate = ramp * (push.rate if self.rate is None else self.rate)
-        if self.optimizer == "sgd":
+        if self.optimizer is None:
+            s.descend(push.body, push, scale=ramp)
+        elif self.optimizer == "sgd":
             s.x.sub_(push.body, alpha=rate)
         elif self.optimizer == "momentum":
             s.x.sub_(memory.mul_(self.momentum).add_(push.body), alpha=rate)

@@ -55,7 +55,7 @@ class Hierarchical(Central):
         gathering = Gathering(s)
         async for m in gathering.inbox():
             if isinstance(m, Push):
-                gathering.add(m, m.rate, waits=self.collect is None)
+                gathering.add(m, waits=self.collect is None)
             if len(gathering) > 0 and self._is_complete(s, gathering):
                 await self._make_step(s, gathering)
 
@@ -74,8 +74,7 @@ class Hierarchical(Central):
         if s.role == 0:
             gathering.descend()
             return
-        step, rate, samples = gathering.close()
-        gradient = step.div_(rate or 1.0).to(s.x.dtype)  # a codec may not hold numbers as small as rate x it
-        await s.push(SERVER, gradient, count=samples, rate=rate)
+        mean, _ = gathering.close()
+        await s.push(SERVER, mean.body, count=mean.count, like=mean)
         await s.pull(SERVER, out=s.x)
-        s.advance(samples)
+        s.advance(mean.count)

@@ -17,7 +17,10 @@ from shoal.vocabulary.strategy import Sends, Strategy
 
 @dataclass(frozen=True)
 class Hogwild(Strategy):
-    """Every worker reads the shared vector and adds its step to it; no addition is lost."""
+    """Every worker reads the shared vector and adds its step to it; no addition is lost.
+
+    The step is that of the worker's own optimizer, which keeps a state of its own, as momentum.
+    """
 
     sends = Sends.MEMORY
     one_sided: ClassVar[bool] = True
@@ -30,8 +33,9 @@ class Hogwild(Strategy):
     async def worker(self, w: Node) -> None:
         async for _ in w.steps():
             await w.pull(SERVER, out=w.x)
-            g = await w.grad()
-            await w.push(SERVER, g.mul(-w.lr))
+            before = w.x.clone()
+            w.descend(await w.grad())
+            await w.push(SERVER, w.x - before)
 
     async def finish(self, w: Node) -> None:
         await w.pull(SERVER, out=w.x)

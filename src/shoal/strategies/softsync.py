@@ -36,7 +36,7 @@ class SoftSync(Central):
         async for m in gathering.inbox():
             if isinstance(m, Push):
                 staleness = s.version - m.version if self.staleness_aware else 0
-                gathering.add(m, m.rate / max(1, staleness), waits=self.wait)
+                gathering.add(m, 1 / max(1, staleness), waits=self.wait)
             enough = len(gathering) >= (self.collect or s.size) or not gathering.lacks(s.active)
             if len(gathering) > 0 and enough:
                 gathering.descend()

@@ -48,14 +48,27 @@ class SSP(Central):
             if isinstance(m, Pull):
                 waiting[m.src] = m
             elif isinstance(m, Push) and m.clock > edge:
-                hidden.add_(m.body, alpha=m.rate)
+                self._step_newest(s, m, hidden, hides=True)
                 about += torch.tensor([0.0, m.count])
                 about[0] = m.clock
             elif isinstance(m, Push):
-                s.x.sub_(m.body, alpha=m.rate)
+                if about[1] > 0:
+                    self._step_newest(s, m, hidden, hides=False)
+                else:
+                    s.descend(m.body, m)
                 s.advance(m.count)
             for rank in [rank for rank, pull in waiting.items() if pull.clock <= edge]:
                 await s.reply(waiting.pop(rank), s.x)
+
+    def _step_newest(self, s: Node, m: Push, hidden: torch.Tensor, hides: bool) -> None:
+        """Step the newest model, which has the hidden updates too; show the step, or hide it with them."""
+        shown = s.x.clone()
+        s.x -= hidden
+        newest = s.x.clone()
+        s.descend(m.body, m)
+        step = newest - s.x
+        s.x.copy_(shown)
+        (hidden if hides else s.x).add_(step, alpha=1 if hides else -1)
 
     def _edge(self, s: Node, clocks: torch.Tensor) -> float:
         """How many steps may be done before one has to wait for the slowest."""

@@ -16,6 +16,6 @@ class StalenessAware(Central):
     async def server(self, s: Node) -> None:
         def apply(push: Push) -> None:
             staleness = s.version - push.version  # sigma
-            s.x.sub_(push.body, alpha=push.rate / max(1, staleness))
+            s.descend(push.body, push, scale=1 / max(1, staleness))
 
         await s.serve(apply)

@@ -20,6 +20,7 @@ class Strom(Decentral):
     """
 
     sends = Sends.GRADIENTS
+    plain_sgd_only = True
 
     help: bool = True  # who is done does batches of those who are behind
 

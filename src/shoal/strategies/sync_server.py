@@ -33,7 +33,7 @@ class SyncServer(Central):
             if isinstance(m, Push) and m.version < s.version:
                 gathering.drop()
             elif isinstance(m, Push):
-                gathering.add(m, m.rate)
+                gathering.add(m)
             enough = gathering.givers >= s.size - self.backup or not gathering.lacks(s.active)
             if len(gathering) > 0 and enough:
                 gathering.descend()

@@ -11,7 +11,7 @@ from torch import nn
 
 from shoal.core.task import Data, Task
 from shoal.programs.tasks import TASKS
-from shoal.replicas.module import steps_per_epoch
+from shoal.replicas.batches import steps_per_epoch
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.local import Local
 from shoal.strategies.single import Single

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from shoal.core.errors import Diverged
 from shoal.core.task import Task
 from shoal.programs.tasks import TASKS
-from shoal.replicas.module import steps_per_epoch
+from shoal.replicas.batches import steps_per_epoch
 from shoal.report.findings import Findings
 from shoal.runs.result import Result
 from shoal.sim import Compute, Link, Network

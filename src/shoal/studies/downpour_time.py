@@ -96,7 +96,7 @@ class DownpourTime(Study):
     def methods(self) -> Iterable[Method]:
         """The methods of the paper, slowest first."""
         yield Method("SGD", 1, Single())
-        yield Method("Downpour", self.few, Downpour())
+        yield Method("Downpour", self.few, Downpour(optimizer="sgd"))
         for replicas, rate in ((self.few, self.rate), (self.many, self.many_rate)):
             strategy = Downpour(optimizer="adagrad", rate=rate)
             yield Method("Adagrad", replicas, strategy)

@@ -57,6 +57,8 @@ class Quadratic(Problem):
 class VectorReplica:
     """A replica whose model is its vector."""
 
+    changed: Tensor | None = None  # its optimizer has one number, the learning rate
+
     def __init__(self, problem: Problem, rank: int, x: Tensor) -> None:
         self.x = x
         self.lr = problem.lr

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 
 import torch
-from torch import Tensor
 
 from shoal.core.transport import Message
 from shoal.engine.protocol import Pull, Push, RolledBack
@@ -19,7 +18,12 @@ class Gathering:
         self._node = s
         wide = torch.promote_types(s.x.dtype, torch.float32)  # a sum in half precision overflows
         self._total = s.keep("total", torch.zeros_like(s.x, dtype=wide))
-        self._tally = s.keep("tally", torch.zeros(3, dtype=torch.float64))  # gradients, samples, rates
+        self._tally = s.keep(
+            "tally", torch.zeros(4, dtype=torch.float64)
+        )  # gradients, samples, weights, rates
+        self._numbers = s.keep(
+            "has numbers", torch.zeros(1, dtype=torch.bool)
+        )  # the newest push came with some
         self._gave = s.keep("gave", torch.zeros(s.engine.identity.nodes, dtype=torch.bool))
         self._waiting: dict[int, Message] = {}
 
@@ -52,31 +56,48 @@ class Gathering:
             for rank in [rank for rank in self._waiting if not self.has(rank)]:
                 await s.reply(self._waiting.pop(rank), s.x)
 
-    def add(self, m: Push, rate: float, *, waits: bool = True) -> None:
-        """Take in the gradient of a push, at its rate and weighted by the samples behind it."""
-        if len(self) == 0:  # what is there is the last step
-            self._total.zero_()
-        weight = rate * m.count
-        self._total.add_(m.body, alpha=weight)
-        self._tally += torch.tensor([1.0, m.count, weight], dtype=torch.float64)
+    def add(self, m: Push, scale: float = 1.0, *, waits: bool = True) -> None:
+        """Take in the gradient of a push, weighted by the samples behind it; its learning rate times `scale`.
+
+        The first is kept as it came, so that a round of one makes exactly the step that its sender would.
+        """
+        weight = scale * m.count
+        if len(self) == 0:
+            self._total.copy_(m.body)
+        else:
+            if len(self) == 1:
+                self._total.mul_(float(self._tally[2]))
+            self._total.add_(m.body, alpha=weight)
+        self._tally += torch.tensor([1.0, m.count, weight, m.count * m.rate], dtype=torch.float64)
+        self._numbers.fill_(m.numbers is not None)
+        if m.numbers is not None:
+            self._node.keep("numbers", m.numbers).copy_(m.numbers)
         self._gave[m.src] = waits
 
     def drop(self) -> None:
         """Count a gradient that came too late to be used."""
         self._node.engine.meter.dropped += 1
 
-    def close(self) -> tuple[Tensor, float, float]:
-        """The mean step, there until the next gradient; the rate in it; the samples behind it.
+    def close(self) -> tuple[Push, float]:
+        """The mean gradient as a push of all the samples behind it, and the mean of the scales.
 
-        These may be none, where mixed precision overflowed everywhere: then the step is zero.
+        Its learning rate is the mean, its other numbers are those of the newest push. There may be no samples
+        behind it, where mixed precision overflowed everywhere.
         """
-        _, samples, rates = self._tally.tolist()
+        s = self._node
+        gradients, samples, weights, rates = self._tally.tolist()
+        if gradients > 1:
+            self._total.div_(weights or 1.0)
+        parts = [self._total.to(s.x.dtype)]
+        if self._numbers:
+            parts.append(s.keep("numbers", torch.empty(0)))
         self._tally.zero_()
         self._gave.zero_()
-        return self._total.div_(samples or 1.0), rates / (samples or 1.0), samples
+        mean = Push(parts=tuple(parts), count=samples, rate=rates / (samples or 1.0))
+        return mean, weights / (samples or 1.0)
 
     def descend(self) -> None:
         """Close the round with a step of this server's own."""
-        step, _, samples = self.close()
-        self._node.x.sub_(step)
-        self._node.advance(samples)
+        mean, scale = self.close()
+        self._node.descend(mean.body, mean, scale)
+        self._node.advance(mean.count)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.identity import SERVER
-from shoal.core.replica import NoMoreSteps
+from shoal.core.replica import NoMoreSteps, Parameters
 from shoal.core.transport import Message
 from shoal.core.vector import fragments
 from shoal.engine.engine import Engine
@@ -145,11 +145,20 @@ class Node:
         compute = partial(self.engine.gradients.next, answers or None)
         return ComingGradient(compute if at is None else partial(self._at, at, compute))
 
-    def descend(self, g: Tensor) -> None:
-        """One step of the user's optimizer along -g."""
-        channel = self.engine.channel
+    def descend(self, g: Tensor, push: Push | None = None, scale: float = 1.0) -> None:
+        """One step of the user's optimizer along -g.
+
+        A server steps its slice with the learning rates, and all other numbers, that `push` came with; the
+        rates times `scale`. Nothing happens where mixed precision overflowed: zeros, of no sample.
+        """
+        channel, replica = self.engine.channel, self.engine.replica
         began = channel.now()
-        self.engine.replica.descend(g)
+        if push is None:
+            replica.descend(g)
+        elif not isinstance(replica, Parameters):
+            raise TypeError("a worker steps with its own optimizer; leave the push out")
+        elif push.count or g.any():
+            replica.apply(g, push.rate, push.numbers, scale)
         channel.meter.compute_seconds += channel.now() - began
 
     def reset_momentum(self) -> None:
@@ -182,15 +191,15 @@ class Node:
         return Operation(start, partial(averages.mean, v, weight))
 
     def push(
-        self, dst: int, v: Tensor, count: float | None = None, rate: float | None = None
+        self, dst: int, v: Tensor, count: float | None = None, like: Push | None = None
     ) -> Operation[None]:
         """Have a server apply a difference. Completed when it has, and would remember it after a crash.
 
-        Lossy if the codec is. `count` defaults to the samples of this worker since its last merge, `rate`
-        to its learning rate. Until it is completed, `v` must not change. A refused update is recorded as a
-        fault, and training goes on.
+        Lossy if the codec is. `count` defaults to the samples of this worker since its last merge. The
+        learning rate goes with it: this worker's, or that of `like`. Until it is completed, `v` must not
+        change. A refused update is recorded as a fault, and training goes on.
         """
-        return Operation(partial(self.engine.client.start_push, dst, v, count, rate))
+        return Operation(partial(self.engine.client.start_push, dst, v, count, like))
 
     def pull(self, src: int, out: Tensor | None = None) -> Operation[Tensor]:
         """The parameters of `src` as they were when it answered, written to `out` if that is given.

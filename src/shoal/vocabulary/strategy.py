@@ -58,12 +58,18 @@ class Strategy(ABC):
     survives: ClassVar[bool] = False  # whether workers go on without one that died, though there is no server
     independent: ClassVar[bool] = False  # whether workers have models of their own, and all predict together
     one_sided: ClassVar[bool] = False  # whether workers change the server's memory without its help
+    plain_sgd_only: ClassVar[bool] = False  # whether it takes a gradient's step itself, as `x -= lr * g`
     recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
     @property
     def servers(self) -> int:
         """How many servers it needs beside the workers. Each may be several nodes that own a slice each."""
         return 0
+
+    @property
+    def steps_at_server(self) -> bool:
+        """Whether its servers run the user's optimizer, each on its slice of the model."""
+        return False
 
     @property
     def deal(self) -> Deal:
@@ -186,6 +192,11 @@ class Central(Strategy):
     def servers(self) -> int:
         """One, which may be several nodes that own a slice each."""
         return 1
+
+    @property
+    def steps_at_server(self) -> bool:
+        """It does, with `Node.descend`."""
+        return True
 
     async def worker(self, w: Node) -> None:
         """Pull, compute, push; each waits for the one before."""

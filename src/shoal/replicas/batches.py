@@ -1,0 +1,138 @@
+"""Batches: one worker's share of the training data, step by step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from shoal.core.growth import Growth
+from shoal.core.seeds import derive, stream
+
+
+def steps_per_epoch(samples: int, batch: int, workers: int) -> int:
+    """Steps of each worker for one pass over the data, the same for all workers.
+
+    A remainder too small to give every worker a sample joins the last batches. Raises ValueError if there are
+    fewer samples than workers.
+    """
+    if samples < workers:
+        raise ValueError(
+            f"{samples} samples cannot be shared among {workers} workers; every one needs at least 1"
+        )
+    return max(1, -(-(samples - workers + 1) // (batch * workers)))
+
+
+def share(
+    order: Tensor,
+    step: int,
+    batch: int,
+    rank: int,
+    workers: int,
+    last: bool,
+    speeds: Sequence[float] | None = None,
+) -> Tensor:
+    """The samples of one worker in one step: every `workers`-th, or with `speeds` a share by its speed.
+
+    The last step of an epoch takes the remainder.
+    """
+    taken = batch * workers
+    these = order[step * taken : None if last else (step + 1) * taken]
+    if speeds is None:
+        return these[rank::workers]
+    return torch.split(these, apportion(len(these), speeds))[rank]
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Divide `total` into integers, at least 1 each, in proportion to the weights.
+
+    Uses the largest-remainder method.
+    """
+    scale = total / sum(weights)
+    above_one = [max(0.0, weight * scale - 1) for weight in weights]
+    spare = total - len(weights)
+    quotas = [part * spare / (sum(above_one) or 1.0) for part in above_one]
+    parts = [int(quota) for quota in quotas]
+    short = sorted(range(len(parts)), key=lambda k: parts[k] - quotas[k])[: spare - sum(parts)]
+    return [1 + part + (k in short) for k, part in enumerate(parts)]
+
+
+class Batches:
+    """One worker's share of the data: a fresh shuffle for every epoch, the same for all workers.
+
+    Step s of an epoch takes the next `batch * workers` samples of the shuffle; worker k gets every
+    `workers`-th of them, from the k-th on. So all shares differ by at most one sample at every step.
+    With `fixed` shares worker k always gets the same samples, every `workers`-th of the first shuffle, in a
+    fresh order for every epoch, cut into batches of about the same size. After a call of `weigh`, steps are
+    divided by the workers' speeds.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        batch: int,
+        rank: int,
+        workers: int,
+        seed: int,
+        fixed: bool = False,
+        growth: Growth | None = None,
+    ) -> None:
+        self._x, self._y = x, y
+        self._batch, self._rank, self._workers, self._seed = batch, rank, workers, seed
+        self._fixed = fixed
+        self._growth = growth or Growth()
+        self.steps_per_epoch = steps_per_epoch(len(x), batch, workers)  # until the batch grows
+        self._begins = [0]  # the position at which each epoch begins
+        self.position = 0  # batches taken so far
+        self.rate = 1.0  # factor of the learning rate for the batch taken last
+        self._detour: tuple[int, int] | None = None
+        self._speeds: Sequence[float] | None = None
+
+    def weigh(self, speeds: Sequence[float]) -> None:
+        """From now on divide a step's samples in proportion to `speeds`, one for each worker."""
+        self._speeds = speeds
+
+    def seek(self, owner: int, place: int) -> None:
+        """Continue from batch `place` of this worker's share, or take that one batch of another worker's."""
+        if owner == self._rank:
+            self.position, self._detour = place, None
+        else:
+            self._detour = owner, place
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The next batch; never ends."""
+        rank, position = self._detour or (self._rank, self.position)
+        if self._detour is None:
+            self.position += 1
+        self._detour = None
+        epoch, step, steps = self._find(position)
+        self.rate = self._growth.rate(self._batch, epoch)
+        if self._fixed:
+            index = torch.tensor_split(self._own(rank, epoch), steps)[step]
+        else:
+            order, batch = _shuffle(len(self._x), self._seed, epoch), self._growth.batch(self._batch, epoch)
+            index = share(order, step, batch, rank, self._workers, step == steps - 1, self._speeds)
+        return self._x[index], self._y[index]
+
+    def _find(self, position: int) -> tuple[int, int, int]:
+        """The epoch of a batch, its index in the epoch, and the number of batches in the epoch."""
+        while self._begins[-1] <= position:
+            batch = self._growth.batch(self._batch, len(self._begins) - 1)
+            self._begins.append(self._begins[-1] + steps_per_epoch(len(self._x), batch, self._workers))
+        epoch = bisect_right(self._begins, position) - 1
+        return epoch, position - self._begins[epoch], self._begins[epoch + 1] - self._begins[epoch]
+
+    def _own(self, rank: int, epoch: int) -> Tensor:
+        """The fixed share of a worker, in the order of this epoch."""
+        mine = _shuffle(len(self._x), self._seed, 0)[rank :: self._workers]
+        return mine[_shuffle(len(mine), derive(self._seed, "share", rank), epoch)]
+
+
+@lru_cache(maxsize=4)
+def _shuffle(samples: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(samples, generator=stream(seed, "data", epoch))

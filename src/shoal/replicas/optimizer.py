@@ -1,0 +1,175 @@
+"""The user's optimizer at a server: copied onto the tensors there, and kept to its owner's schedule."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Numbers = list[float]
+
+
+class Schedule:
+    """The numbers in the groups of an optimizer: learning rates, betas, weight decay.
+
+    A worker's push carries its numbers to the servers, whose optimizers step with them. Nodes that run the
+    same script have the same groups, so numbers are told apart by their order alone.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._names = [
+            [name for name, value in group.items() if name != "params" and _is_numeric(value)]
+            for group in optimizer.param_groups
+        ]
+        self._settings = self._read_settings()
+        self._start = self._read()
+        self._first_rate = self._names[0].index("lr") if "lr" in self._names[0] else None
+
+    def changed(self) -> Tensor | None:
+        """All numbers, if others than the first rate have changed since the start; a push tells that anyway.
+
+        Raises ValueError if something else than a number was changed.
+        """
+        if self._read_settings() != self._settings:
+            raise ValueError(
+                "an option of the optimizer that is not a number was changed after attach(), which the "
+                "servers cannot follow. Set it before attach()."
+            )
+        now = self._read()
+        if self._without_first_rate(now) == self._without_first_rate(self._start):
+            return None
+        return torch.tensor(now, dtype=torch.float64)
+
+    def follow(self, rate: float, numbers: Tensor | None, scale: float = 1.0) -> None:
+        """Take over what a push carried, with every learning rate times `scale`."""
+        values = list(self._start) if numbers is None else numbers.tolist()
+        if numbers is None and self._first_rate is not None:
+            values[self._first_rate] = rate
+        coming = iter(values)
+        for group, names in zip(self._optimizer.param_groups, self._names, strict=True):
+            for name in names:
+                group[name] = _like(group[name], coming, scale if name == "lr" else 1.0)
+
+    def _without_first_rate(self, numbers: Numbers) -> Numbers:
+        at = self._first_rate
+        return numbers if at is None else numbers[:at] + numbers[at + 1 :]
+
+    def _read(self) -> Numbers:
+        return [
+            number
+            for group, names in zip(self._optimizer.param_groups, self._names, strict=True)
+            for name in names
+            for number in _numbers(group[name])
+        ]
+
+    def _read_settings(self) -> list[dict[str, Any]]:
+        """The options that are not numbers."""
+        return [
+            {name: value for name, value in group.items() if isinstance(value, (bool, str))}
+            for group in self._optimizer.param_groups
+        ]
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(_is_numeric(element) for element in value)
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _numbers(value: Any) -> Numbers:
+    if isinstance(value, (tuple, list)):
+        return [number for element in value for number in _numbers(element)]
+    return [float(value)]
+
+
+def _like(old: Any, coming: Any, scale: float) -> Any:
+    """The next of the coming numbers, as the same kind of value as the old one."""
+    if isinstance(old, (tuple, list)):
+        return type(old)(_like(element, coming, scale) for element in old)
+    number = next(coming) * scale if scale != 1.0 else next(coming)
+    if isinstance(old, Tensor):
+        return old.fill_(number)
+    return int(number) if isinstance(old, int) and number.is_integer() else number
+
+
+Piece: TypeAlias = "tuple[nn.Parameter, Callable[[Tensor], Tensor]]"
+"""What takes a parameter's place, and which part of a tensor of that parameter's shape belongs to it."""
+
+
+def copy_onto(optimizer: torch.optim.Optimizer, pieces: Mapping[int, Piece]) -> torch.optim.Optimizer:
+    """A copy of `optimizer`, state included, that steps other tensors: by the id of a parameter, its piece.
+
+    A parameter without a piece is replaced by an empty tensor, which never has a gradient.
+    """
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    memo: dict[int, Any] = {
+        id(p): pieces[id(p)][0] if id(p) in pieces else nn.Parameter(p.detach().new_empty(0)) for p in held
+    }
+    twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+    memo[id(optimizer)] = twin
+    for name, value in vars(optimizer).items():
+        if name != "step":  # a learning-rate scheduler has wrapped the original's
+            vars(twin)[name] = copy.deepcopy(value, memo)
+    for p in held:
+        state: dict[str, Any] = twin.state.get(memo[id(p)], {})
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape == p.shape and id(p) in pieces:
+                piece, cut = pieces[id(p)]
+                state[name] = cut(value).view(piece.shape).clone()
+    return twin
+
+
+def steps_each_element(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step of an element depends on that element alone, so that a tensor may be cut.
+
+    Tried out: a small matrix in two pieces is stepped as the whole is, in every group.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start, *gradients = (torch.randn(4, 6, generator=generator) for _ in range(4))
+    firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
+
+    def stepped(part: slice, *shape: int) -> Tensor:
+        pieces = [nn.Parameter(start.flatten()[part].to(p, copy=True).view(*shape)) for p in firsts]
+
+        def uniform(state: Tensor) -> Tensor:
+            return state.flatten()[:1].expand(prod(shape))
+
+        twin = copy_onto(
+            optimizer, {id(p): (piece, uniform) for p, piece in zip(firsts, pieces, strict=True)}
+        )
+        for g in gradients:
+            for piece in pieces:
+                piece.grad = g.flatten()[part].to(piece).view(*shape)
+            twin.step()
+        return torch.stack([piece.detach().flatten() for piece in pieces])
+
+    try:
+        whole = stepped(slice(0, 24), 4, 6)
+        cut = torch.cat([stepped(slice(0, 10), 10), stepped(slice(10, 24), 14)], dim=1)
+    except Exception:  # whatever an optimizer raises that does not take vectors
+        return False
+    return torch.allclose(whole, cut, rtol=1e-4, atol=1e-6)
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is `x -= lr * g`, with one learning rate for all."""
+    group, plain = optimizer.param_groups[0], {"momentum": 0, "weight_decay": 0, "maximize": False}
+    return (
+        type(optimizer) is torch.optim.SGD
+        and len(optimizer.param_groups) == 1
+        and all(group[name] == value for name, value in plain.items())
+    )
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step must be given the loss to evaluate, as that of L-BFGS."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

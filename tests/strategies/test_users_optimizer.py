@@ -1,0 +1,178 @@
+"""The user's optimizer at the server: it is the script's own, in every group, on its schedule."""
+
+import copy
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from loops import OPTIMIZERS, STEPS, LoopReplica, trained_plainly
+from shoal.core.identity import NodeIdentity
+from shoal.replicas.attached import AttachedReplica
+from shoal.replicas.optimizer import steps_each_element
+from shoal.replicas.served import check_optimizer
+from shoal.sim.disk import Disk
+from shoal.sim.faults import Faults
+from shoal.sim.models import Compute, Network
+from shoal.sim.simulation import Simulation
+from shoal.strategies import (
+    ASGD,
+    DCASGD,
+    SSP,
+    Downpour,
+    Hierarchical,
+    Hogwild,
+    SoftSync,
+    StalenessAware,
+    Sync,
+    SyncServer,
+)
+
+PROMISED = [ASGD(), SSP(), SyncServer(), Downpour()]
+OTHERS = [SoftSync(), StalenessAware(), DCASGD(strength=0.0), Hierarchical(groups=1)]
+ONE_WORKER = [*product(OPTIMIZERS, PROMISED), *product(["momentum", "adamw"], OTHERS)]
+WAITING = [*product(OPTIMIZERS, [SyncServer()]), *product(["adamw"], [SoftSync(wait=True), Hierarchical(2)])]
+
+
+def simulated(strategy, word, workers=1, **options):
+    template = LoopReplica(word)
+    return Simulation(
+        strategy,
+        lambda rank: LoopReplica(word, rank, workers),
+        workers=workers,
+        steps=STEPS,
+        served=template.served,
+        centre=template.x,
+        layout=template.layout,
+        compute=Compute(mean=1.0),
+        network=Network(latency=0.01),
+        **options,
+    ).run()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("word", "strategy"), ONE_WORKER, ids=str)
+def test_with_one_worker_it_is_plain_torch(word, strategy, shards):
+    assert torch.equal(simulated(strategy, word, shards=shards).solution, trained_plainly(word))
+
+
+@pytest.mark.parametrize("snapshot_every", [1, 7, 1000])  # from snapshots, from both, from the journal
+@pytest.mark.parametrize("word", OPTIMIZERS)
+def test_a_server_that_dies_and_comes_back_still_has_the_optimizer_s_state(word, snapshot_every):
+    run = simulated(
+        ASGD(),
+        word,
+        shards=2,
+        disk=lambda rank: Disk(snapshot_every=snapshot_every),
+        faults=Faults(noticed_after=0.1, restart_after=0.5).kill(rank=1, moment=12.5),
+    )
+    assert run.nodes[1].incarnation == 1
+    assert torch.equal(run.solution, trained_plainly(word))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("word", "strategy"), WAITING, ids=str)
+def test_who_waits_for_all_at_a_server_trains_as_sync_does(strategy, word, shards):
+    at_the_workers = simulated(Sync(), word, workers=3).worker(0).x
+    at_the_server = simulated(strategy, word, workers=3, shards=shards).solution
+    # the order of a sum of three, and adaptive steps that divide by its size
+    assert torch.allclose(at_the_server, at_the_workers, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("word", OPTIMIZERS)
+def test_a_hogwild_worker_adds_the_steps_of_its_own_optimizer(word):
+    assert torch.allclose(simulated(Hogwild(), word).solution, trained_plainly(word), rtol=1e-5, atol=1e-6)
+
+
+def test_no_stale_synchronous_update_is_hidden_from_the_optimizer():
+    """Two workers in step, with a bound of 0: one of two updates is always hidden, and none is lost."""
+    together, apart = (simulated(SSP(bound=b), "adamw", workers=2).solution for b in (0, None))
+    assert torch.allclose(together, apart, rtol=0.1, atol=0.05)
+    assert not torch.equal(together, apart)  # the control: hidden updates were seen later
+
+
+@pytest.mark.parametrize("word", OPTIMIZERS)
+def test_torch_s_optimizers_may_be_cut(word):
+    assert steps_each_element(LoopReplica(word).loop.optimizer)
+
+
+class ByNorm(torch.optim.Optimizer):
+    """The user's own, as LARS: the step of a tensor depends on its norm."""
+
+    def __init__(self, params, lr, decay=0.0):
+        super().__init__(params, {"lr": lr})
+        self.decay = decay  # not in a group
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad / p.grad.norm() + self.decay * p, alpha=group["lr"])
+
+
+class Signs(ByNorm):
+    """The user's own, element by element."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p]["seen"] = self.state[p].get("seen", torch.zeros_like(p)) + p.grad
+                    p.sub_(self.state[p]["seen"].sign() + self.decay * p, alpha=group["lr"])
+
+
+WHOLE = [partial(ByNorm, lr=0.1), torch.optim.Muon, torch.optim.Adafactor]
+
+
+@pytest.mark.parametrize("make", WHOLE, ids=["by norm", "muon", "adafactor"])
+def test_an_optimizer_that_needs_whole_tensors_is_refused_with_several_servers(make):
+    optimizer = make([nn.Parameter(torch.randn(4, 3))])
+    check_optimizer(ASGD(), optimizer, 2, 1)
+    with pytest.raises(
+        ValueError, match=r"looks at whole tensors, and each of 2 servers .* take --servers 1"
+    ):
+        check_optimizer(ASGD(), optimizer, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "make", [*WHOLE, partial(Signs, lr=0.1)], ids=["by norm", "muon", "adafactor", "signs"]
+)
+def test_one_server_steps_whole_tensors(make):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=False)
+    plain = copy.deepcopy(model)
+    ours, theirs = make(model.parameters()), make(plain.parameters())
+    server = AttachedReplica(model, ours).served(NodeIdentity(1, 1, servers=1))
+    start = server.x.clone()
+    for _ in range(3):
+        plain.weight.grad = torch.randn(3, 4)
+        theirs.step()
+        server.apply(plain.weight.grad.flatten(), ours.param_groups[0]["lr"], None, 1.0)
+    assert torch.equal(server.x, plain.weight.detach().flatten())
+    assert not torch.equal(server.x, start)
+
+
+def test_the_user_s_own_optimizer_may_be_cut_and_keeps_its_attributes():
+    model = nn.Linear(4, 3)
+    optimizer = Signs(model.parameters(), lr=0.1, decay=0.5)
+    check_optimizer(ASGD(), optimizer, 2, 2)
+    replica = AttachedReplica(model, optimizer)
+    server = replica.served(NodeIdentity(2, 1, servers=1, shards=2))
+    before = server.x.clone()
+    server.apply(torch.ones_like(server.x), 0.2, None, 1.0)
+    assert torch.allclose(server.x, before - 0.2 * (1 + 0.5 * before))
+
+
+def test_a_state_that_the_script_has_loaded_goes_to_the_servers():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()  # its momentum is 2 everywhere now
+    server = AttachedReplica(model, optimizer).served(NodeIdentity(2, 1, servers=1, shards=2))
+    before = server.x.clone()
+    server.apply(torch.ones_like(server.x), 0.1, None, 1.0)
+    assert torch.allclose(before - server.x, torch.full_like(before, 0.1 * (0.5 * 2 + 1)))
