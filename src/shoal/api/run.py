@@ -19,6 +19,7 @@ from shoal.core.errors import Interrupted
 from shoal.core.task import Task
 from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
+from shoal.engine.group import Mean
 from shoal.launch.control import PROGRESS_SECONDS, Control, progress
 from shoal.launch.crew import Audience, Listener
 from shoal.launch.join import choose_mean
@@ -132,13 +133,7 @@ def _simulate(
         faults=faults,
         layout=trainable(model)[1],
         codec=plan.codec,
-        mean=choose_mean(
-            plan.collective,
-            None,
-            plan.codec,
-            plan.workers,
-            LinkCost.of_network(network.latency, network.bandwidth),
-        ),
+        mean=_choose_mean(plan, network),
         between_steps=between_steps,
         balanced=plan.balance,
         observers=(curve, _Ticker(listener)),
@@ -158,6 +153,11 @@ def _simulate(
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[ranks[0]]["curve"] = points
     return summarise(_config(plan, network, compute), reports, model, digest=simulation.digest())
+
+
+def _choose_mean(plan: Plan, network: Network) -> Mean:
+    link = LinkCost.of_network(network.latency, network.bandwidth)
+    return choose_mean(plan.collective, None, plan.codec, plan.workers, link)
 
 
 def _config(plan: Plan, network: Network, compute: Compute) -> dict[str, Any]:
