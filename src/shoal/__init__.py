@@ -20,7 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.api.attach import Attachment, attach
+    from shoal.api.attach import attach
+    from shoal.api.attachment import Attachment
     from shoal.api.ddp import comm_hook
     from shoal.api.minimize import minimize
     from shoal.api.run import run
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from shoal.vocabulary.strategy import Strategy
 
 _HOMES = {
-    "Attachment": "shoal.api.attach:Attachment",
+    "Attachment": "shoal.api.attachment:Attachment",
     "BMUF": "shoal.strategies.bmuf:BMUF",
     "CheckpointError": "shoal.core.errors:CheckpointError",
     "Codec": "shoal.core.codec:Codec",

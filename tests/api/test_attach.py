@@ -53,6 +53,9 @@ while not all(here.with_name(name).exists() for name in "01") and time.monotonic
 """
 
 
+steps_never = pytest.mark.filterwarnings("ignore:optimizer.step")
+
+
 def model_and_data():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -143,12 +146,14 @@ def test_the_optimizer_is_the_user_s_own_again_after_finish():
     before = optimizer.step
     training = shoal.attach(model, optimizer)
     assert optimizer.step != before
-    training.finish()
+    with pytest.warns(UserWarning, match=r"optimizer.step\(\) was never called .* so nothing was trained"):
+        training.finish()
     training.finish()
     assert optimizer.step == before
     assert not getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
+@steps_never
 def test_attaching_twice_is_refused():
     model, _, _ = model_and_data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -400,6 +405,7 @@ def test_what_is_trained_may_not_change_after_attach():
     training.abandon()
 
 
+@steps_never
 def test_finish_after_a_step_that_failed_raises_its_error_again():
     model, xs, ys = model_and_data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

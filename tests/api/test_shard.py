@@ -252,6 +252,7 @@ def test_a_loader_that_does_something_to_its_batches_still_does():
     assert sorted(seen) == list(range(1000, 1000 + SAMPLES))
 
 
+@pytest.mark.filterwarnings("ignore:optimizer.step")
 def test_a_stream_may_be_read_again_and_beside_another_loader():
     model = torch.nn.Linear(1, 1)
     with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 import shoal
 import shoal.runs.evaluation
 from shoal.core.task import UNLABELLED, Data, Task, sequence_loss
+from shoal.programs.tasks import TASKS
 from shoal.replicas.module import build_model, build_replica
 from shoal.runs.evaluation import evaluate
 from shoal.strategies.single import Single
@@ -123,3 +125,19 @@ def test_parts_that_were_left_in_eval_mode_stay_there() -> None:
     labels = torch.tensor([0, 1])
     evaluate(model, Task("t", unit, no_data), Data(torch.zeros(0, 2), labels[:0], torch.zeros(2, 2), labels))
     assert [module.training for module in model.modules()] == [True, False, True]
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("transport", ["sim", "processes"])
+@pytest.mark.parametrize("strategy", ["asgd", "bmuf", "easgd"])
+def test_the_statistics_of_batch_norm_are_the_workers_mean(strategy, transport):
+    task = replace(TASKS.make("digits"), model=normed)
+    result = shoal.run(task, strategy, workers=2, epochs=1, transport=transport, threads=1)
+    norm = result.model[2]
+    assert norm.num_batches_tracked == 23  # worker 0's: half of 1,437 samples in batches of 32
+    assert float(norm.running_var.std()) > 0.01  # it was 1 everywhere
+    alone = shoal.run(task, "single", epochs=1, transport="sim").model[2]
+    assert torch.allclose(norm.running_mean, alone.running_mean, atol=1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 import torch
+from torch import nn
 
 from shoal.codecs import CODECS
 from shoal.collectives import LinkCost
@@ -26,6 +27,7 @@ from shoal.launch.join import choose_mean
 from shoal.programs.tasks import TASKS
 from shoal.replicas.module import build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Curve, holders, put_together
+from shoal.runs.evaluation import Buffers
 from shoal.runs.plan import Plan
 from shoal.runs.processes import keep_model, run_processes
 from shoal.runs.result import Result, report, summarise
@@ -116,14 +118,11 @@ def _simulate(
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
     curve = Curve(plan.strategy, plan.samples(data))
     between_steps = plan.between_steps(Control(), model)
-    replica = partial(
-        build_replica, plan.task, model, data, plan.strategy, workers=plan.workers, seed=plan.seed
-    )
+    place: dict[str, Any] = {"workers": plan.workers, "seed": plan.seed}
     simulation = Simulation(
         plan.strategy,
-        replica,
-        workers=plan.workers,
-        seed=plan.seed,
+        partial(build_replica, plan.task, model, data, plan.strategy, **place),
+        **place,
         steps=plan.steps(data),
         shards=plan.servers,
         served=partial(build_served, plan.task, model),
@@ -146,13 +145,26 @@ def _simulate(
         ranks = holders(plan.strategy, plan.workers, plan.servers, simulation.finished)
         for rank in ranks:
             curve.end(simulation.nodes[rank])
-        modules = [module_of(simulation.nodes[rank].replica, model) for rank in ranks]
         copies = [curve.snapshots[rank] for rank in ranks]
-        model, points = put_together(plan.strategy, modules, copies, plan.task, data, listener.tested)
+        modules, buffers = _modules(simulation, ranks, model), _buffers(simulation, model)
+        model, points = put_together(
+            plan.strategy, modules, copies, buffers, plan.task, data, listener.tested
+        )
     keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[ranks[0]]["curve"] = points
     return summarise(_config(plan, network, compute), reports, model, digest=simulation.digest())
+
+
+def _modules(simulation: Simulation, ranks: Iterable[int], model: nn.Module) -> list[nn.Module]:
+    """The modules of these nodes; `model` for a server."""
+    return [module_of(simulation.nodes[rank].replica, model) for rank in ranks]
+
+
+def _buffers(simulation: Simulation, model: nn.Module) -> list[Buffers]:
+    """The buffers of the workers that got to the end."""
+    there = [rank for rank in simulation.finished if rank < simulation.workers]
+    return [dict(module.named_buffers()) for module in _modules(simulation, there, model)]
 
 
 def _choose_mean(plan: Plan, network: Network) -> Mean:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from shoal.api.attach import current
+from shoal.api.attachment import current
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.core.words import REJOINING

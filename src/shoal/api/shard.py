@@ -18,7 +18,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from shoal.api.attach import current
+from shoal.api.attachment import current
 from shoal.core.seeds import derive, stream
 from shoal.replicas.batches import share, steps_per_epoch
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from shoal.core.errors import Diverged, PeerLost, advice_on_overflow, describe_refusal
@@ -20,7 +21,7 @@ from shoal.engine.mailbox import Mailbox, Question
 from shoal.engine.one_sided import OneSided
 from shoal.engine.operation import Completion
 from shoal.engine.progress import Progress
-from shoal.engine.protocol import Busy, Idle, More, Over, Pull, Push, PushWithNumbers, Refused, Report
+from shoal.engine.protocol import Busy, Idle, Look, More, Over, Pull, Push, PushWithNumbers, Refused, Report
 
 MOST_REFUSALS = 10
 """Updates of a worker that may be refused in a row before it gives up."""
@@ -105,6 +106,15 @@ class Client:
     async def pull(self, server: int, out: Tensor) -> Tensor:
         """All of a pull."""
         return await (await self.start_pull(server, out, waits=True))()
+
+    async def look(self) -> Tensor:
+        """The first server's newest model, which this worker's next push has nothing to do with."""
+        out = torch.empty_like(self._replica.x)
+        shards = self._shards_of(SERVER, out.numel())
+        questions = [(await self._mailbox.ask(rank, Look()), part) for rank, part in shards]
+        for question, part in questions:
+            _copied(await self._hear(question), out[part])
+        return out
 
     # -- batches of workers that died ----------------------------------------------------------
 

@@ -96,7 +96,6 @@ class Engine:
             self.work.balance = Balance(
                 me, channel, mailbox, progress, self.variables, replica, self.work.is_last
             )
-        keeps_pool = me.rank == me.workers and steps is not None
         self.service = Service(
             me,
             channel,
@@ -106,7 +105,7 @@ class Engine:
             replica,
             self.one_sided,
             Keeping(self.state, self.load, self._bound(between_steps), log),
-            Pool(me.workers, steps or 0) if keeps_pool else None,
+            Pool(me.workers, steps or 0) if me.rank == me.workers else None,
         )
         self.work.between_steps = self._bound(between_steps)
         self.gradients.duration = None if duration is None else partial(duration, self)

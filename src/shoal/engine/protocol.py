@@ -4,6 +4,7 @@ A request is repeated until it is answered; a server acts on it once, whatever t
 
     Push   ->  Ack (version) | Refused (reason)         acted on once, by client, incarnation and seq
     Pull   ->  Reply (state, version)                   answered by the algorithm, at once or later
+    Look   ->  Reply (state, version)                   answered at once, whatever the algorithm does
     More   ->  Grant (owner, place, clock) | Over       a batch of a worker that died; held until there is one
     Idle   ->  Ack                                      to the servers that keep no pool; so is Busy
     any    ->  FencedOff                                to a client that the servers gave up on
@@ -76,6 +77,13 @@ class Pull(Request, Message):
     """A request for the state. `count` is 1 if the client waits for it, so that it may be read in place."""
 
     tag: str = "pull"
+
+
+@dataclass(slots=True)
+class Look(Request, Message):
+    """A request for the newest state, to look at: the algorithm is not told of it."""
+
+    tag: str = "look"
 
 
 @dataclass(slots=True)
@@ -282,6 +290,7 @@ _KINDS: dict[str, type[Message]] = {
             Push,
             PushWithNumbers,
             Pull,
+            Look,
             More,
             Idle,
             Busy,

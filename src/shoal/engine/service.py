@@ -35,6 +35,7 @@ from shoal.engine.protocol import (
     Idle,
     Joined,
     Left,
+    Look,
     Lost,
     More,
     Notice,
@@ -214,6 +215,9 @@ class Service:
         """Whether to act on this message; if so it is written to the log, and a push is decoded."""
         if isinstance(m, Checkpointed):
             await self._save_when_all_have(m.seq, m.src)
+            return False
+        if isinstance(m, Look):
+            await self.reply(m, self._replica.x)
             return False
         if isinstance(m, Request) and (known := self._ledger.answer_to(m)) is not None:
             await self._answer(m.src, known)

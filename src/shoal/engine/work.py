@@ -95,6 +95,14 @@ class Work:
         """Whether no step is known to follow step `t`: what it leaves behind must be in the model by then."""
         return self.last_step is not None and t + 1 >= self.last_step - self._given
 
+    async def wait_for_all(self) -> None:
+        """With a server: return when the work of every worker is in the model.
+
+        Where the length of a share is known, `next` has waited for that.
+        """
+        if self.last_step is None:
+            await self._client.take_more()
+
     async def _has_more(self) -> bool:
         """Whether another worker's batch is left to do; if so it comes next."""
         batch = await (self._client.take_more() if self._identity.servers else self._take_over())

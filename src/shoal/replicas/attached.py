@@ -60,6 +60,11 @@ class AttachedReplica:
         return self._flat.parameters
 
     @property
+    def gradients(self) -> list[Tensor]:
+        """The gradients that back-propagation has left."""
+        return [p.grad for p in self._flat.parameters if p.grad is not None]
+
+    @property
     def layout(self) -> Layout:
         """Which slice of `x` is which parameter."""
         return self._flat.layout
@@ -163,8 +168,7 @@ class AttachedReplica:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        grads = [p.grad for p in self._flat.parameters if p.grad is not None]
-        if not all(bool(torch.isfinite(g.sum(dtype=_wide(g)))) for g in grads):
+        if not all(bool(torch.isfinite(g.sum(dtype=_wide(g)))) for g in self.gradients):
             raise Diverged(
                 f"the gradient is not finite any more. Try a smaller learning rate (it is {self.lr:g}), "
                 "gradient clipping, or look for inputs that are not finite."

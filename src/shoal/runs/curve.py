@@ -15,7 +15,7 @@ from shoal.core.task import Data, Task
 from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
 from shoal.replicas.module import EnsembleModel
-from shoal.runs.evaluation import evaluate
+from shoal.runs.evaluation import Buffers, evaluate, load_mean_buffers
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Strategy
 
@@ -97,18 +97,21 @@ def put_together(
     strategy: Strategy,
     modules: Sequence[nn.Module],
     copies: Sequence[Sequence[Snapshot]],
+    buffers: Sequence[Buffers],
     task: Task,
     data: Data,
     told: Callable[[int, int], None],
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Return the trained model and its learning curve.
 
-    `modules` and `copies` are the modules and snapshots of the nodes that hold the solution. Testing may take
-    a while: `told(tested, total)` is called before each test.
+    `modules` and `copies` are the modules and snapshots of the nodes that hold the solution, `buffers` are
+    those of the workers. Testing may take a while: `told(tested, total)` is called before each test.
     """
     model = modules[0]
     if strategy.independent:
         model = EnsembleModel(modules, classes=not data.y.is_floating_point())
+    else:
+        load_mean_buffers(model, buffers)
     points, whole = [], join_slices(copies, strategy.independent)
     for number, snapshot in enumerate(whole):
         told(number, len(whole))

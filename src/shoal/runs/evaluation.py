@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.task import UNLABELLED, Data, Task
+
+Buffers: TypeAlias = Mapping[str, Tensor]
+"""A module's buffers, by name."""
 
 ROWS = 1000  # batch size of the evaluation
 
@@ -19,6 +24,19 @@ class Score:
     loss: float  # mean
     accuracy: float | None  # percent; None where labels are not classes
     metrics: dict[str, float]  # the task's own
+
+
+@torch.no_grad()
+def load_mean_buffers(model: nn.Module, of_workers: Sequence[Buffers]) -> None:
+    """Give a model the mean of the workers' floating-point buffers; the others are the first worker's."""
+    for name, buffer in model.named_buffers():
+        values = [buffers[name].to(buffer.device) for buffers in of_workers]
+        if not values:
+            continue
+        if buffer.is_floating_point():
+            buffer.copy_(torch.stack([value.double() for value in values]).mean(0))
+        else:
+            buffer.copy_(values[0])
 
 
 @torch.no_grad()

@@ -95,7 +95,8 @@ def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Au
         modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
         for name, buffer in modules[-1].named_buffers():
             buffer.copy_(left[f"buffer.{name}"])
-    model, points = put_together(plan.strategy, modules, copies, plan.task, data, listener.tested)
+    buffers = [load_model(path) for path in sorted(Path(folder).glob("buffers-*.safetensors"), key=_rank)]
+    model, points = put_together(plan.strategy, modules, copies, buffers, plan.task, data, listener.tested)
     reports[ranks[0]]["curve"] = points
     return model
 
@@ -150,9 +151,16 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
     if holds:
         curve.end(engine)
     drive(engine.transport.close())  # not after a failure: peers notice that by the lost connection
+    own = {} if engine.is_server else dict(module_of(engine.replica, model).named_buffers())
+    if own:
+        save_model(Path(folder) / f"buffers-{rank}.safetensors", own)
     if holds:
         outcome["snapshots"] = _leave(curve.snapshots[rank], module_of(engine.replica, model), folder, rank)
     return outcome
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
 def _leave(

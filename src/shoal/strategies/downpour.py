@@ -70,7 +70,7 @@ class Downpour(Central):
     async def finish(self, w: Node) -> None:
         if w.unmerged:  # the loop ended where nobody could have known
             await w.push(SERVER, w.keep("accrued", torch.zeros_like(w.x)))
-        await w.pull(SERVER, out=w.x)
+        await w.take_result()
 
     async def server(self, s: Node) -> None:
         memory = s.keep("memory", torch.zeros_like(s.x))  # squares, or velocity

@@ -60,7 +60,10 @@ class EASGD(Strategy):
     async def finish(self, w: Node) -> None:
         if w.unmerged or (self.synchronous and w.t):  # what was done since the last exchange
             await self._exchange(w)
-        w.x.copy_(self.solution(w) if self.synchronous else await w.pull(SERVER))
+        if self.synchronous:
+            w.x.copy_(self.solution(w))
+        else:
+            await w.take_result()
 
     async def server(self, s: Node) -> None:
         await s.serve(lambda push: s.x.add_(push.body))

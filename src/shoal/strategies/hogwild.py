@@ -38,7 +38,7 @@ class Hogwild(Strategy):
             await w.push(SERVER, w.x - before)
 
     async def finish(self, w: Node) -> None:
-        await w.pull(SERVER, out=w.x)
+        await w.take_result()
 
     async def server(self, s: Node) -> None:
         async for m in s.inbox():

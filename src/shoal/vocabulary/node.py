@@ -209,6 +209,11 @@ class Node:
         client, into = self.engine.client, torch.empty_like(self.x) if out is None else out
         return Operation(partial(client.start_pull, src, into, waits=False), partial(client.pull, src, into))
 
+    async def take_result(self) -> None:
+        """Wait until every worker has handed over all it had, and take the model, the same for all."""
+        await self.engine.work.wait_for_all()
+        await self.pull(SERVER, out=self.x)
+
     async def report(self) -> None:
         """Tell the server that all samples of this worker are in the model, where no push says so."""
         await self.engine.client.report()

@@ -206,7 +206,7 @@ class Central(Strategy):
 
     async def finish(self, w: Node) -> None:
         """Take the trained model."""
-        await w.pull(SERVER, out=w.x)
+        await w.take_result()
 
 
 @dataclass(frozen=True)

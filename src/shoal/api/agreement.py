@@ -1,0 +1,152 @@
+"""What workers agree on beside their strategy: the same start, the buffers, and batches that differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import PeerLost
+from shoal.core.transport import Message
+from shoal.engine.engine import Engine
+
+START, BUFFERS, FIRST = "start", "buffers", "first"
+
+BUFFERS_ARE = ("mean", "first", "own")
+"""How the buffers of a model are merged at the end: averaged, worker 0's, or left as each worker has them."""
+
+MOST_ELEMENTS = 1 << 20
+"""Of each parameter's gradient that is looked at to tell two batches apart."""
+
+Pair: TypeAlias = "tuple[int, int]"
+
+
+async def start_alike(engine: Engine, tensors: Sequence[Tensor]) -> None:
+    """Take over worker 0's tensors. Raises ValueError where one has another size or dtype."""
+    me = engine.identity
+    for mine in tensors:
+        flat = mine.detach().reshape(-1)
+        travels = flat.to(torch.uint8) if mine.dtype == torch.bool else flat
+        if me.rank == 0:
+            for rank in range(1, me.nodes):
+                await engine.channel.send(rank, Message(START, (travels,)))
+            continue
+        start = (await engine.mailbox.find(START, 0)).body
+        if start.numel() != mine.numel() or start.dtype != travels.dtype:
+            raise ValueError(
+                f"worker 0 sent a tensor of {start.numel():,} elements ({start.dtype}) for one of "
+                f"{mine.numel():,} ({travels.dtype}) at {me.name}; all processes must build the same "
+                "model"
+            )
+        mine.copy_(start.view(mine.shape))
+
+
+# -- buffers ---------------------------------------------------------------------------------------
+
+
+async def merge_buffers(engine: Engine, buffers: Sequence[Tensor], how: str) -> None:
+    """Give all workers the same buffers, once training is over. Those that have gone do not count.
+
+    With "mean", floating-point buffers are averaged, as the statistics of BatchNorm; others, as its counter
+    of batches, are worker 0's. With "first" all are worker 0's. Without worker 0 every worker keeps its own.
+    """
+    me, mailbox = engine.identity, engine.mailbox
+    if how == "own" or not buffers or me.workers == 1:
+        return
+    if me.rank:
+        await engine.channel.send(0, Message(BUFFERS, _packed(buffers)))
+        try:
+            _unpack((await mailbox.find(BUFFERS, 0)).parts, buffers)
+        except PeerLost as loss:
+            engine.channel.note_fault(f"{me.name} keeps its own buffers: {loss}")
+        return
+    floats, others = _packed(buffers)
+    there, total = [], floats.clone()
+    for rank in range(1, me.workers):
+        try:
+            total += (await mailbox.find(BUFFERS, rank)).parts[0]
+            there.append(rank)
+        except PeerLost:
+            continue
+    merged = (total / (1 + len(there)) if how == "mean" else floats, others)
+    for rank in there:
+        await engine.channel.send(rank, Message(BUFFERS, merged))
+    _unpack(merged, buffers)
+
+
+def _packed(buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """All floating-point buffers as one vector, all others as one of integers."""
+    floats = [_real(b).double().reshape(-1).cpu() for b in buffers if _is_float(b)]
+    others = [b.long().reshape(-1).cpu() for b in buffers if not _is_float(b)]
+    nothing = torch.empty(0)
+    return torch.cat([nothing.double(), *floats]), torch.cat([nothing.long(), *others])
+
+
+def _unpack(parts: tuple[Tensor, ...], buffers: Sequence[Tensor]) -> None:
+    for vector, wanted in zip(parts, (True, False), strict=True):
+        mine = [_real(b) for b in buffers if _is_float(b) is wanted]
+        for buffer, values in zip(mine, torch.split(vector, [b.numel() for b in mine]), strict=True):
+            buffer.copy_(values.view(buffer.shape))
+
+
+def _is_float(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
+
+
+def _real(buffer: Tensor) -> Tensor:
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+class FirstGradients:
+    """Finds workers whose first gradients are the same: then they train on the same batches.
+
+    All start from the same weights. Every worker sends a fingerprint to worker 0, which waits for nobody.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._seen: dict[str, int] = {}  # fingerprint -> the first worker that had it
+        self._missing = engine.identity.workers
+        self._is_done = self._missing == 1 or engine.is_server
+
+    async def show(self, gradients: Sequence[Tensor]) -> None:
+        """Tell worker 0 of this worker's gradient, if it is the first that counts."""
+        if self._is_done or (mark := _fingerprint(gradients)) is None:
+            return
+        self._is_done = True
+        if self._engine.rank == 0:
+            self._note(mark, 0)
+        else:
+            await self._engine.channel.send(0, Message(FIRST, (torch.frombuffer(mark, dtype=torch.uint8),)))
+
+    def equal(self) -> Pair | None:
+        """Two workers that have shown the same gradient, at worker 0 and once; else None. Never waits."""
+        if self._engine.rank or not self._is_done or not self._missing:
+            return None
+        for m in self._engine.mailbox.poll(FIRST):
+            if (before := self._note(m.body.numpy().tobytes(), m.src)) is not None:
+                self._missing = 0
+                return before, m.src
+        return None
+
+    def _note(self, mark: bytes | bytearray, rank: int) -> int | None:
+        self._missing -= 1
+        before = self._seen.setdefault(bytes(mark).hex(), rank)
+        return None if before == rank else before
+
+
+def _fingerprint(gradients: Sequence[Tensor]) -> bytearray | None:
+    """A fingerprint of gradients; None if they are zero, or mixed precision overflowed."""
+    parts = [g.detach().reshape(-1)[:MOST_ELEMENTS].float().cpu() for g in gradients if not g.is_sparse]
+    if not all(bool(part.isfinite().all()) for part in parts) or not any(bool(p.any()) for p in parts):
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.numpy().tobytes())
+    return bytearray(digest.digest())

@@ -1,0 +1,367 @@
+"""Attachment: a model in the user's own training loop, kept together with its replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.api.agreement import FirstGradients, merge_buffers, start_alike
+from shoal.core.codec import Codec
+from shoal.core.identity import NodeIdentity
+from shoal.core.replica import NoMoreSteps
+from shoal.core.vector import named_weights
+from shoal.engine.engine import Engine
+from shoal.launch.between_steps import BetweenSteps
+from shoal.launch.control import Reporter
+from shoal.launch.drive import drive
+from shoal.launch.environment import Place
+from shoal.launch.join import Access, choose_mean, connect
+from shoal.replicas.attached import AttachedReplica
+from shoal.runs.curve import holds_solution
+from shoal.runs.result import report
+from shoal.storage.checkpoint import Checkpoints
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Sends, Strategy
+
+LEAVING_SECONDS = 2.0
+"""How long a worker that gives up waits for the others to answer its goodbye."""
+
+AMP = "_step_supports_amp_scaling"
+"""The attribute by which torch.amp.GradScaler recognises an optimizer that unscales gradients itself."""
+
+_current: Attachment | None = None
+
+
+def current() -> Attachment | None:
+    """The attachment of this process, from attach() until it is finished; else None."""
+    return _current
+
+
+def set_current(attachment: Attachment | None) -> None:
+    """Make it the attachment of this process."""
+    global _current
+    _current = attachment
+
+
+class Attachment:
+    """A model in your own training loop. Call `finish()` after the loop to get the trained parameters.
+
+    The end of a `with` block or of the script calls `finish()`, too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy,
+        codec: Codec,
+        place: Place,
+        buffers: str,
+    ) -> None:
+        self._model = model
+        self._buffers = buffers
+        self._strategy = strategy
+        self._control = place.open_control()
+        self._replica = AttachedReplica(model, optimizer)
+        me = place.identity(strategy)
+        self._between_steps = self._make_between_steps(place, codec, me.workers)
+        self.engine = self._join(place, me, codec)
+        self.resumed_from: int | None = None  # step of the checkpoint
+        if not place.incarnation:  # a restarted server recovers from its log instead
+            self._start_together()
+        self._batches_to_skip = self._replica.batches
+        self._first_shard: object = None
+        self._first_gradients = FirstGradients(self.engine)
+        self._shows_common = False
+        self._control.tell("ready")
+        elapsed, finished = self._control.await_go()
+        self.engine.service.excuse(finished)
+        self._began = self.engine.channel.now() - elapsed
+        self._life = strategy.live(Node(self.engine))
+        self._ended = False  # the strategy has nothing more to do
+        self._released = False  # the model and the optimizer are the user's again
+        self._failure: Exception | None = None
+        if not me.is_server:
+            self._take_over(optimizer)
+            self._go_on(lambda: self._life.send(None))
+
+    def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
+        """Build this process's node and connect it to the others."""
+        x = self._replica.x
+        transport = connect(
+            place.transport,
+            me,
+            place.open_store() if place.nodes > 1 else None,
+            vector_bytes=max(x.nbytes, *(t.nbytes for t in self._others()), self._buffer_bytes),
+            timeout=place.timeout,
+            manifest=self._replica.layout.manifest(x.dtype),
+            access=Access(**place.access),
+        )
+        return Engine(
+            transport,
+            self._replica.served(me) if me.is_server else self._replica,
+            me,
+            mean=choose_mean(place.collective, transport, codec, me.workers),
+            codec=codec,
+            timeout=place.timeout,
+            between_steps=self._between_steps,
+            observers=(Reporter(self._control),),
+            **place.recovery.settings(me, self._replica.layout, x.nbytes),
+        )
+
+    def _start_together(self) -> None:
+        """Start from worker 0's weights, or from a checkpoint."""
+        engine = self.engine
+        drive(start_alike(engine, (self._replica.x, *self._others())))
+        if engine.is_server:
+            engine.x.copy_(self._replica.x[engine.identity.own_slice(self._replica.x.numel())])
+        engine.meter.reset()  # do not count the messages so far
+        self.resumed_from = self._between_steps.resume(engine)
+
+    @property
+    def node(self) -> Node:
+        """This worker's node, for a loop that sends its own messages."""
+        return Node(self.engine)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, from 0."""
+        return self.engine.rank
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return self.engine.identity.workers
+
+    def saw(self, samples: int) -> None:
+        """Add `samples` to the weight of the next step in averages. `shard` calls this for you."""
+        self._replica.samples += samples
+
+    def hand_out(self, samples: int) -> None:
+        """Count a batch that `shard` gave to the loop, so that a resumed run skips it."""
+        self._replica.batches += 1
+        self.saw(samples)
+
+    def leads(self, shard: object) -> bool:
+        """Whether `shard` is the one iterated first, whose batches are counted: the training data."""
+        if self._first_shard is None:
+            self._first_shard = shard
+        return self._first_shard is shard
+
+    def skip_batches(self, most: int) -> int:
+        """How many of the next `most` batches a resumed run must skip. Each batch is skipped only once."""
+        skipped = min(most, self._batches_to_skip)
+        self._batches_to_skip -= skipped
+        return skipped
+
+    def finish(self) -> None:
+        """Merge the last updates, load the trained parameters into the model, and leave the run.
+
+        Further calls do nothing. After a step that failed it raises that error again: there is no result.
+        """
+        if self._failure is not None:
+            self.abandon()
+            raise self._failure
+        if self._released:
+            return
+        try:
+            while not self._ended and self._go_on(lambda: self._life.throw(NoMoreSteps())):
+                pass  # the strategy may continue without data while other workers have some
+            self._look_for_equal_batches()
+            self._merge_buffers()
+        except BaseException:
+            self.abandon()
+            raise
+        self._released = True
+        self._close()
+        set_current(None)
+        self._warn_if_nothing_was_done()
+
+    @contextlib.contextmanager
+    def common_model(self) -> Iterator[nn.Module]:
+        """Inside the block the model holds what all workers have learnt together, to be evaluated or saved.
+
+        That is the server's model, or that of the last merge. It waits for no other worker, so one may do it
+        alone. Neighbour-to-neighbour strategies have no common model before finish(): there it is this
+        worker's own. Buffers are this worker's. After the block the model is as it was.
+        """
+        if self._released:
+            yield self._model
+            return
+        own, self._shows_common = self._replica.x.clone(), True
+        try:
+            with torch.no_grad():
+                self._replica.x.copy_(self._common())
+            yield self._model
+        finally:
+            with torch.no_grad():
+                self._replica.x.copy_(own)
+            self._shows_common = False
+
+    def _common(self) -> Tensor:
+        if self._strategy.servers:
+            return drive(self.engine.client.look())
+        return self._strategy.solution(self.node)
+
+    def abandon(self) -> None:
+        """Release the model and leave the run without a result; workers that wait for this one give up."""
+        if not self._released:
+            self._released = True
+            self._life.close()
+            self._give_back()
+            leaving = threading.Thread(target=self._hang_up, name="shoal leaves", daemon=True)
+            leaving.start()
+            leaving.join(LEAVING_SECONDS)  # what ended training must be heard of, whoever does not answer
+            set_current(None)
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(Exception):  # training has failed already, and that is what is reported
+            drive(self.engine.transport.close())
+
+    def leave(self) -> None:
+        """Finish at the end of the script, unless an exception ends it: the others must notice that."""
+        if not self._released and self._failure is None and getattr(sys, "last_value", None) is None:
+            self.finish()
+
+    def serve(self) -> None:
+        """Run the strategy's server until every worker has left."""
+        drive(self._life)
+        self._released = True
+        self._close()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abandon()
+
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make `optimizer.step()` hand the gradient over and run the strategy until it wants the next one."""
+        self._optimizer, self._original_step = optimizer, optimizer.step
+        self._replica.original_step = optimizer.step
+
+        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            loss = None if closure is None else self._replica.evaluate(closure)
+            self._check_may_step()
+            self._look_for_equal_batches()
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
+            self._go_on(lambda: self._life.send(None))
+            return self._replica.own_loss if loss is None else loss
+
+        # an earlier learning-rate scheduler looks for the attribute it set on the step it wrapped
+        step.__dict__.update(getattr(optimizer.step, "__dict__", {}))
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        self._scales_itself = getattr(optimizer, AMP, None)
+        setattr(optimizer, AMP, True)  # GradScaler then always calls step(), and leaves skipping to us
+
+    def _check_may_step(self) -> None:
+        """Raise ValueError for a step on the common model, or if a frozen parameter would still be moved."""
+        if self._shows_common:
+            raise ValueError("optimizer.step() inside common_model(): train outside of the block")
+        by_gradients = self._strategy.sends in (Sends.MEAN_GRADIENTS, Sends.NOTHING)
+        if not by_gradients and not all(p.requires_grad for p in self._replica.parameters):
+            raise ValueError(
+                f"a parameter was frozen after attach(), and {type(self._strategy).__name__} would still "
+                "move it. Freeze it before attach(), or take strategy 'sync'."
+            )
+
+    def _look_for_equal_batches(self) -> None:
+        """Warn, once, if two workers have computed the same first gradient."""
+        if self._strategy.independent:
+            return
+        drive(self._first_gradients.show(self._replica.gradients))
+        if (pair := self._first_gradients.equal()) is not None:
+            warnings.warn(
+                f"workers {pair[0]} and {pair[1]} computed the same first gradient: they train on the same "
+                "batches, which teaches no more than one of them. Read the data through shoal.shard(loader), "
+                "or give each worker other samples by training.rank.",
+                stacklevel=4,
+            )
+
+    def _merge_buffers(self) -> None:
+        if not self._strategy.independent:
+            with torch.no_grad():
+                drive(merge_buffers(self.engine, list(self._model.buffers()), self._buffers))
+
+    def _warn_if_nothing_was_done(self) -> None:
+        if not self.engine.progress.clock and self.resumed_from is None:
+            warnings.warn(
+                "optimizer.step() was never called on the optimizer that attach() was given, so nothing was "
+                "trained",
+                stacklevel=3,
+            )
+
+    def _give_back(self) -> None:
+        """Restore the user's optimizer and model."""
+        self._replica.release()
+        self._optimizer.step = self._original_step  # type: ignore[method-assign]
+        if self._scales_itself is None:
+            delattr(self._optimizer, AMP)
+        else:
+            setattr(self._optimizer, AMP, self._scales_itself)
+
+    def _go_on(self, resume: Callable[[], object]) -> bool:
+        """Run the strategy until it wants a gradient or has ended. Returns whether it wants a gradient."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            with torch.no_grad():
+                resume()
+        except StopIteration:
+            self._ended = True
+            return False
+        except Exception as failure:
+            self._failure = failure
+            raise
+        return True
+
+    @property
+    def _buffer_bytes(self) -> int:
+        """The size of the message that merges them."""
+        return 8 * sum(b.numel() * (2 if b.is_complex() else 1) for b in self._model.buffers())
+
+    def _others(self) -> list[Tensor]:
+        """The model's other parameters, which are not trained, and its buffers."""
+        trained = {id(p) for p in self._replica.parameters}
+        return [
+            *(p.detach() for p in self._model.parameters() if id(p) not in trained),
+            *self._model.buffers(),
+        ]
+
+    def _make_between_steps(self, place: Place, codec: Codec, workers: int) -> BetweenSteps:
+        saved = None
+        if place.checkpoint is not None:
+            config = {
+                "strategy": repr(self._strategy),
+                "codec": repr(codec),
+                "workers": workers,
+                "servers": place.servers,
+                "parameters": self._replica.x.numel(),
+            }
+            saved = Checkpoints(place.checkpoint, config, place.nodes)
+        return BetweenSteps(self._control, saved, place.every, self._weights)
+
+    def _weights(self, engine: Engine) -> Mapping[str, Tensor] | None:
+        if engine.identity.shards > 1 or not holds_solution(self._strategy, engine):
+            return None
+        solution = self._strategy.solution(Node(engine))
+        return named_weights(self._model, solution, self._replica.parameters)
+
+    def _close(self) -> None:
+        engine = self.engine
+        seconds = engine.channel.now() - self._began
+        drive(engine.transport.close())
+        if not engine.is_server:
+            self._give_back()
+        self._control.tell("done", **report(engine, seconds))

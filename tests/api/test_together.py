@@ -1,0 +1,85 @@
+"""What the workers of a script hold together: the same model and buffers in the end, and on the way."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from scripts import final_weights, run_loop
+from shoal.core.errors import WorkerFailed
+
+run = partial(run_loop, script=Path(__file__).with_name("together.py"))
+WORDS = ["sync", "bmuf", "diloco", "gossip", "easgd", "asgd", "ssp", "sync_server", "downpour", "hogwild"]
+
+pytestmark = pytest.mark.usefixtures("warm_scripts")
+
+
+@pytest.mark.parametrize("strategy", WORDS)
+def test_every_worker_ends_with_the_same_model_and_buffers(strategy):
+    printed = run("--look", "0", workers=3, strategy=strategy)
+    models = [final_weights(text) for text in printed]
+    assert all(torch.equal(models[0], model) for model in models)
+    ends = torch.stack([final_weights(text, "buffers") for text in printed])
+    assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
+    own = torch.stack([final_weights(text, "own") for text in printed])
+    assert torch.allclose(ends[0][:12], own.mean(0)[:12])  # mean and variance of six features
+    assert ends[0][12] == own[0][12]  # batches counted: worker 0's
+    assert not torch.allclose(own[0][:6], own[1][:6], atol=0.1)  # the control: their inputs differ
+    before, common, after = (final_weights(printed[0], word) for word in ("before", "common", "after"))
+    assert torch.equal(before, after)
+    if strategy in ("sync", "gossip", "diloco"):  # with a server, others may have pushed meanwhile, or not
+        assert torch.equal(before, common) is (strategy != "diloco")
+
+
+@pytest.mark.parametrize(("how", "row"), [("first", 0), ("own", 1)])
+def test_buffers_may_be_worker_0_s_or_each_worker_s_own(how, row):
+    printed = run("--buffers", how, workers=2, strategy="asgd")
+    own = [final_weights(text, "own") for text in printed]
+    assert torch.equal(final_weights(printed[1], "buffers"), own[row])
+
+
+def test_workers_on_the_same_batches_are_noticed():
+    printed = run("--same-batches", workers=2)
+    assert "workers 0 and 1 computed the same first gradient" in printed[0]
+    assert "shoal.shard(loader)" in printed[0]
+
+
+@pytest.mark.parametrize("strategy", ["sync", "asgd", "gossip"])
+def test_workers_on_different_batches_are_not(strategy):
+    assert all("first gradient" not in text for text in run(strategy=strategy))
+
+
+BATCH_NORM = """
+import torch, shoal
+model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(3))
+shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+"""
+
+
+def test_sync_batch_norm_is_refused_where_it_would_not_talk(tmp_path):
+    script = tmp_path / "norm.py"
+    script.write_text(BATCH_NORM)
+    with pytest.raises(WorkerFailed, match="SyncBatchNorm talks to the other workers"):
+        run_loop(script=script)
+
+
+def test_a_step_on_the_common_model_is_refused():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = shoal.attach(model, optimizer)
+    model(torch.ones(3, 2)).sum().backward()
+    with training.common_model(), pytest.raises(ValueError, match="inside common_model"):
+        optimizer.step()
+    optimizer.step()
+    training.finish()
+    with training.common_model() as common:
+        assert common is model
+
+
+def test_unknown_ways_to_merge_buffers_are_refused():
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="buffers='median' must be one of mean, first, own"):
+        shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), buffers="median")
