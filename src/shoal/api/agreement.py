@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
+from shoal.core.vector import is_statistic
 from shoal.engine.engine import Engine
 
 START, BUFFERS, FIRST = "start", "buffers", "first"
@@ -47,57 +49,54 @@ async def start_alike(engine: Engine, tensors: Sequence[Tensor]) -> None:
 # -- buffers ---------------------------------------------------------------------------------------
 
 
-async def merge_buffers(engine: Engine, buffers: Sequence[Tensor], how: str) -> None:
+async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
     """Give all workers the same buffers, once training is over. Those that have gone do not count.
 
-    With "mean", floating-point buffers are averaged, as the statistics of BatchNorm; others, as its counter
-    of batches, are worker 0's. With "first" all are worker 0's. Without worker 0 every worker keeps its own.
+    With "mean", running statistics are averaged; all others are worker 0's. With "first" all are worker 0's.
+    Without worker 0 every worker keeps its own.
     """
     me, mailbox = engine.identity, engine.mailbox
-    if how == "own" or not buffers or me.workers == 1:
+    mine = list(model.named_buffers())
+    if how == "own" or not mine or me.workers == 1:
         return
+    means = [buffer for name, buffer in mine if how == "mean" and is_statistic(name, buffer)]
+    others = [buffer for _, buffer in mine if not any(buffer is mean for mean in means)]
     if me.rank:
-        await engine.channel.send(0, Message(BUFFERS, _packed(buffers)))
+        await engine.channel.send(0, Message(BUFFERS, (_joined(means),)))
         try:
-            _unpack((await mailbox.find(BUFFERS, 0)).parts, buffers)
+            merged = await mailbox.find(BUFFERS, 0)
         except PeerLost as loss:
             engine.channel.note_fault(f"{me.name} keeps its own buffers: {loss}")
+            return
+        _share_out(merged.parts[0], means)
+        for buffer in others:
+            (at_first,) = (await mailbox.find(BUFFERS, 0)).parts
+            buffer.copy_(at_first.view(buffer.dtype).view(buffer.shape))
         return
-    floats, others = _packed(buffers)
-    there, total = [], floats.clone()
+    there, total = [], _joined(means)
     for rank in range(1, me.workers):
-        try:
-            total += (await mailbox.find(BUFFERS, rank)).parts[0]
+        with suppress(PeerLost):
+            total += (await mailbox.find(BUFFERS, rank)).body
             there.append(rank)
-        except PeerLost:
-            continue
-    merged = (total / (1 + len(there)) if how == "mean" else floats, others)
+    _share_out(total.div_(1 + len(there)), means)
     for rank in there:
-        await engine.channel.send(rank, Message(BUFFERS, merged))
-    _unpack(merged, buffers)
+        for part in (total, *map(_bits, others)):
+            await engine.channel.send(rank, Message(BUFFERS, (part,)))
 
 
-def _packed(buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """All floating-point buffers as one vector, all others as one of integers."""
-    floats = [_real(b).double().reshape(-1).cpu() for b in buffers if _is_float(b)]
-    others = [b.long().reshape(-1).cpu() for b in buffers if not _is_float(b)]
-    nothing = torch.empty(0)
-    return torch.cat([nothing.double(), *floats]), torch.cat([nothing.long(), *others])
+def _joined(buffers: Sequence[Tensor]) -> Tensor:
+    """All of them as one vector."""
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(b.double().reshape(-1).cpu() for b in buffers)])
 
 
-def _unpack(parts: tuple[Tensor, ...], buffers: Sequence[Tensor]) -> None:
-    for vector, wanted in zip(parts, (True, False), strict=True):
-        mine = [_real(b) for b in buffers if _is_float(b) is wanted]
-        for buffer, values in zip(mine, torch.split(vector, [b.numel() for b in mine]), strict=True):
-            buffer.copy_(values.view(buffer.shape))
+def _share_out(vector: Tensor, buffers: Sequence[Tensor]) -> None:
+    for buffer, values in zip(buffers, torch.split(vector, [b.numel() for b in buffers]), strict=True):
+        buffer.copy_(values.view(buffer.shape))
 
 
-def _is_float(buffer: Tensor) -> bool:
-    return buffer.is_floating_point() or buffer.is_complex()
-
-
-def _real(buffer: Tensor) -> Tensor:
-    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+def _bits(buffer: Tensor) -> Tensor:
+    """The bytes of a buffer, whatever its dtype."""
+    return buffer.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 # -- batches ---------------------------------------------------------------------------------------

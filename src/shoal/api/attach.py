@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -24,8 +25,8 @@ _was_launched = False
 
 
 def attach(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     strategy: Strategy | str | None = None,
     *,
     codec: Codec | str | None = None,
@@ -33,17 +34,21 @@ def attach(
 ) -> Attachment:
     """Synchronise this model with its replicas in the other processes at every `optimizer.step()`.
 
+    A script with several models, or several optimizers that it steps at different times, gives lists of them.
     A strategy or codec on the command line of `shoal run` overrides the one given here. A script started with
-    plain `python` is a single worker. All replicas start from worker 0's weights. In the end buffers that are
-    floating-point numbers, such as the statistics of BatchNorm, are averaged over the workers, and others are
-    worker 0's; `buffers="first"` takes all from worker 0, `"own"` leaves them as each worker has them. In a
-    process that is one of the strategy's servers this call serves the workers, and exits the process when
-    training is over.
+    plain `python` is a single worker. All replicas start from worker 0's weights. In the end running
+    statistics, such as those of BatchNorm, are averaged over the workers, and all other buffers are worker
+    0's; `buffers="first"` takes all from worker 0, `"own"` leaves them as each worker has them. In a process
+    that is one of the strategy's servers this call serves the workers, and exits the process when training is
+    over.
     Raises ValueError if the process has called attach() before, or if the settings do not fit.
     """
     global _was_launched
     if current() is not None:
-        raise ValueError("attach() was called before; call finish() on what it returned first")
+        raise ValueError(
+            "attach() was called before; call finish() on what it returned first. Several models and "
+            "optimizers go into one call: attach([model, other], [optimizer, another])"
+        )
     if _was_launched:
         raise ValueError("attach() was called before: a process takes part in a run once")
     place = Place.find()
@@ -58,10 +63,15 @@ def attach(
             f"{coder} needs the factors of each layer's gradient, which Shoal cannot record in your own "
             "loop; take 'low_rank' here, or shoal.run"
         )
-    check_optimizer(chosen, optimizer, workers, place.servers)
+    whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    for one in optimizers:
+        check_optimizer(chosen, one, workers, place.servers)
+    if len(optimizers) > 1:
+        _check_codec_of_several(chosen, coder)
     one_of(BUFFERS_ARE, buffers=buffers)
-    _check_batch_norm(model, chosen, workers)
-    attachment = Attachment(model, optimizer, chosen, coder, place, buffers)
+    _check_batch_norm(whole, chosen, workers)
+    attachment = Attachment(whole, optimizers, chosen, coder, place, buffers)
     if attachment.engine.is_server:
         attachment.serve()
         sys.exit(0)
@@ -94,6 +104,16 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
             f"start {1 - workers} more"
         )
     return chosen
+
+
+def _check_codec_of_several(strategy: Strategy, codec: Codec) -> None:
+    """Raise ValueError for a codec that may send later what it left out: in the step of another optimizer."""
+    averages = strategy.sends in (Sends.GRADIENTS, Sends.MEAN_GRADIENTS)
+    if averages and not codec.exact and codec.cast is None:
+        raise ValueError(
+            f"{codec} may send some of a gradient with a later one, which is that of another optimizer; with "
+            "several optimizers take codec 'fp16' or 'none'"
+        )
 
 
 def _check_batch_norm(model: nn.Module, strategy: Strategy, workers: int) -> None:

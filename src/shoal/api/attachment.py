@@ -7,7 +7,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class Attachment:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         strategy: Strategy,
         codec: Codec,
         place: Place,
@@ -70,7 +70,7 @@ class Attachment:
         self._buffers = buffers
         self._strategy = strategy
         self._control = place.open_control()
-        self._replica = AttachedReplica(model, optimizer)
+        self._replica = AttachedReplica(model, *optimizers)
         me = place.identity(strategy)
         self._between_steps = self._make_between_steps(place, codec, me.workers)
         self.engine = self._join(place, me, codec)
@@ -90,7 +90,7 @@ class Attachment:
         self._released = False  # the model and the optimizer are the user's again
         self._failure: Exception | None = None
         if not me.is_server:
-            self._take_over(optimizer)
+            self._taken = [self._take_over(n, optimizer) for n, optimizer in enumerate(optimizers)]
             self._go_on(lambda: self._life.send(None))
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
@@ -143,7 +143,7 @@ class Attachment:
 
     def saw(self, samples: int) -> None:
         """Add `samples` to the weight of the next step in averages. `shard` calls this for you."""
-        self._replica.samples += samples
+        self._replica.saw(samples)
 
     def hand_out(self, samples: int) -> None:
         """Count a batch that `shard` gave to the loop, so that a resumed run skips it."""
@@ -246,12 +246,15 @@ class Attachment:
         else:
             self.abandon()
 
-    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make `optimizer.step()` hand the gradient over and run the strategy until it wants the next one."""
-        self._optimizer, self._original_step = optimizer, optimizer.step
-        self._replica.original_step = optimizer.step
+    def _take_over(self, number: int, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Make `optimizer.step()` hand the gradient over and run the strategy until it wants the next one.
+
+        Returns what makes the optimizer the user's own again.
+        """
+        original, scales_itself = optimizer.step, getattr(optimizer, AMP, None)
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            self._replica.turn_to(number)
             loss = None if closure is None else self._replica.evaluate(closure)
             self._check_may_step()
             self._look_for_equal_batches()
@@ -259,18 +262,25 @@ class Attachment:
             self._go_on(lambda: self._life.send(None))
             return self._replica.own_loss if loss is None else loss
 
+        def give_back() -> None:
+            optimizer.step = original  # type: ignore[method-assign]
+            if scales_itself is None:
+                delattr(optimizer, AMP)
+            else:
+                setattr(optimizer, AMP, scales_itself)
+
         # an earlier learning-rate scheduler looks for the attribute it set on the step it wrapped
-        step.__dict__.update(getattr(optimizer.step, "__dict__", {}))
+        step.__dict__.update(getattr(original, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-        self._scales_itself = getattr(optimizer, AMP, None)
         setattr(optimizer, AMP, True)  # GradScaler then always calls step(), and leaves skipping to us
+        return give_back
 
     def _check_may_step(self) -> None:
         """Raise ValueError for a step on the common model, or if a frozen parameter would still be moved."""
         if self._shows_common:
             raise ValueError("optimizer.step() inside common_model(): train outside of the block")
         by_gradients = self._strategy.sends in (Sends.MEAN_GRADIENTS, Sends.NOTHING)
-        if not by_gradients and not all(p.requires_grad for p in self._replica.parameters):
+        if not by_gradients and not all(p.requires_grad for p in self._replica.stepped_parameters):
             raise ValueError(
                 f"a parameter was frozen after attach(), and {type(self._strategy).__name__} would still "
                 "move it. Freeze it before attach(), or take strategy 'sync'."
@@ -292,7 +302,7 @@ class Attachment:
     def _merge_buffers(self) -> None:
         if not self._strategy.independent:
             with torch.no_grad():
-                drive(merge_buffers(self.engine, list(self._model.buffers()), self._buffers))
+                drive(merge_buffers(self.engine, self._model, self._buffers))
 
     def _warn_if_nothing_was_done(self) -> None:
         if not self.engine.progress.clock and self.resumed_from is None:
@@ -303,13 +313,10 @@ class Attachment:
             )
 
     def _give_back(self) -> None:
-        """Restore the user's optimizer and model."""
+        """Restore the user's optimizers and model."""
         self._replica.release()
-        self._optimizer.step = self._original_step  # type: ignore[method-assign]
-        if self._scales_itself is None:
-            delattr(self._optimizer, AMP)
-        else:
-            setattr(self._optimizer, AMP, self._scales_itself)
+        for give_back in self._taken:
+            give_back()
 
     def _go_on(self, resume: Callable[[], object]) -> bool:
         """Run the strategy until it wants a gradient or has ended. Returns whether it wants a gradient."""

@@ -130,6 +130,11 @@ def named_weights(
     return {**module.state_dict(), **{name: pieces[id(p)] for name, p in named if id(p) in pieces}}
 
 
+def is_statistic(name: str, buffer: Tensor) -> bool:
+    """Whether a buffer is a running statistic, as those of BatchNorm: these are averaged over workers."""
+    return buffer.is_floating_point() and name.rpartition(".")[2].startswith("running_")
+
+
 class Flat:
     """A module whose parameters are views on one vector `x`: change `x` and the module changes."""
 
@@ -145,6 +150,7 @@ class Flat:
         self.places = [
             slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
         ]  # of each parameter in `x`
+        self.active: Set[int] | None = None  # of the parameters: whose gradients count; None: all
         self._addresses = [p.data_ptr() for p in self.parameters]
         self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # vector -> the parameters in it
 
@@ -169,8 +175,8 @@ class Flat:
 
     def gradient(self, out: Tensor) -> Tensor:
         """Copy the gradients that back-propagation left into `out`; a parameter without one has zeros."""
-        for p, view in zip(self.parameters, self.views(out), strict=True):
-            if p.grad is None:
+        for n, (p, view) in enumerate(zip(self.parameters, self.views(out), strict=True)):
+            if p.grad is None or not self.is_active(n):
                 view.zero_()
             elif p.grad.is_sparse:
                 view.copy_(p.grad.to_dense())
@@ -180,8 +186,13 @@ class Flat:
 
     def set_gradient(self, g: Tensor) -> None:
         """Make every parameter's gradient a view on `g`, for an optimizer to see; not of one frozen since."""
-        for p, view in zip(self.parameters, self.views(g), strict=True):
-            p.grad = view if p.requires_grad else None
+        for n, (p, view) in enumerate(zip(self.parameters, self.views(g), strict=True)):
+            if self.is_active(n):
+                p.grad = view if p.requires_grad else None
+
+    def is_active(self, number: int) -> bool:
+        """Whether the gradient of that parameter counts."""
+        return self.active is None or number in self.active
 
     def check_still_bound(self) -> None:
         """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""

@@ -17,7 +17,7 @@ from shoal.core.replica import Gradient
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.module import reset_momentum
-from shoal.replicas.optimizer import Schedule, needs_closure
+from shoal.replicas.optimizer import Schedule, load_state, needs_closure
 from shoal.replicas.served import ServedReplica
 from shoal.replicas.watch import Watch
 
@@ -25,29 +25,54 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks that the gradient is finite. A check reads the whole gradient."""
 
 
+class Stepper:
+    """One of the user's optimizers, and what its next step needs."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, flat: Flat) -> None:
+        held = _held(optimizer)
+        ids = {id(p) for p in held}
+        self.optimizer = optimizer
+        self.step: Callable[..., Any] = optimizer.step  # as it was before attach()
+        self.schedule = Schedule(optimizer)
+        self.numbers = frozenset(n for n, p in enumerate(flat.parameters) if id(p) in ids)
+        self.samples = 0  # since its last step; 0 if the loop does not report them, and then counted as 1
+        self.closure: tuple[Callable[[], Any], ...] = ()  # where it evaluates the loss itself
+        self._held = [id(p) for p in held]
+        self._frozen = [p for p in held if not p.requires_grad]
+
+    def check_still_holds(self) -> None:
+        """Raise ValueError if the script has changed what it trains, which the other nodes cannot know."""
+        if any(p.requires_grad for p in self._frozen):
+            raise ValueError(
+                "a parameter of the optimizer that was frozen at attach() is trainable now. Let it be "
+                "trainable at attach()."
+            )
+        if (now := [id(p) for p in _held(self.optimizer)]) != self._held:
+            raise ValueError(
+                f"the optimizer held {len(self._held)} parameters at attach(), and holds {len(now)} now, or "
+                "others. Give it all its parameters before attach()."
+            )
+
+
 class AttachedReplica:
     """A replica whose gradients come from the user's own `loss.backward()`.
 
-    The parameters that the optimizer holds are trained, and no others. Raises ValueError if it holds none of
-    the model's, or some that are not the model's.
+    The parameters that the optimizers hold are trained, and no others. Each of several optimizers is stepped
+    at its own times: a gradient is of one of them, and zero elsewhere. Raises ValueError if they hold none of
+    the model's parameters, or some that are not the model's.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        held = _held(optimizer)
+    def __init__(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+        held = [p for optimizer in optimizers for p in _held(optimizer)]
         _check_are_of(model, held)
         self._flat = Flat(model, {id(p) for p in held})
-        self._held = [id(p) for p in held]
-        self._frozen = [p for p in held if not p.requires_grad]
-        self._optimizer = optimizer
+        self._steppers = [Stepper(optimizer, self._flat) for optimizer in optimizers]
+        self._now = self._steppers[0]  # that is being stepped
         self.x = self._flat.x
-        self.samples = 0  # since the last step; 0 if the loop does not report them, and then counted as 1
         self.batches = 0  # batches that shard() has handed out
         self.loss: float | None = None
         self.own_loss: Any = None  # what the optimizer's own evaluation of a closure returned
-        self.original_step: Callable[..., Any] = optimizer.step
-        self._closure: tuple[Callable[[], Any], ...] = ()  # for an optimizer that evaluates it itself
-        self._schedule = Schedule(optimizer)
-        self._watch = Watch(self._flat)
+        self._watch = Watch(self._flat, early=len(optimizers) == 1)
         self._g: Tensor | None = None
         self._untouched = -1  # the version of `_g` while it is the gradient that the loop left
         self._is_scaled = False
@@ -60,9 +85,25 @@ class AttachedReplica:
         return self._flat.parameters
 
     @property
+    def stepped_parameters(self) -> list[nn.Parameter]:
+        """Those of the optimizer that is being stepped."""
+        return [p for n, p in enumerate(self._flat.parameters) if n in self._now.numbers]
+
+    @property
     def gradients(self) -> list[Tensor]:
-        """The gradients that back-propagation has left."""
-        return [p.grad for p in self._flat.parameters if p.grad is not None]
+        """The gradients that back-propagation has left, of the optimizer that is being stepped."""
+        return [p.grad for p in self.stepped_parameters if p.grad is not None]
+
+    def turn_to(self, number: int) -> None:
+        """The loop is about to step this one of the optimizers."""
+        self._now = self._steppers[number]
+        if len(self._steppers) > 1:
+            self._flat.active = self._now.numbers
+
+    def saw(self, samples: int) -> None:
+        """Each optimizer's next step is on so many samples more."""
+        for stepper in self._steppers:
+            stepper.samples += samples
 
     @property
     def layout(self) -> Layout:
@@ -72,16 +113,23 @@ class AttachedReplica:
     @property
     def lr(self) -> float:
         """The current learning rate of the first parameter group."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self._now.optimizer.param_groups[0]["lr"])
 
     @property
     def changed(self) -> Tensor | None:
-        """The numbers in the optimizer's groups, if others than the first rate have changed; else None."""
-        return self._schedule.changed()
+        """The numbers in the optimizer's groups, if others than the first rate have changed; else None.
+
+        Of several optimizers: which is being stepped, and all its numbers.
+        """
+        changed = self._now.schedule.changed()
+        if len(self._steppers) == 1:
+            return changed
+        which = torch.tensor([self._steppers.index(self._now)], dtype=torch.float64)
+        return torch.cat([which, self._now.schedule.numbers()])
 
     def served(self, me: NodeIdentity) -> ServedReplica:
-        """The replica of a server of this model: its slice, and a copy of the optimizer."""
-        return ServedReplica(me, self._flat, self._optimizer)
+        """The replica of a server of this model: its slice, and copies of the optimizers."""
+        return ServedReplica(me, self._flat, *(stepper.optimizer for stepper in self._steppers))
 
     @property
     def parts(self) -> Sequence[slice]:
@@ -107,7 +155,7 @@ class AttachedReplica:
 
     async def stream(self, intake: Intake) -> Streamed:
         """As `gradient`, but hand the gradient over in parts while the user's back-propagation runs."""
-        self._watch.begin(intake, lambda: intake.unit * (self.samples or 1))
+        self._watch.begin(intake, lambda: intake.unit * (self._now.samples or 1))
         await _until_step_is_called()
         self._check_still_trained()
         scale, count = self._undo_scaling(), self._count()
@@ -120,8 +168,8 @@ class AttachedReplica:
 
     def evaluate(self, closure: Callable[[], Any]) -> Any:
         """The loss of a closure, and its gradients; None for an optimizer that evaluates it itself."""
-        if needs_closure(self._optimizer):
-            self._closure = (closure,)
+        if needs_closure(self._now.optimizer):
+            self._now.closure = (closure,)
             return None
         with torch.enable_grad():
             loss = closure()
@@ -130,7 +178,7 @@ class AttachedReplica:
 
     def _count(self) -> int:
         """The samples of the gradient; 0 if mixed precision overflowed, so that only other workers count."""
-        samples, self.samples = self.samples or 1, 0
+        samples, self._now.samples = self._now.samples or 1, 0
         if self._overflowed:
             return 0
         self._check_finite()
@@ -143,20 +191,11 @@ class AttachedReplica:
     def _check_still_trained(self) -> None:
         """Raise ValueError if the script has changed what is trained, which the other nodes cannot know."""
         self._flat.check_still_bound()
-        if any(p.requires_grad for p in self._frozen):
-            raise ValueError(
-                "a parameter of the optimizer that was frozen at attach() is trainable now. Let it be "
-                "trainable at attach()."
-            )
-        if (now := [id(p) for p in _held(self._optimizer)]) != self._held:
-            raise ValueError(
-                f"the optimizer held {len(self._held)} parameters at attach(), and holds {len(now)} now, or "
-                "others. Give it all its parameters before attach()."
-            )
+        self._now.check_still_holds()
 
     def _undo_scaling(self) -> Tensor | None:
         """Return the factor of GradScaler, if one is in use, and note whether it found an overflow."""
-        optimizer: Any = self._optimizer
+        optimizer: Any = self._now.optimizer
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         self._is_scaled = overflow is not None
         self._overflowed = self._is_scaled and bool(overflow)
@@ -178,11 +217,19 @@ class AttachedReplica:
         """Run the user's own optimizer step, unless mixed precision overflowed at every worker."""
         if self._overflowed and not g.any():
             return
-        if (
-            g is not self._g or g._version != self._untouched
-        ):  # else a parameter may have none, or a sparse one
-            self._flat.set_gradient(g)
-        self.own_loss = self.original_step(*self._closure)
+        if g is not self._g or g._version != self._untouched:
+            self._check_alone(g)
+            self._flat.set_gradient(g)  # else it is the loop's own, where a parameter may have none
+        self.own_loss = self._now.step(*self._now.closure)
+
+    def _check_alone(self, g: Tensor) -> None:
+        """Raise ValueError if another worker has stepped another optimizer."""
+        for n, view in enumerate(self._flat.views(g)) if self._flat.active is not None else ():
+            if not self._flat.is_active(n) and view.any():
+                raise ValueError(
+                    "workers stepped different optimizers at the same time. This strategy averages "
+                    "gradients: all workers must step the same optimizers in the same order."
+                )
 
     def release(self) -> None:
         """Remove the hooks from the model."""
@@ -190,17 +237,18 @@ class AttachedReplica:
 
     def reset_momentum(self) -> None:
         """Zero the velocity of SGD with momentum."""
-        reset_momentum(self._optimizer)
+        for stepper in self._steppers:
+            reset_momentum(stepper.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the optimizer and of torch's global generator, and the number of batches taken."""
-        noise = torch.get_rng_state()
-        return {"optimizer": self._optimizer.state_dict(), "noise": noise, "batches": self.batches}
+        """The states of the optimizers and of torch's global generator, and the number of batches taken."""
+        states = [stepper.optimizer.state_dict()["state"] for stepper in self._steppers]
+        return {"optimizers": states, "noise": torch.get_rng_state(), "batches": self.batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`, except for learning rates: those are set by the user's scheduler."""
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        for stepper, own in zip(self._steppers, state["optimizers"], strict=True):
+            load_state(stepper.optimizer, own)
         torch.set_rng_state(state["noise"])
         self.batches = state["batches"]
 
@@ -211,6 +259,8 @@ def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _check_are_of(model: nn.Module, held: Sequence[Tensor]) -> None:
     ours, trained = {id(p) for p in model.parameters()}, {id(p) for p in held if p.requires_grad}
+    if len(trained) < sum(p.requires_grad for p in held):
+        raise ValueError("a parameter is held by two optimizers; leave it to one")
     if not ours & trained:
         raise ValueError(
             "the optimizer holds none of the model's trainable parameters; build it from model.parameters()"
@@ -218,7 +268,8 @@ def _check_are_of(model: nn.Module, held: Sequence[Tensor]) -> None:
     if trained - ours:
         raise ValueError(
             f"the optimizer also holds {len(trained - ours)} parameters that are not the model's: they "
-            "would differ between workers. Attach one module that contains all trained parameters."
+            "would differ between workers. Attach all models that are trained: attach([model, other], "
+            "optimizer)."
         )
 
 

@@ -46,6 +46,10 @@ class Schedule:
             return None
         return torch.tensor(now, dtype=torch.float64)
 
+    def numbers(self) -> Tensor:
+        """All numbers."""
+        return torch.tensor(self._read(), dtype=torch.float64)
+
     def follow(self, rate: float, numbers: Tensor | None, scale: float = 1.0) -> None:
         """Take over what a push carried, with every learning rate times `scale`."""
         values = list(self._start) if numbers is None else numbers.tolist()
@@ -125,6 +129,11 @@ def copy_onto(optimizer: torch.optim.Optimizer, pieces: Mapping[int, Piece]) -> 
                 piece, cut = pieces[id(p)]
                 state[name] = cut(value).view(piece.shape).clone()
     return twin
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Restore the "state" of a `state_dict`, and leave the options of its groups as they are."""
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def steps_each_element(optimizer: torch.optim.Optimizer) -> bool:

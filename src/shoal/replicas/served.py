@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,22 +11,28 @@ from torch import Tensor, nn
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Parameters
 from shoal.core.vector import Flat
-from shoal.replicas.optimizer import Schedule, copy_onto, is_plain_sgd, needs_closure, steps_each_element
+from shoal.replicas.optimizer import (
+    Schedule,
+    copy_onto,
+    is_plain_sgd,
+    load_state,
+    needs_closure,
+    steps_each_element,
+)
 from shoal.vocabulary.strategy import Strategy
 
 
 class ServedReplica(Parameters):
-    """The slice of a flat model that a server owns, and a copy of the model's optimizer.
+    """The slice of a flat model that a server owns, and copies of the model's optimizers.
 
-    The copy has its own state, for this slice alone. It steps with the learning rates and other numbers that
+    A copy has its own state, for this slice alone. It steps with the learning rates and other numbers that
     came with the push.
     """
 
-    def __init__(self, me: NodeIdentity, flat: Flat, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, me: NodeIdentity, flat: Flat, *optimizers: torch.optim.Optimizer) -> None:
         own = me.own_slice(flat.x.numel())
-        self._places: list[slice] = []  # of each piece in `x`
-        self._pieces: list[nn.Parameter] = []
         self._x = flat.x[own].clone()
+        self._pieces: list[tuple[nn.Parameter, slice]] = []  # with their place in `x`
         pieces = {}
         for p, place in zip(flat.parameters, flat.places, strict=True):
             begin, end = max(own.start, place.start), min(own.stop, place.stop)
@@ -35,15 +40,15 @@ class ServedReplica(Parameters):
                 whole = end - begin == p.numel()
                 piece = nn.Parameter(p.detach() if whole else p.detach().view(-1)[: end - begin])
                 pieces[id(p)] = piece, partial(_part, slice(begin - place.start, end - place.start))
-                self._places.append(slice(begin - own.start, end - own.start))
-                self._pieces.append(piece)
+                self._pieces.append((piece, slice(begin - own.start, end - own.start)))
         self._bind()
-        self._optimizer = copy_onto(optimizer, pieces)
-        self._schedule = Schedule(self._optimizer)
+        self._optimizers = [copy_onto(optimizer, pieces) for optimizer in optimizers]
+        self._schedules = [Schedule(twin) for twin in self._optimizers]
+        self._held = [{id(p) for group in o.param_groups for p in group["params"]} for o in self._optimizers]
 
     @property
     def x(self) -> Tensor:
-        """The slice, which the optimizer's parameters are views on."""
+        """The slice, which the optimizers' parameters are views on."""
         return self._x
 
     @x.setter
@@ -52,29 +57,37 @@ class ServedReplica(Parameters):
         self._bind()
 
     def apply(self, g: Tensor, rate: float, numbers: Tensor | None, scale: float) -> None:
-        """One step of the optimizer along -g, with these settings; learning rates times `scale`."""
-        self._schedule.follow(rate, numbers, scale)
-        for piece, part in zip(self._pieces, self._cut(g), strict=True):
-            piece.grad = part
-        self._optimizer.step()
+        """One step of an optimizer along -g, with these settings; learning rates times `scale`.
+
+        Of several optimizers, the first of the numbers says which.
+        """
+        which = 0
+        if len(self._optimizers) > 1 and numbers is not None:
+            which, numbers = int(numbers[0]), numbers[1:]
+        self._schedules[which].follow(rate, numbers, scale)
+        for piece, place in self._pieces:
+            part = g[place].view(piece.shape)
+            if id(piece) in self._held[which]:
+                piece.grad = part
+            elif part.any():
+                raise ValueError(
+                    "a server got the gradients of several optimizers in one. Workers that a server waits "
+                    "for must step the same optimizers in the same order, and push at every step."
+                )
+        self._optimizers[which].step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state."""
-        return {"optimizer": self._optimizer.state_dict()["state"]}
+        """The optimizers' states."""
+        return {"optimizers": [optimizer.state_dict()["state"] for optimizer in self._optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
+            load_state(optimizer, own)
 
     def _bind(self) -> None:
-        for piece, part in zip(self._pieces, self._cut(self._x), strict=True):
-            piece.data = part
-
-    def _cut(self, vector: Tensor) -> Iterator[Tensor]:
-        """The part of each parameter in a vector, in its shape where all of it is there."""
-        for piece, place in zip(self._pieces, self._places, strict=True):
-            yield vector[place].view(piece.shape)
+        for piece, place in self._pieces:
+            piece.data = self._x[place].view(piece.shape)
 
 
 def _part(part: slice, value: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from shoal.engine.streaming import Intake
 PART_BYTES = 4 << 20
 """The least size of a part. Sending smaller parts costs more than starting earlier saves."""
 
+Checksum: TypeAlias = "tuple[Tensor, Tensor]"
+
 Mark: TypeAlias = "tuple[int, int, int] | None"
 """A gradient's address, torch's version counter and our count of additions; None without a gradient."""
 
@@ -27,11 +29,11 @@ class Watch:
     gradient accumulation, never for an unused parameter. The first step only counts, and hands over nothing
     early. If the guess was wrong, or the gradient changed afterwards, as by clipping, `end` returns True, and
     `Streamed.changed` passes that on. Once something other than back-propagation has changed a gradient, no
-    gradient is handed over early any more.
+    gradient is handed over early any more. Without `early` none ever is.
     """
 
-    def __init__(self, flat: Flat) -> None:
-        self.parts = flat.parts(PART_BYTES)
+    def __init__(self, flat: Flat, early: bool = True) -> None:
+        self.parts = flat.parts(PART_BYTES) if early else [slice(0, flat.x.numel())]
         self._flat = flat
         self._numbers = [  # the parameters of each part
             [n for n, place in enumerate(flat.places) if part.start <= place.start < part.stop]
@@ -43,7 +45,7 @@ class Watch:
         self._open: list[int] = []  # for each part, how many gradients are not final
         self._intake: Intake | None = None
         self._weight: Callable[[], float] = float
-        self._taken: dict[int, tuple[Mark, Tensor | None]] = {}  # parameter -> its `_state` when taken
+        self._taken: dict[int, tuple[Mark, Checksum | None]] = {}  # parameter -> its `_state` when taken
         self._weights: set[float] = set()  # by which the parts taken early were multiplied
         self._next = 0  # the part to hand over next
         self._trusts = True  # no gradient was ever changed after back-propagation
@@ -113,29 +115,40 @@ class Watch:
         views = self._flat.views(out)
         for number in self._numbers[part]:
             parameter, view = self._flat.parameters[number], views[number]
-            if parameter.grad is None or weight == 0:  # 0 * inf would be NaN
+            if parameter.grad is None or weight == 0 or not self._flat.is_active(number):  # 0 * inf is NaN
                 view.zero_()
+            elif parameter.grad.is_sparse:
+                view.copy_(parameter.grad.to_dense()).mul_(weight)
             elif parameter.grad.dtype == view.dtype:
                 torch.mul(parameter.grad, weight, out=view)
             else:  # half precision could hold neither the product nor the sum
                 view.copy_(parameter.grad).mul_(weight)
 
-    def _state(self, number: int) -> tuple[Mark, Tensor | None]:
-        """What reveals a later change of this gradient: its mark, and some of its elements."""
+    def _state(self, number: int) -> tuple[Mark, Checksum | None]:
+        """What reveals a later change of this gradient: its mark, and a checksum of all its elements."""
         grad = self._flat.parameters[number].grad
-        return self._mark(number), None if grad is None else _few(grad).clone()
+        return self._mark(number), None if grad is None else _checksum(grad)
 
     def _is_unchanged(self, number: int) -> bool:
-        mark, few = self._taken[number]
-        now = self._flat.parameters[number].grad
-        return mark == self._mark(number) and (now is None or few is None or torch.equal(_few(now), few))
+        (mark, before), now = self._taken[number], self._flat.parameters[number].grad
+        if mark != self._mark(number):
+            return False
+        return now is None or before is None or all(map(torch.equal, _checksum(now), before))
 
     def _mark(self, number: int) -> Mark:
         grad = self._flat.parameters[number].grad
-        return None if grad is None else (grad.data_ptr(), grad._version, self._added[number])
+        if grad is None:
+            return None
+        return 0 if grad.is_sparse else grad.data_ptr(), grad._version, self._added[number]
 
 
-def _few(grad: Tensor) -> Tensor:
-    """Some elements from all over a gradient: a change through `grad.data` does not change its mark."""
-    flat = grad.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // 16)]
+def _checksum(grad: Tensor) -> Checksum:
+    """A sum over the bits of a gradient, eight bytes at a time, and the elements at its ends beside it.
+
+    It reveals a change through `grad.data`, which torch does not count, and is read at the speed of memory.
+    """
+    flat = (grad._values() if grad.is_sparse else grad).detach().reshape(-1)
+    ratio = 8 // flat.element_size()
+    begin = min(flat.numel(), -flat.storage_offset() % ratio)
+    end = begin + (flat.numel() - begin) // ratio * ratio
+    return flat[begin:end].view(torch.int64).sum(), torch.cat([flat[:begin], flat[end:]])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.task import UNLABELLED, Data, Task
+from shoal.core.vector import is_statistic
 
 Buffers: TypeAlias = Mapping[str, Tensor]
 """A module's buffers, by name."""
@@ -28,12 +29,12 @@ class Score:
 
 @torch.no_grad()
 def load_mean_buffers(model: nn.Module, of_workers: Sequence[Buffers]) -> None:
-    """Give a model the mean of the workers' floating-point buffers; the others are the first worker's."""
+    """Give a model the mean of the workers' running statistics; other buffers are the first worker's."""
     for name, buffer in model.named_buffers():
         values = [buffers[name].to(buffer.device) for buffers in of_workers]
         if not values:
             continue
-        if buffer.is_floating_point():
+        if is_statistic(name, buffer):
             buffer.copy_(torch.stack([value.double() for value in values]).mean(0))
         else:
             buffer.copy_(values[0])
