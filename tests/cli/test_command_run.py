@@ -185,6 +185,7 @@ def test_a_journal_where_nobody_would_read_it_is_refused(shoal, script, monkeypa
     ("options", "sentence"),
     [
         ("--grow-batch 2@10", "a script's loop owns its loader; let its batch_size grow there"),
+        ("--scale-lr auto", "a script makes its own optimizer, and the rate that it sets is"),
         ("--largest-batch 64", "a script's loop owns its loader; let its batch_size grow there"),
         ("--strategy bmuf --strategy.blocks 4", "in a loop of your own, shard deals it out: take period"),
     ],

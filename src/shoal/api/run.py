@@ -16,7 +16,7 @@ from shoal.codecs import CODECS
 from shoal.collectives import LinkCost
 from shoal.core.codec import Codec
 from shoal.core.errors import Interrupted
-from shoal.core.task import Task
+from shoal.core.task import Data, Task
 from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
 from shoal.launch.control import PROGRESS_SECONDS, Control, progress
@@ -57,6 +57,7 @@ def run(
     checkpoint: str | Path | None = None,
     every: int | None = None,
     balance: bool = False,
+    scale_lr: str = "none",
     on_progress: Listener | None = None,
 ) -> Result:
     """Train `task` on many workers that `strategy` synchronises, and return the result.
@@ -66,6 +67,9 @@ def run(
     `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
     epochs; where it would exceed `largest_batch`, the learning rate is divided instead. With `balance`, for
     strategies that average over all workers, faster workers take larger batches, and `batch` is the mean.
+    `scale_lr` multiplies the learning rate by the number of workers ("linear"), its square root ("sqrt"), or
+    as suits the strategy ("auto"); with "none" it is what you or the task say. `result.config["lr"]` is the
+    rate that was trained with.
     `servers` nodes share each server of the strategy, each with a slice of the model. A server that dies is
     restarted, and `durability` says what it remembers: with "memory" its last snapshot, with "journal" every
     update it has acknowledged. With a server, the run continues when a worker dies.
@@ -92,6 +96,7 @@ def run(
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,
         balance=balance,
+        scale_lr=scale_lr,
     )
     listener = Audience(on_progress)
     if transport != "sim" and (network or compute or faults):
@@ -115,9 +120,8 @@ def _simulate(
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
     curve = Curve(plan.strategy, plan.samples(data))
     between_steps = plan.between_steps(Control(), model)
-    replica = partial(
-        build_replica, plan.task, model, data, plan.strategy, workers=plan.workers, seed=plan.seed
-    )
+    task = plan.scaled_task(data)
+    replica = partial(build_replica, task, model, data, plan.strategy, workers=plan.workers, seed=plan.seed)
     link = LinkCost.of_network(network.latency, network.bandwidth)
     simulation = Simulation(
         plan.strategy,
@@ -151,14 +155,14 @@ def _simulate(
     keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[ranks[0]]["curve"] = points
-    return summarise(_config(plan, network, compute), reports, model, digest=simulation.digest())
+    return summarise(_config(plan, data, network, compute), reports, model, digest=simulation.digest())
 
 
-def _config(plan: Plan, network: Network, compute: Compute) -> dict[str, Any]:
+def _config(plan: Plan, data: Data, network: Network, compute: Compute) -> dict[str, Any]:
     """All settings as plain values, for the record of the run."""
     links = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
     return {
-        **plan.config(),
+        **plan.config(data),
         "network": {**asdict(network), "links": links},
         "compute": asdict(compute),
     }
