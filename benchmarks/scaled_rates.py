@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from statistics import fmean
 
 import torch
@@ -80,10 +81,10 @@ def main() -> None:
         scale_lr=options.scale_lr,
     )
     found: dict[tuple[int, str], Figure | str] = {}
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for run, figure in zip(runs, pool.imap(one, runs), strict=True):
-            print(*run, figure, file=sys.stderr, flush=True)
-            found[run] = figure
+    pool = ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) if options.jobs > 1 else None
+    for run, figure in zip(runs, (pool.map if pool else map)(one, runs), strict=True):
+        print(*run, figure, file=sys.stderr, flush=True)
+        found[run] = figure
 
     table = Table(
         title=f"{options.task}, {options.workers} workers, {options.epochs} epochs, "

@@ -93,41 +93,43 @@ def _comparison(record: Record, baseline: Record | None, goal: Goal | None) -> s
     if baseline is None or baseline is record or record.get("strategy") == BASELINE:
         missing = baseline is None and record.get("strategy") != BASELINE
         return _statement(record, goal, missing=missing)
-    end = _end(record, baseline)
     mine = None if goal is None else goal.seconds(record)
     if goal is not None and mine is None:
-        return f"did not reach {goal.text}{end.replace(' it', ' one worker', 1)}"
+        return f"did not reach {goal.text}{_end(record, baseline, 'one worker')}"
     if goal is not None and mine is not None and goal.seconds(baseline) is None:
-        return f"reached {goal.text} after {_clock(record, mine)}, and one worker did not{end}"
+        when = _clock(record, mine)
+        return f"reached {goal.text} after {when}, and one worker did not{_end(record, baseline)}"
     by_time = None if goal is None else goal.speed_up(record, baseline)
-    if goal is not None and by_time is not None:
-        return _speed(by_time, "as fast as one worker", "as fast", f" to {goal.text}{end}")
     by_samples = speed_up(record, baseline)
-    if by_samples is None:
-        return _statement(record, goal, missing=False)
-    return _speed(by_samples, "the samples/s of one worker", "its samples/s", end)
+    if goal is not None and by_time is not None:
+        words = (f"as fast as one worker to {goal.text}", f"as fast to {goal.text}")
+        return _speed(by_time, *words, record, baseline)
+    if by_samples is not None:
+        return _speed(by_samples, "the samples/s of one worker", "its samples/s", record, baseline)
+    return _statement(record, goal, missing=False)
 
 
-def _speed(ratio: float, faster: str, slower: str, rest: str) -> str:
-    """How fast a run was against one worker, by the time to a goal or by samples."""
+def _speed(ratio: float, faster: str, slower: str, record: Record, baseline: Record) -> str:
+    """How fast a run was against one worker, by the time to a goal or by samples, and how it ends."""
     text = ratio_text(ratio)
     if ratio < 1 - EVEN:
-        return f"slower than one worker, {text} {slower}{rest}, so distribution did not pay"
+        end = _end(record, baseline)
+        return f"slower than one worker, {text} {slower}{end}, so distribution did not pay"
     if ratio <= 1 + EVEN:
-        return f"no faster than one worker, {text} {slower}{rest}"
-    return f"{text} {faster}{rest}"
+        return f"no faster than one worker, {text} {slower}{_end(record, baseline)}"
+    return f"{text} {faster}{_end(record, baseline, costly=' but')}"
 
 
-def _end(record: Record, baseline: Record) -> str:
-    """How the run ends, against the run on one worker."""
+def _end(record: Record, baseline: Record, other: str = "it", costly: str = "") -> str:
+    """How the run ends, against the run on one worker; `costly` begins an end that is much lower."""
     mine, theirs = end_of(record, ACCURACY), end_of(baseline, ACCURACY)
     if mine is not None and theirs is not None:
         points = mine.mean - theirs.mean
         if abs(points) < SAME_POINTS:
             return ", ends at the same accuracy"
-        but = " but" if points <= COSTLY_POINTS else ""
+        but = costly if points <= COSTLY_POINTS else ""
         within = " (within the noise)" if abs(points) <= mine.error + theirs.error else ""
-        return f",{but} ends {abs(points):.1f} points {'above' if points > 0 else 'below'} it{within}"
+        return f",{but} ends {abs(points):.1f} points {'above' if points > 0 else 'below'} {other}{within}"
     mine, theirs = end_of(record, LOSS), end_of(baseline, LOSS)
     if mine is None or theirs is None:
         return ""
