@@ -39,8 +39,8 @@ class BMUF(Blockwise):
 
     def steps_per_update(self, workers: int) -> float:
         eta = 1 - 1 / workers if self.momentum is None else self.momentum
-        longer = 1 + eta if self.variant == "cntk" and self.nesterov else 1.0
-        return workers * (1 - eta) / (self.rate * longer)  # on a slope momentum lengthens the mean so much
+        longer = self.rate * (1 + eta if self.variant == "cntk" and self.nesterov else 1)
+        return workers * (1 - eta) / longer  # block momentum makes steps on a slope so much longer
 
     async def worker(self, w: Node) -> None:
         period = self.block_steps(w)

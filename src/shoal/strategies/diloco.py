@@ -30,7 +30,7 @@ class DiLoCo(Strategy):
         between(0, 1, momentum=self.momentum)
 
     def steps_per_update(self, workers: int) -> float:
-        return workers * (1 - self.momentum) / self.rate  # on a slope momentum lengthens the mean so much
+        return workers * (1 - self.momentum) / self.rate  # outer momentum lengthens steps on a slope
 
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # theta: where every round begins

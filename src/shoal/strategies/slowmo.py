@@ -29,7 +29,7 @@ class SlowMo(Strategy):
         above(0, rate=self.rate)
 
     def steps_per_update(self, workers: int) -> float:
-        return workers * (1 - self.momentum) / self.rate  # on a slope momentum lengthens the mean so much
+        return workers * (1 - self.momentum) / self.rate  # slow momentum lengthens steps on a slope
 
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # x0: where every block begins

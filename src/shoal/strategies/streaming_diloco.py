@@ -38,7 +38,7 @@ class StreamingDiLoCo(Strategy):
             raise ValueError(f"overlap={self.overlap} must be below period / fragments = {gap}")
 
     def steps_per_update(self, workers: int) -> float:
-        return workers * (1 - self.momentum) / self.rate  # on a slope momentum lengthens the mean so much
+        return workers * (1 - self.momentum) / self.rate  # outer momentum lengthens steps on a slope
 
     async def worker(self, w: Node) -> None:
         turns, gap = Turns(self, w), self.period // self.fragments
