@@ -127,7 +127,7 @@ def test_the_reading_holds_the_verdicts(runs):
 def test_a_target_replaces_the_lowest_best(runs):
     document = page(runs, target=97.41)
     assert '<th scope="col">seconds to 97.41 %</th>' in document
-    assert "sync + top_k(0.01) was first at 97.41 %" in document
+    assert "sync + top_k(0.01) was first at 97.41 %" in document and "it also ends with the best" in document
     assert "no run reached 99.00 %" in page(runs, target=99.0)
 
 

@@ -57,24 +57,23 @@ def headline(records: Sequence[Record], target: float | None = None) -> str:
     """The run that was first at the goal and the one that ends best, in a sentence; empty for one run."""
     if len(records) < 2:
         return ""
-    names, score = run_names(records), score_of(records)
-    parts: list[str] = []
-    if (goal := goal_of(records, target)) is not None:
-        times = [
-            (seconds, index) for index, r in enumerate(records) if (seconds := goal.seconds(r)) is not None
-        ]
-        if times:
-            seconds, first = min(times)
-            parts.append(
-                f"{names[first]} was first at {goal.text}, after {_clock(records[first], seconds)}"
-                f"{_ahead(goal, records[first], baseline_of(records[first], records))}"
-            )
+    names, score, goal = run_names(records), score_of(records), goal_of(records, target)
+    first, best, parts = None, highest_end(records), []
+    if goal is not None and len({is_virtual(record) for record in records}) == 1:
+        times = [(goal.seconds(record), index) for index, record in enumerate(records)]
+        reached = [(seconds, index) for seconds, index in times if seconds is not None]
+        if reached:
+            seconds, first = min(reached)
+            when = _clock(records[first], seconds)
+            ahead = _ahead(goal, records[first], baseline_of(records[first], records))
+            parts.append(f"{names[first]} was first at {goal.text}, after {when}{ahead}")
         else:
             parts.append(f"no run reached {goal.text}")
-    if (best := highest_end(records)) is not None:
+    if best is not None:
         what = "test accuracy" if score == ACCURACY else "test loss"
         end = end_text(records[best], score) + (" %" if score == ACCURACY else "")
-        parts.append(f"{names[best]} ends with the best {what}, {end}")
+        who = "it also" if best == first else names[best]
+        parts.append(f"{who} ends with the best {what}, {end}")
     return f"{'; '.join(parts)}." if parts else ""
 
 
