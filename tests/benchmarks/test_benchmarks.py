@@ -84,6 +84,14 @@ def test_block_momentum_prints_three_accuracies(in_process):
 
 
 @pytest.mark.soak
+def test_scaled_rates_prints_a_difference_for_each_strategy(in_process):
+    pytest.importorskip("sklearn")
+    command = ["--task", "digits", "--epochs", "1", "--workers", "2", "--seeds", "0,1"]
+    figures = in_process("scaled_rates.py", *command, "--strategies", "sync,asgd")
+    assert figures.keys() == {"single", "sync", "asgd"} and figures["single"] == 0
+
+
+@pytest.mark.soak
 def test_central_accuracy_prints_a_difference_for_each_strategy():
     pytest.importorskip("sklearn")
     command = ["--task", "digits", "--epochs", "1", "--workers", "2", "--strategies", "asgd,sync_server"]

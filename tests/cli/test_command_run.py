@@ -57,7 +57,8 @@ def test_averages_are_formed_as_the_command_line_says(shoal, script, tmp_path, w
     assert result.exit_code == 0, result.stderr
     (record,) = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert record["config"]["collective"] == word
-    assert [node["messages_sent"] for node in record["nodes"]] == [messages] * 2
+    shown = 1  # worker 1's first gradient, by a fingerprint
+    assert [node["messages_sent"] for node in record["nodes"]] == [messages, messages + shown]
 
 
 @warm
@@ -185,6 +186,7 @@ def test_a_journal_where_nobody_would_read_it_is_refused(shoal, script, monkeypa
     ("options", "sentence"),
     [
         ("--grow-batch 2@10", "a script's loop owns its loader; let its batch_size grow there"),
+        ("--scale-lr auto", "a script makes its own optimizer, and the rate that it sets is"),
         ("--largest-batch 64", "a script's loop owns its loader; let its batch_size grow there"),
         ("--strategy bmuf --strategy.blocks 4", "in a loop of your own, shard deals it out: take period"),
     ],

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.api.run import run
 from shoal.cli import comparison
+from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.programs.tasks import TASKS
+from shoal.runs.plan import Plan
 from shoal.sim import Compute, Network
 from shoal.strategies import BMUF, Local, Single, Sync
 
@@ -17,7 +21,7 @@ KEYS = {
     *("strategy", "codec", "transport", "workers", "test_accuracy", "test_loss", "seconds", "samples"),
     *("samples_per_second", "bytes_sent", "wait_fraction", "saved_seconds", "staleness_mean"),
     *("config", "task"),
-    *("parameters", "curve", "staleness", "nodes", "metrics", "digest"),
+    *("parameters", "curve", "staleness", "nodes", "metrics", "digest", "final", "seconds_to_goal"),
 }
 
 
@@ -108,6 +112,44 @@ def test_settings_reach_the_run(shoal, calls, tmp_path):
     assert {"transport": "gloo", "timeout": 7.0, "every": 3, "collective": "stripes"}.items() <= call.items()
     assert call["checkpoint"] == str(tmp_path / "sync")
     assert "network" not in call
+
+
+def test_the_rule_for_the_learning_rate_reaches_every_run(shoal, calls):
+    assert shoal("compare --strategies single,sync --sim --scale-lr auto").exit_code == 0
+    assert [call["scale_lr"] for call in calls] == ["auto", "auto"]
+
+
+def test_an_unknown_rule_is_refused_with_the_nearest(shoal, calls):
+    result = shoal("compare --strategies sync --scale-lr squared")
+    assert result.exit_code == 2 and "unknown scale-lr 'squared'. Did you mean 'sqrt'?" in result.stderr
+    assert calls == []
+
+
+def test_the_title_of_a_run_names_its_scaled_rate():
+    task = TASKS.make("digits").but(batch=8)
+    plan = Plan(task, Sync(), Identity(), workers=4, scale_lr="auto")
+    assert comparison.told(plan, task.data()) == "4 workers, lr 1.2 (4 x 0.3)"
+    assert comparison.told(replace(plan, scale_lr="none"), task.data()) == "4 workers"
+
+
+@pytest.mark.slow
+def test_scaled_rates_are_shown_in_the_table_and_in_the_figures(shoal, tmp_path):
+    line = "compare --strategies single,sync,asgd -n 4 --epochs 2 --batch 8 --sim --scale-lr auto --target 80"
+    result = shoal(line, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0
+    assert "lr 1.2 (4 x 0.3)" in " ".join(result.stdout.split()) and "80.00 %" in result.stdout
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["goal"] == {"score": "test_accuracy", "value": 80.0, "given": True}
+    rates = [(run["config"]["lr"], run["config"]["lr_factor"]) for run in written["runs"]]
+    assert rates == [(0.3, 1.0), (1.2, 4.0), (0.3, 1.0)]
+
+
+@pytest.mark.slow
+def test_a_lower_end_for_want_of_steps_is_explained_with_the_command_to_try(shoal):
+    line = "compare --quiet --strategies single,sync -n 4 --epochs 2 --sim"
+    told = shoal(line).stdout
+    assert "With 4 workers, 2 epochs are 24 steps for each instead of 90, 3.75 times fewer." in told
+    assert f"Try: shoal {line} --scale-lr auto --epochs 4\n" in told
 
 
 def test_virtual_time_has_a_network_even_if_none_is_named(shoal, calls):

@@ -114,7 +114,7 @@ def test_what_the_thing_itself_refuses_comes_out():
 
 def test_options_are_listed_with_their_defaults():
     options = STRATEGIES.options("downpour")
-    assert (options["n_push"].default, options["optimizer"].default) == (1, "sgd")
+    assert (options["n_push"].default, options["optimizer"].default) == (1, None)
     assert options["n_push"].kinds == (int,)
 
 

@@ -20,7 +20,13 @@ def node(rank: int, role: str = "worker", **changes: Any) -> Run:
 
 
 def run(strategy: str, workers: int = 4, **changes: Any) -> Run:
-    points = [(0.0, 0, 10.0, 2.3), (5.0, 12_800, 90.0, 0.4), (10.0, 25_600, 97.0, 0.1)]
+    ended = {"seconds": 10.0, "test_accuracy": 97.0, "test_loss": 0.1, **changes}
+    seconds, accuracy = ended["seconds"], ended["test_accuracy"]
+    points = [
+        (0.0, 0, None if accuracy is None else 10.0, 2.3),
+        ((seconds or 0.0) / 2, 12_800, None if accuracy is None else 90.0, 0.4),
+        (seconds, 25_600, accuracy, ended["test_loss"]),
+    ]
     keys = ("seconds", "samples", "test_accuracy", "test_loss")
     return {
         "strategy": strategy, "codec": "none", "transport": "processes", "workers": workers,
@@ -49,9 +55,24 @@ def runs() -> list[Run]:
     """One worker, a strategy that pays, one that does not, and one with a server and stale updates."""
     slow = {"waited_for": {"3": 2.0, "1": 0.5}}
     return [
-        run("single", 1, samples_per_second=1_000.0, test_accuracy=97.4, bytes_sent=0, wait_fraction=0.0),
+        run(
+            "single",
+            1,
+            samples_per_second=1_000.0,
+            seconds=29.0,
+            test_accuracy=97.4,
+            bytes_sent=0,
+            wait_fraction=0.0,
+        ),
         run("bmuf", samples_per_second=2_900.0, nodes=[node(rank, **slow) for rank in range(4)]),
-        run("sync", codec="top_k(0.01)", samples_per_second=620.0, test_accuracy=97.41, wait_fraction=0.61),
+        run(
+            "sync",
+            codec="top_k(0.01)",
+            samples_per_second=620.0,
+            seconds=46.8,
+            test_accuracy=97.41,
+            wait_fraction=0.61,
+        ),
         run(
             "downpour",
             staleness={"0": 12, "1": 40, "3": 5},

@@ -16,7 +16,16 @@ def refuse(constant):
 
 def test_runs_come_back_as_they_were(runs, tmp_path):
     path = write_json(runs, tmp_path / "runs.json")
-    assert json.loads(path.read_text(encoding="utf-8")) == {"runs": runs}
+    read = json.loads(path.read_text(encoding="utf-8"))
+    assert read["goal"] == {"score": "test_accuracy", "value": 97.0, "given": False}
+    assert [run.pop("seconds_to_goal") for run in read["runs"]] == [29.0, 10.0, 46.8, 10.0]
+    assert read["runs"] == runs
+
+
+def test_a_run_that_misses_the_target_has_no_time_to_it(runs, tmp_path):
+    read = json.loads(write_json(runs, tmp_path / "runs.json", target=97.4).read_text(encoding="utf-8"))
+    assert read["goal"] == {"score": "test_accuracy", "value": 97.4, "given": True}
+    assert [run["seconds_to_goal"] for run in read["runs"]] == [29.0, None, 46.8, None]
 
 
 def test_numbers_that_are_not_finite_become_null(make_run, tmp_path):

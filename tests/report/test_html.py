@@ -118,9 +118,29 @@ def test_page_says_its_language_and_title(runs):
 
 def test_the_reading_holds_the_verdicts(runs):
     text = "".join(read(page(runs)).text)
-    assert "sync + top_k(0.01) reached the highest test accuracy, 97.41 %; bmuf was the fastest" in text
-    assert "2.9 x the samples/s of one worker, 0.4 points below it" in text
+    first = "bmuf was first at 97.00 %, after 10.0 s, 2.9 x as fast as one worker"
+    assert f"{first}; sync + top_k(0.01) ends with the best test accuracy, 97.41 %." in text
+    assert "2.9 x as fast as one worker to 97.00 %, ends 0.4 points below it" in text
     assert "distribution did not pay" in text
+
+
+def test_a_target_replaces_the_lowest_best(runs):
+    document = page(runs, target=97.41)
+    assert '<th scope="col">seconds to 97.41 %</th>' in document
+    assert "sync + top_k(0.01) was first at 97.41 %" in document and "it also ends with the best" in document
+    assert "no run reached 99.00 %" in page(runs, target=99.0)
+
+
+def test_the_summary_has_the_columns_that_a_terminal_has_no_room_for(runs):
+    document = page(runs)
+    for header in (
+        "seconds to 97.00 %",
+        "speed-up to 97.00 %",
+        "test loss",
+        "samples/s",
+        "speed-up in samples/s",
+    ):
+        assert f'<th scope="col">{header}</th>' in document
 
 
 def test_summary_marks_the_best_run(runs):

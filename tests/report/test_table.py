@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from shoal.report import closing_table, verdict
+from shoal.report.goal import Goal, goal_of
 from shoal.report.reading import run_names
 from shoal.report.units import MISSING, bytes_text, count_text, percent_text, ratio_text, seconds_text
 
@@ -31,22 +32,8 @@ def test_rows_keep_the_order_of_the_runs(runs):
 
 def test_a_row_holds_the_numbers_with_their_units(runs):
     cells = row(drawn(runs), "bmuf").split()
-    # strategy, workers, accuracy, loss, seconds, samples/s, speed-up, sent, waiting, staleness
-    assert cells == [
-        "bmuf",
-        "4",
-        "97.00",
-        "0.100",
-        "10.0",
-        "2,900",
-        "2.9",
-        "x",
-        "12.4",
-        "MB",
-        "12",
-        "%",
-        MISSING,
-    ]
+    # strategy, workers, seconds to 97 %, speed-up, accuracy, seconds, sent, waiting, staleness
+    assert cells == ["bmuf", "4", "10.0", "2.9", "x", "97.00", "10.0", "12.4", "MB", "12", "%", MISSING]
     assert row(drawn(runs), "downpour").split()[-1] == "1.0"
 
 
@@ -71,7 +58,7 @@ def test_numbers_end_in_one_column(runs):
         len(
             {
                 line.index(speed) + len(speed)
-                for line, speed in zip(rows, ("1.0 x", "2.9 x", "2.6 x"), strict=True)
+                for line, speed in zip(rows, ("1.0 x", "2.9 x", "2.9 x"), strict=True)
             }
         )
         == 1
@@ -92,6 +79,30 @@ def test_time_is_called_virtual_only_if_all_of_it_is(runs):
     assert "10.0v" in mixed
 
 
+def test_the_learning_rate_has_a_column_if_runs_differ_in_it(runs):
+    assert " lr " not in drawn(runs)
+    faster = {**runs[1], "config": {**runs[1]["config"], "lr": 0.48}}
+    text = drawn([runs[0], faster])
+    assert " lr " in text and "0.48" in row(text, "bmuf").split()
+
+
+def test_the_end_is_a_mean_with_its_spread(make_run):
+    curve = [
+        {"seconds": float(t), "samples": 100 + t, "test_accuracy": a, "test_loss": 0.1}
+        for t, a in enumerate((96.0, 97.0, 98.0))
+    ]
+    assert "97.00 ± 1.00" in row(drawn([make_run("bmuf", curve=curve)]), "bmuf")
+
+
+def test_a_task_without_classes_is_judged_by_its_loss(make_run):
+    runs = [make_run("single", 1, test_accuracy=None, test_loss=0.2, seconds=20.0)]
+    runs += [make_run("bmuf", test_accuracy=None, test_loss=0.1)]
+    text = drawn(runs)
+    assert "acc. %" not in text and "0.200" in text.splitlines()[1]
+    assert row(text, "bmuf").split()[:6] == ["bmuf", "4", "10.0", "2.0", "x", "0.100"]
+    assert "2.0 x as fast as one worker to 0.200, ends at test loss 0.1 against 0.2" in " ".join(text.split())
+
+
 def test_columns_without_a_value_are_left_out(make_run):
     text = drawn([make_run("bmuf"), make_run("sync")])
     assert "speed-" not in text
@@ -100,7 +111,7 @@ def test_columns_without_a_value_are_left_out(make_run):
 
 def test_missing_numbers_are_dashes(make_run):
     run = make_run("bmuf", test_accuracy=None, test_loss=float("nan"), seconds=None, wait_fraction=None)
-    assert row(drawn([run]), "bmuf").split()[:5] == ["bmuf", "4", MISSING, MISSING, MISSING]
+    assert row(drawn([run]), "bmuf").split()[:4] == ["bmuf", "4", MISSING, MISSING]
 
 
 def test_markup_in_a_name_is_shown_as_it_is(make_run):
@@ -112,15 +123,15 @@ def test_no_runs_make_an_empty_table():
 
 
 def test_verdict_of_a_run_that_pays(runs):
-    assert verdict(runs[1], runs[0]) == (
-        "bmuf: 2.9 x the samples/s of one worker, 0.4 points below it; "
+    assert verdict(runs[1], runs[0], goal=goal_of(runs)) == (
+        "bmuf: 2.9 x as fast as one worker to 97.00 %, ends 0.4 points below it; "
         "12 % of the time waiting, mostly for worker 3."
     )
 
 
 def test_verdict_says_plainly_that_it_is_slower(runs):
-    assert verdict(runs[2], runs[0]) == (
-        "sync + top_k(0.01): slower than one worker, 0.62 x its samples/s, at the same accuracy, "
+    assert verdict(runs[2], runs[0], goal=goal_of(runs)) == (
+        "sync + top_k(0.01): slower than one worker, 0.62 x as fast to 97.00 %, ends at the same accuracy, "
         "so distribution did not pay; 61 % of the time waiting."
     )
 
@@ -139,15 +150,37 @@ def test_verdict_names_nobody_if_all_were_waited_for_alike(make_run, make_node):
     assert "mostly" not in verdict(make_run("sync", 3, nodes=nodes))
 
 
-def test_verdict_says_but_when_speed_costs_accuracy(runs):
-    sentence = verdict({**runs[1], "test_accuracy": 90.4}, runs[0])
-    assert "of one worker, but 7.0 points below it" in sentence
+def test_verdict_says_but_when_speed_costs_accuracy(runs, make_run):
+    sentence = verdict(make_run("bmuf", test_accuracy=90.4), runs[0], goal=Goal("test_accuracy", 90.0, False))
+    assert "2.9 x as fast as one worker to 90.00 %, but ends 7.0 points below it" in sentence
 
 
-def test_verdict_of_an_even_run_is_no_faster(runs):
-    assert "no faster than one worker, 1.0 x its samples/s" in verdict(
-        {**runs[1], "samples_per_second": 1_010.0}, runs[0]
+def test_verdict_of_an_even_run_is_no_faster(runs, make_run):
+    even = make_run("bmuf", seconds=28.5)
+    assert "no faster than one worker, 1.0 x as fast to 97.00 %" in verdict(even, runs[0], goal=goal_of(runs))
+
+
+def test_verdict_without_evaluations_goes_by_samples_per_second(runs):
+    unseen = [{**run, "curve": []} for run in runs]
+    assert goal_of(unseen) is None
+    assert "2.9 x the samples/s of one worker, ends 0.4 points below it" in verdict(unseen[1], unseen[0])
+
+
+def test_verdict_tells_who_did_not_reach_the_goal(runs, make_run):
+    high = Goal("test_accuracy", 97.4, given=True)
+    assert "bmuf: did not reach 97.40 %, ends 0.4 points below one worker" in verdict(
+        runs[1], runs[0], goal=high
     )
+    higher = Goal("test_accuracy", 98.0, given=True)
+    first = verdict(make_run("bmuf", test_accuracy=98.2), runs[0], goal=higher)
+    assert "reached 98.00 % after 10.0 s, and one worker did not, ends 0.8 points above it" in first
+    assert "97.40 % test accuracy, 98.00 % never" in verdict(runs[0], runs[0], goal=higher)
+
+
+def test_verdict_names_the_scaled_rate(runs):
+    scaled = {**runs[1], "config": {**runs[1]["config"], "lr": 0.4, "lr_factor": 4.0}}
+    assert "; lr 0.4 (4 x 0.1); " in verdict(scaled, runs[0])
+    assert " lr " not in verdict(runs[1], runs[0])
 
 
 def test_verdict_without_a_baseline_states_what_was_reached(make_run):
@@ -158,13 +191,13 @@ def test_verdict_without_a_baseline_states_what_was_reached(make_run):
 
 def test_verdict_of_the_baseline_does_not_compare_it_with_itself(runs):
     assert (
-        verdict(runs[0], runs[0]) == "single: 97.40 % test accuracy, 10.0 s on one worker, 1,000 samples/s."
+        verdict(runs[0], runs[0]) == "single: 97.40 % test accuracy, 29.0 s on one worker, 1,000 samples/s."
     )
 
 
-def test_verdict_falls_back_on_the_loss(runs):
-    regress = [{**run, "test_accuracy": None} for run in runs]
-    assert "test loss 0.1 against 0.1" in verdict(regress[1], regress[0])
+def test_verdict_falls_back_on_the_loss(make_run):
+    regress = [make_run(word, test_accuracy=None) for word in ("bmuf", "single")]
+    assert "ends at test loss 0.1 against 0.1" in verdict(*regress)
 
 
 def test_verdict_tells_that_a_run_diverged(runs):
@@ -173,7 +206,7 @@ def test_verdict_tells_that_a_run_diverged(runs):
 
 def test_simulated_runs_are_not_measured_against_real_ones(runs):
     simulated = {**runs[1], "transport": "sim"}
-    assert "no single run to compare it with" in drawn([runs[0], simulated], width=200)
+    assert "no single run to compare it with" in " ".join(drawn([runs[0], simulated], width=200).split())
 
 
 def test_runs_of_one_name_are_told_apart_by_their_settings(make_run):

@@ -152,7 +152,8 @@ def test_another_run_s_checkpoint_is_refused_with_the_difference(tmp_path):
 def test_a_codec_with_other_options_makes_another_run():
     plans = [Plan(blobs(), shoal.Sync(), Rounds(digits)) for digits in (2, 3)]
     assert plans[0].same_run() != plans[1].same_run()
-    assert plans[0].config()["codec"] == plans[1].config()["codec"] == "Rounds"
+    data = plans[0].task.data()
+    assert plans[0].config(data)["codec"] == plans[1].config(data)["codec"] == "Rounds"
 
 
 def damage(path: Path, how: str) -> None:

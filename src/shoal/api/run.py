@@ -17,7 +17,7 @@ from shoal.codecs import CODECS
 from shoal.collectives import LinkCost
 from shoal.core.codec import Codec
 from shoal.core.errors import Interrupted
-from shoal.core.task import Task
+from shoal.core.task import Data, Task
 from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
 from shoal.engine.group import Mean
@@ -60,6 +60,7 @@ def run(
     checkpoint: str | Path | None = None,
     every: int | None = None,
     balance: bool = False,
+    scale_lr: str = "none",
     on_progress: Listener | None = None,
 ) -> Result:
     """Train `task` on many workers that `strategy` synchronises, and return the result.
@@ -69,6 +70,9 @@ def run(
     `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
     epochs; where it would exceed `largest_batch`, the learning rate is divided instead. With `balance`, for
     strategies that average over all workers, faster workers take larger batches, and `batch` is the mean.
+    `scale_lr` multiplies the learning rate by the number of workers ("linear"), its square root ("sqrt"), or
+    as suits the strategy ("auto"); with "none" it is what you or the task say. `result.config["lr"]` is the
+    rate that was trained with.
     `servers` nodes share each server of the strategy, each with a slice of the model. A server that dies is
     restarted, and `durability` says what it remembers: with "memory" its last snapshot, with "journal" every
     update it has acknowledged. With a server, the run continues when a worker dies.
@@ -95,6 +99,7 @@ def run(
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,
         balance=balance,
+        scale_lr=scale_lr,
     )
     listener = Audience(on_progress)
     if transport != "sim" and (network or compute or faults):
@@ -119,13 +124,14 @@ def _simulate(
     curve = Curve(plan.strategy, plan.samples(data))
     between_steps = plan.between_steps(Control(), model)
     place: dict[str, Any] = {"workers": plan.workers, "seed": plan.seed}
+    task = plan.scaled_task(data)
     simulation = Simulation(
         plan.strategy,
-        partial(build_replica, plan.task, model, data, plan.strategy, **place),
+        partial(build_replica, task, model, data, plan.strategy, **place),
         **place,
         steps=plan.steps(data),
         shards=plan.servers,
-        served=partial(build_served, plan.task, model),
+        served=partial(build_served, task, model),
         network=network,
         compute=compute,
         batch=plan.task.batch if plan.balance or plan.task.growth else None,
@@ -153,7 +159,7 @@ def _simulate(
     keep_model(plan, model)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     reports[ranks[0]]["curve"] = points
-    return summarise(_config(plan, network, compute), reports, model, digest=simulation.digest())
+    return summarise(_config(plan, data, network, compute), reports, model, digest=simulation.digest())
 
 
 def _modules(simulation: Simulation, ranks: Iterable[int], model: nn.Module) -> list[nn.Module]:
@@ -172,11 +178,11 @@ def _choose_mean(plan: Plan, network: Network) -> Mean:
     return choose_mean(plan.collective, None, plan.codec, plan.workers, link)
 
 
-def _config(plan: Plan, network: Network, compute: Compute) -> dict[str, Any]:
+def _config(plan: Plan, data: Data, network: Network, compute: Compute) -> dict[str, Any]:
     """All settings as plain values, for the record of the run."""
     links = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
     return {
-        **plan.config(),
+        **plan.config(data),
         "network": {**asdict(network), "links": links},
         "compute": asdict(compute),
     }

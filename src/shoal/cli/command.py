@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 
 DOTTED = "shoal.strategy_options"  # where a context keeps the values of --strategy.NAME
+WORDS = "shoal.words"  # the words of the command line
 PASSED = "shoal.passed_through"  # and the words after a bare --
 
 Timeout = Annotated[
@@ -88,6 +89,7 @@ class StrategyCommand(Command):
     """A command with --strategy.NAME VALUE; the strategy decides which names there are."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[WORDS] = list(args)
         taken, rest = take(args, lambda name: name.startswith("--strategy."))
         ctx.meta[DOTTED] = {
             name.removeprefix("--strategy.").replace("-", "_"): value for name, value in taken

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
-from shoal.cli.command import DOTTED, Collective, Durability, Servers, Timeout
+from shoal.cli.command import DOTTED, WORDS, Collective, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word, nearest
 from shoal.core.growth import Growth
-from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability, refuse_mpi
+from shoal.core.words import COLLECTIVES, DURABILITY, SCALING, TRANSPORTS, check_durability, refuse_mpi
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 
@@ -48,6 +49,20 @@ def compare(
         int | None, typer.Option(help="Samples per worker and step.", show_default="the task's own")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="the task's own")] = None,
+    scale_lr: Annotated[
+        str,
+        typer.Option(
+            metavar="WORD",
+            help="Learning rate of N workers: none (as of one), linear, sqrt, auto (by strategy).",
+        ),
+    ] = "none",
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Test accuracy in % (or test loss) to which runs are timed.",
+            show_default="the lowest best of all runs",
+        ),
+    ] = None,
     grow_batch: Annotated[
         str | None,
         typer.Option(
@@ -111,12 +126,12 @@ def compare(
     """
     check_checkpoint(checkpoint, every)
     transport = "sim" if sim else transport
-    check_words(task, codec, transport, collective, durability)
+    check_words(task, codec, transport, collective, durability, scale_lr)
     check_numbers(epochs, batch, lr, threads)
     Growth.parse(grow_batch, largest_batch)
     chosen, numbers = check_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
     virtual = read_virtual(transport == "sim", network, compute)
-    outcome = Outcome(json, report)
+    outcome = Outcome(json, report, target, command=shlex.join(["shoal", "compare", *ctx.meta[WORDS]]))
 
     from shoal.cli.comparison import compare_strategies  # imports torch
 
@@ -136,6 +151,7 @@ def compare(
             "threads": threads,
             "every": every,
             "balance": balance,
+            "scale_lr": scale_lr,
         },
         virtual,
         checkpoint,
@@ -144,7 +160,9 @@ def compare(
     )
 
 
-def check_words(task: str, codec: str, transport: str, collective: str, durability: str) -> None:
+def check_words(
+    task: str, codec: str, transport: str, collective: str, durability: str, scale_lr: str
+) -> None:
     """Raise ValueError with the nearest name for a word that is not known."""
     TASKS.check(task)
     CODECS.check_text(codec)
@@ -153,6 +171,7 @@ def check_words(task: str, codec: str, transport: str, collective: str, durabili
     check_word("collective", collective, COLLECTIVES)
     check_word("durability", durability, DURABILITY)
     check_durability(durability, transport)
+    check_word("scale-lr", scale_lr, SCALING)
 
 
 def check_numbers(epochs: int, batch: int | None, lr: float | None, threads: int | None) -> None:

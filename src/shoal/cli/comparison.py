@@ -15,9 +15,10 @@ from shoal.cli.checkpoint_options import resumable
 from shoal.cli.outcome import Outcome, last_progress
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
-from shoal.core.task import Task
+from shoal.core.task import Data, Task
 from shoal.launch.join import local_threads
 from shoal.report import ProgressDisplay
+from shoal.report.units import scaled_text
 from shoal.runs.plan import Plan
 from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
@@ -45,8 +46,8 @@ def compare_strategies(
         common["threads"] = local_threads(max(numbers))
     made = {word: STRATEGIES.make(word, **options) for word, options in chosen.items()}
     plans = make_plans(made, numbers, checkpoint, common)
-    check(list(plans.values()))
-    run_all(plans, virtual, outcome, ProgressDisplay(enabled=not quiet))
+    data = check(list(plans.values()))
+    run_all(plans, data, virtual, outcome, ProgressDisplay(enabled=not quiet))
 
 
 def make_plans(
@@ -73,8 +74,11 @@ def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Ma
     return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / name))
 
 
-def check(plans: Sequence[Plan]) -> None:
-    """Find now what would otherwise stop a later run, after those before it have taken their minutes."""
+def check(plans: Sequence[Plan]) -> Data:
+    """Find now what would otherwise stop a later run, after those before it have taken their minutes.
+
+    Returns the data, which is that of all runs.
+    """
     for plan in plans:
         if plan.checkpoint is not None:
             Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).latest()
@@ -82,6 +86,7 @@ def check(plans: Sequence[Plan]) -> None:
     for plan in plans:
         for note in notes(plan.strategy, plan.steps(data)):
             typer.echo(f"note: {STRATEGIES.name_of(plan.strategy)} {note}", err=True)
+    return data
 
 
 def notes(strategy: Strategy, steps: int) -> Iterator[str]:
@@ -96,15 +101,18 @@ def notes(strategy: Strategy, steps: int) -> Iterator[str]:
 
 
 def run_all(
-    plans: Mapping[str, Plan], virtual: Mapping[str, Any], outcome: Outcome, progress: ProgressDisplay
+    plans: Mapping[str, Plan],
+    data: Data,
+    virtual: Mapping[str, Any],
+    outcome: Outcome,
+    progress: ProgressDisplay,
 ) -> None:
     """Run them one after the other. If one fails, the figures of those before it are written and shown."""
     records: list[dict[str, Any]] = []
     try:
         with progress:
             for number, (word, plan) in enumerate(plans.items(), 1):
-                workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
-                title = f"{word} on {plan.task.name}, {workers} ({number} of {len(plans)})"
+                title = f"{word} on {plan.task.name}, {told(plan, data)} ({number} of {len(plans)})"
                 progress.start(title, plan.workers, plan.nodes - plan.workers)
                 settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
                 with named(word), resumable(plan.checkpoint):
@@ -116,6 +124,13 @@ def run_all(
     finally:
         if records:
             outcome.show(records)
+
+
+def told(plan: Plan, data: Data) -> str:
+    """The workers and, if it was scaled, the learning rate: "4 workers, lr 0.48 (4 x 0.12)"."""
+    workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
+    factor = plan.lr_factor(data)
+    return workers if factor == 1 else f"{workers}, {scaled_text(plan.scaled_task(data).lr, factor)}"
 
 
 @contextmanager

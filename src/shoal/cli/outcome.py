@@ -21,10 +21,12 @@ ReportFile = Annotated[
 
 @dataclass(frozen=True)
 class Outcome:
-    """The files that were asked for. Made before the first run, so that a bad path costs no training."""
+    """What was asked for. Made before the first run, so that a bad path costs no training."""
 
     json: Path | None = None
     report: Path | None = None
+    target: float | None = None  # the score to which runs are timed
+    command: str = ""  # the user's own, to which advice adds an option
 
     def __post_init__(self) -> None:
         for option, path in (("--json", self.json), ("--report", self.report)):
@@ -38,21 +40,23 @@ class Outcome:
         from shoal.report import write_html, write_json
 
         if self.json is not None:
-            write_json(records, self.json)
+            write_json(records, self.json, self.target)
         if self.report is not None:
-            write_html(records, self.report)
+            write_html(records, self.report, target=self.target)
 
     def show(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Print the closing table and the paths of the files."""
         from rich.console import Console
 
-        from shoal.report import closing_table
+        from shoal.report import advice, closing_table
 
         console = Console(highlight=False)
-        table = closing_table(records)
+        table = closing_table(records, self.target)
         sentences, table.caption = table.caption, None  # a caption would be folded at the table's width
         for part in ("", table, sentences or ""):
             console.print(part)
+        if why := advice(records, self.command):
+            console.print("\n" + "\n".join(why), markup=False, soft_wrap=True)
         files = [
             f"{kind}: {path}"
             for kind, path in (("report", self.report), ("json", self.json))

@@ -46,6 +46,15 @@ def refuse_growth(value: str | None) -> None:
         )
 
 
+def refuse_scaling(value: str | None) -> None:
+    """Raise ValueError: a script makes its own optimizer."""
+    if value is not None:
+        raise ValueError(
+            "--scale-lr is for shoal.run() and shoal compare: a script makes its own optimizer, and the rate "
+            "that it sets is the rate that is trained with; change it there"
+        )
+
+
 def run(
     ctx: typer.Context,
     script: Annotated[
@@ -87,6 +96,7 @@ def run(
     balance: Annotated[bool, typer.Option("--balance", hidden=True, callback=refuse_balance)] = False,
     grow_batch: Annotated[str | None, typer.Option(hidden=True, callback=refuse_growth)] = None,
     largest_batch: Annotated[str | None, typer.Option(hidden=True, callback=refuse_growth)] = None,
+    scale_lr: Annotated[str | None, typer.Option(hidden=True, callback=refuse_scaling)] = None,
     timeout: Timeout = 300.0,
     listen: Listen = None,
     advertise: Advertise = None,

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from math import prod
 
+LARGEST_SHARE = 0.05  # of the training samples in a step: beyond, a larger batch bears no larger rate
+
 
 @dataclass(frozen=True)
 class Growth:

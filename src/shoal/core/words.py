@@ -1,4 +1,4 @@
-"""The words for transports, collectives and durability, with a line about each for `shoal list`."""
+"""The words for transports, collectives, durability and learning rates, with a line about each."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ DURABILITY = {
     "memory": "a restarted server resumes from its last snapshot and reports the updates it lost",
     "journal": "every update is on disk before it is acknowledged; a restarted server loses none",
 }
+
+SCALING = {
+    "none": "the task's own learning rate, however many workers",
+    "linear": "times the workers",
+    "sqrt": "times the square root of the workers",
+    "auto": "as far as the strategy's averages shorten a step",
+}
+"""How the learning rate grows with the number of workers."""
 
 FEEDBACK = ("none", "residual", "double")
 """Error-feedback modes of a codec. none: the compression error is lost. residual: the sender adds it to its

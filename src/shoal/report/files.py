@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shoal.report.goal import goal_of
 from shoal.report.reading import Record
 
 
-def write_json(records: Iterable[Record], path: str | os.PathLike[str]) -> Path:
-    """Write `{"runs": [...]}` to `path` and return the path. Creates missing folders.
+def write_json(records: Sequence[Record], path: str | os.PathLike[str], target: float | None = None) -> Path:
+    """Write `{"goal": {...}, "runs": [...]}` to `path` and return the path. Creates missing folders.
 
-    NaN and infinity become null. The write is atomic: a reader sees the old file or the new one. Raises
-    OSError with the path if the file cannot be written.
+    `target` is the test accuracy (or loss) to which the runs are timed. NaN and infinity become null. The
+    write is atomic: a reader sees the old file or the new one. Raises OSError with the path if the file
+    cannot be written.
     """
-    text = json.dumps({"runs": [plain(record) for record in records]}, indent=1, allow_nan=False)
+    goal = goal_of(records, target)
+    runs = [
+        {**record, "seconds_to_goal": None if goal is None else goal.seconds(record)} for record in records
+    ]
+    text = json.dumps({"goal": goal and asdict(goal), "runs": plain(runs)}, indent=1, allow_nan=False)
     return write_whole(path, text + "\n")
 
 

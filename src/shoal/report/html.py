@@ -9,34 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from shoal.report import charts
+from shoal.report.advice import advice
 from shoal.report.files import plain, write_whole
-from shoal.report.reading import (
-    BASELINE,
-    Record,
-    headline,
-    highest,
-    is_virtual,
-    node_name,
-    run_names,
-    verdicts,
-)
+from shoal.report.goal import highest_end
+from shoal.report.reading import BASELINE, Record, is_virtual, node_name, run_names
 from shoal.report.style import CSS
 from shoal.report.svg import line_swatch
 from shoal.report.table import columns_for
 from shoal.report.units import MISSING, count_text
+from shoal.report.verdicts import headline, verdicts
 
 
-def write_html(records: Sequence[Record], path: str | os.PathLike[str], title: str | None = None) -> Path:
+def write_html(
+    records: Sequence[Record],
+    path: str | os.PathLike[str],
+    title: str | None = None,
+    target: float | None = None,
+) -> Path:
     """Write the report of these runs to `path` and return the path. Creates missing folders.
 
-    The same records give the same bytes. Raises OSError with the path if the file cannot be written.
+    `target` is the test accuracy (or loss) to which the runs are timed. The same records give the same bytes.
+    Raises OSError with the path if the file cannot be written.
     """
-    return write_whole(path, page(records, title))
+    return write_whole(path, page(records, title, target))
 
 
-def page(records: Sequence[Record], title: str | None = None) -> str:
+def page(records: Sequence[Record], title: str | None = None, target: float | None = None) -> str:
     """The whole document as text."""
-    sections = [_reading(records), _summary(records), _scaling(records), _curves(records)]
+    sections = [_reading(records, target), _summary(records, target), _scaling(records), _curves(records)]
     sections += [
         _traffic_and_time(records),
         _nodes(records),
@@ -82,14 +82,15 @@ def _facts(records: Sequence[Record]) -> str:
     return " · ".join(fact for fact in (runs, sized, carried, clock) if fact)
 
 
-def _reading(records: Sequence[Record]) -> str:
+def _reading(records: Sequence[Record], target: float | None) -> str:
     if not records:
         return '<p class="lead">No run to report.</p>'
-    lead = headline(records)
+    lead = headline(records, target)
     first = f'<p class="lead">{escape(lead)}</p>' if lead else ""
-    said = zip(run_names(records), verdicts(records), strict=True)
+    said = zip(run_names(records), verdicts(records, target), strict=True)
     items = "".join(_entry(name, sentence.removeprefix(f"{name}: ")) for name, sentence in said)
-    return f'{first}<ul class="verdicts">{items}</ul>{_clock_remark(records)}'
+    why = "".join(f'<p class="remark">{escape(sentence)}</p>' for sentence in advice(records))
+    return f'{first}<ul class="verdicts">{items}</ul>{why}{_clock_remark(records)}'
 
 
 def _entry(name: str, text: str) -> str:
@@ -106,12 +107,12 @@ def _clock_remark(records: Sequence[Record]) -> str:
     return f'<p class="remark">{text}</p>'
 
 
-def _summary(records: Sequence[Record]) -> str:
+def _summary(records: Sequence[Record], target: float | None) -> str:
     if not records:
         return ""
-    columns = columns_for(records)
+    columns = columns_for(records, target)
     head = "".join(f'<th scope="col">{escape(column.spoken or column.header)}</th>' for column in columns)
-    best = highest(records, "test_accuracy") if len(records) > 1 else None
+    best = highest_end(records) if len(records) > 1 else None
     rows = []
     for index, (record, name) in enumerate(zip(records, run_names(records), strict=True)):
         swatch = line_swatch(charts.styles_of(records)[index])

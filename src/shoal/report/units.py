@@ -83,6 +83,11 @@ def ratio_text(ratio: Any) -> str:
     return f"{number:,.{digits}f} x"
 
 
+def scaled_text(rate: float, factor: float) -> str:
+    """A learning rate that was multiplied: lr 0.48 (4 x 0.12)."""
+    return f"lr {rate:.3g} ({factor:.3g} x {rate / factor:.3g})"
+
+
 def _three_digits(number: float) -> str:
     digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
     return f"{number:,.{digits}f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_weights
-from shoal.core.words import DURABILITY, REJOINING, TRANSPORTS, check_durability, refuse_mpi
+from shoal.core.words import DURABILITY, REJOINING, SCALING, TRANSPORTS, check_durability, refuse_mpi
 from shoal.engine.engine import Engine
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
@@ -23,6 +23,7 @@ from shoal.launch.join import check_collective, local_threads
 from shoal.replicas.module import module_of, steps_of
 from shoal.replicas.served import check_optimizer
 from shoal.runs.curve import holds_solution
+from shoal.runs.scaling import lr_factor
 from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.node import Node
@@ -51,6 +52,7 @@ class Plan:
     checkpoint: str | None = None
     every: int | None = None
     balance: bool = False
+    scale_lr: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("workers", "servers", "epochs"):
@@ -68,6 +70,7 @@ class Plan:
         refuse_mpi(self.transport)
         check_collective(self.collective, self.codec)
         check_word("durability", self.durability, DURABILITY)
+        check_word("scale_lr", self.scale_lr, SCALING)
         if self.collective == "native" and not (self.transport == "gloo" and self.codec.in_flight):
             raise ValueError(
                 "collective 'native' needs transport 'gloo' and no codec, or one that averages in flight, "
@@ -130,6 +133,14 @@ class Plan:
         """Samples of all workers together."""
         return self.epochs * len(data.x) * (self.workers if self.strategy.deal.whole else 1)
 
+    def lr_factor(self, data: Data) -> float:
+        """What the task's learning rate is multiplied by."""
+        return lr_factor(self.scale_lr, self.strategy, self.workers, self.task, len(data.x))
+
+    def scaled_task(self, data: Data) -> Task:
+        """The task with the learning rate that the workers train with."""
+        return replace(self.task, lr=self.task.lr * self.lr_factor(data))
+
     def same_run(self) -> dict[str, Any]:
         """The settings that must not change between a checkpoint and the run that resumes from it."""
         return {
@@ -141,12 +152,17 @@ class Plan:
             "servers": self.servers * self.strategy.servers,
             "seed": self.seed,
             **({"balance": True} if self.balance else {}),
+            **({"scale_lr": self.scale_lr} if self.scale_lr != "none" else {}),
         }
 
-    def config(self) -> dict[str, Any]:
-        """All settings as plain values, for the record of the run."""
+    def config(self, data: Data) -> dict[str, Any]:
+        """All settings as plain values, for the record of the run; `lr` is the rate that was trained with."""
         return {
             **self.same_run(),
+            "lr": self.scaled_task(data).lr,
+            "scale_lr": self.scale_lr,
+            "lr_factor": self.lr_factor(data),
+            "steps_per_update": self.strategy.steps_per_update(self.workers),
             "codec": CODECS.text_of(self.codec),
             "epochs": self.epochs,
             "balance": self.balance,

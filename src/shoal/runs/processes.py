@@ -67,9 +67,10 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
             takes_over=servers > 0,
         )
         reports = crew.see_through()
-        model = _gather(plan, folder, reports, listener)
+        data = plan.task.data()
+        model = _gather(plan, data, folder, reports, listener)
     keep_model(plan, model)
-    return summarise(plan.config(), [r for r in reports if r], model)
+    return summarise(plan.config(data), [r for r in reports if r], model)
 
 
 def keep_model(plan: Plan, model: nn.Module) -> None:
@@ -78,14 +79,16 @@ def keep_model(plan: Plan, model: nn.Module) -> None:
         save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
 
 
-def _gather(plan: Plan, folder: str, reports: list[dict[str, Any]], listener: Audience) -> nn.Module:
+def _gather(
+    plan: Plan, data: Data, folder: str, reports: list[dict[str, Any]], listener: Audience
+) -> nn.Module:
     """Test the snapshots that the nodes have written, and return the final model.
 
     The learning curve goes into the report of the first node that holds the solution.
     """
     there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
     ranks = holders(plan.strategy, plan.workers, plan.servers, there)
-    modules, copies, data = [], [], plan.task.data()
+    modules, copies = [], []
     for rank in ranks:
         if not reports[rank]:
             raise WorkerFailed(f"{plan.name_of(rank)} ended without a report")
@@ -187,12 +190,11 @@ def _join(
     me = plan.identity(rank, incarnation)
     recovery = Recovery(plan.transport, plan.durability, folder)
     replica: Replica
+    task = plan.scaled_task(data)
     if me.is_server:
-        replica = build_served(plan.task, model, me)
+        replica = build_served(task, model, me)
     else:
-        replica = build_replica(
-            plan.task, model, data, plan.strategy, rank, plan.workers, plan.seed, ahead=True
-        )
+        replica = build_replica(task, model, data, plan.strategy, rank, plan.workers, plan.seed, ahead=True)
     _, layout = trainable(model)
     vector_bytes = layout.numel * replica.x.element_size()
     store = file_store(folder, plan.nodes) if plan.nodes > 1 else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from shoal.core.curves import finals
 from shoal.engine.engine import Engine
 
 
@@ -35,6 +36,7 @@ class Result:
     staleness: dict[str, int]
     nodes: list[dict[str, Any]]
     metrics: dict[str, float] = field(default_factory=dict)  # the task's own, on the test set
+    final: dict[str, dict[str, Any]] = field(default_factory=dict)  # means of the last evaluations
     digest: str | None = None  # of a simulation's trace
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
@@ -96,6 +98,7 @@ def summarise(
         staleness={str(late): count for late, count in sorted(staleness.items())},
         nodes=reports,
         metrics=last.get("metrics", {}),
+        final=finals(curve),
         digest=digest,
         model=model,
     )

@@ -37,6 +37,11 @@ class BMUF(Blockwise):
         between(0, 1, momentum=self.momentum)
         one_of(VARIANTS, variant=self.variant)
 
+    def steps_per_update(self, workers: int) -> float:
+        eta = 1 - 1 / workers if self.momentum is None else self.momentum
+        longer = self.rate * (1 + eta if self.variant == "cntk" and self.nesterov else 1)
+        return workers * (1 - eta) / longer  # block momentum makes steps on a slope so much longer
+
     async def worker(self, w: Node) -> None:
         period = self.block_steps(w)
         warmup = period if self.warmup is None else self.warmup

@@ -29,6 +29,9 @@ class DiLoCo(Strategy):
         above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
 
+    def steps_per_update(self, workers: int) -> float:
+        return workers * (1 - self.momentum) / self.rate  # outer momentum lengthens steps on a slope
+
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # theta: where every round begins
         velocity = w.keep("velocity", torch.zeros_like(w.x))

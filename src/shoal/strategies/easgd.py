@@ -97,6 +97,9 @@ class EAMSGD(EASGD):
         super().__post_init__()
         between(0, 1, momentum=self.momentum)
 
+    def steps_per_update(self, workers: int) -> float:
+        return super().steps_per_update(workers) * (1 - self.momentum)  # local momentum lengthens each step
+
     async def _local_step(self, w: Node) -> None:
         velocity = w.keep("velocity", torch.zeros_like(w.x))
         ahead = w.x.add(velocity, alpha=self.momentum)

@@ -31,6 +31,11 @@ class Ensemble(Strategy):
                 "start the script several times with seeds of its own"
             )
 
+    def steps_per_update(self, workers: int) -> float:
+        return (
+            1 if self.all_data else workers
+        )  # a member's steps are N times fewer, or as many as one worker's
+
     async def worker(self, w: Node) -> None:
         async for _ in w.rounds():
             w.descend(await w.grad())

@@ -40,6 +40,9 @@ class Hierarchical(Central):
                 f"Hierarchical(groups={self.groups}) has more groups than the {setting.workers} workers"
             )
 
+    def steps_per_update(self, workers: int) -> float:
+        return self.collect or workers
+
     async def worker(self, w: Node) -> None:
         above = SERVER - 1 - w.rank * self.groups // w.size
         is_fresh = False

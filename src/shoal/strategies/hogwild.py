@@ -30,6 +30,9 @@ class Hogwild(Strategy):
     def servers(self) -> int:
         return 1
 
+    def steps_per_update(self, workers: int) -> float:
+        return 1  # everyone's steps add up
+
     async def worker(self, w: Node) -> None:
         async for _ in w.steps():
             await w.pull(SERVER, out=w.x)

@@ -28,6 +28,9 @@ class SlowMo(Strategy):
         between(0, 1, momentum=self.momentum)
         above(0, rate=self.rate)
 
+    def steps_per_update(self, workers: int) -> float:
+        return workers * (1 - self.momentum) / self.rate  # slow momentum lengthens steps on a slope
+
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # x0: where every block begins
         step = w.keep("step", torch.zeros_like(w.x))  # -alpha lr u, so that no rate is divided by

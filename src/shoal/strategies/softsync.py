@@ -31,6 +31,9 @@ class SoftSync(Central):
                 f"one gradient each. Try collect={workers}."
             )
 
+    def steps_per_update(self, workers: int) -> float:
+        return self.collect or workers
+
     async def server(self, s: Node) -> None:
         gathering = Gathering(s)
         async for m in gathering.inbox():

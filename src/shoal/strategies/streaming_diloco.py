@@ -37,6 +37,9 @@ class StreamingDiLoCo(Strategy):
         if self.overlap >= (gap := self.period // self.fragments):
             raise ValueError(f"overlap={self.overlap} must be below period / fragments = {gap}")
 
+    def steps_per_update(self, workers: int) -> float:
+        return workers * (1 - self.momentum) / self.rate  # outer momentum lengthens steps on a slope
+
     async def worker(self, w: Node) -> None:
         turns, gap = Turns(self, w), self.period // self.fragments
         if turns.is_under_way:  # a checkpoint was written meanwhile

@@ -24,6 +24,9 @@ class Strom(Decentral):
 
     help: bool = True  # who is done does batches of those who are behind
 
+    def steps_per_update(self, workers: int) -> float:
+        return 1  # every model takes everyone's steps
+
     async def worker(self, w: Node) -> None:
         async for _ in w.rounds(helps=self.help):
             self._take_all(w)

@@ -27,6 +27,9 @@ class SyncServer(Central):
                 f"SyncServer(backup={self.backup}) leaves no gradient of {setting.workers} workers to use"
             )
 
+    def steps_per_update(self, workers: int) -> float:
+        return workers - self.backup
+
     async def server(self, s: Node) -> None:
         gathering = Gathering(s)
         async for m in gathering.inbox():

@@ -76,6 +76,13 @@ class Strategy(ABC):
         """How the training data is dealt out."""
         return Deal()
 
+    def steps_per_update(self, workers: int) -> float:
+        """How many workers' steps move the model as far as one step of one worker.
+
+        All of them where they are averaged. `scale_lr="auto"` makes up for it by the learning rate.
+        """
+        return workers
+
     def check(self, setting: Setting) -> None:
         """Raise ValueError for a setting that these options do not suit; extend it for your own options."""
         if setting.durability == "journal" and self.recovers != "journal":
@@ -197,6 +204,10 @@ class Central(Strategy):
     def steps_at_server(self) -> bool:
         """It does, with `Node.descend`."""
         return True
+
+    def steps_per_update(self, workers: int) -> float:
+        """1: every push is a step. A server that averages pushes says so."""
+        return 1
 
     async def worker(self, w: Node) -> None:
         """Pull, compute, push; each waits for the one before."""
