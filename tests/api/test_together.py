@@ -9,7 +9,10 @@ from torch import nn
 
 import shoal
 from scripts import final_weights, run_loop
+from shoal.api.script import run_script
 from shoal.core.errors import WorkerFailed
+from shoal.launch.environment import Place
+from shoal.strategies import STRATEGIES
 
 run = partial(run_loop, script=Path(__file__).with_name("together.py"))
 WORDS = ["sync", "bmuf", "diloco", "gossip", "easgd", "asgd", "ssp", "sync_server", "downpour", "hogwild"]
@@ -83,3 +86,38 @@ def test_unknown_ways_to_merge_buffers_are_refused():
     model = nn.Linear(2, 1)
     with pytest.raises(ValueError, match="buffers='median' must be one of mean, first, own"):
         shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), buffers="median")
+
+
+UNUSED = """
+import torch, shoal
+model = torch.nn.ModuleList([torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)])
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+training = shoal.attach(model, optimizer)
+for step in range(3):
+    optimizer.zero_grad()
+    model[0](torch.randn(4, 3) + training.rank).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "strategy", "warns"),
+    [("AdamW", "sync", True), ("AdamW", "bmuf", False), ("SGD", "sync", False)],
+)
+def test_a_parameter_without_a_gradient_that_would_still_be_moved_is_noticed(
+    optimizer, strategy, warns, tmp_path
+):
+    script = tmp_path / "unused.py"
+    script.write_text(UNUSED.format(optimizer=optimizer))
+    lines = []
+    chosen = STRATEGIES.make(strategy)
+    run_script(
+        script,
+        (),
+        workers=2,
+        strategy=chosen,
+        place=Place(strategy=strategy),
+        on_progress=lambda event: None,
+        on_output=lambda name, line: lines.append(line),
+    )
+    assert any("parameter '1.weight' has no gradient in this step" in line for line in lines) is warns

@@ -1,11 +1,9 @@
-"""What workers agree on beside their strategy: the same start, the buffers, and batches that differ."""
+"""What workers agree on beside their strategy: the same start, and the buffers in the end."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +13,10 @@ from shoal.core.transport import Message
 from shoal.core.vector import is_statistic
 from shoal.engine.engine import Engine
 
-START, BUFFERS, FIRST = "start", "buffers", "first"
+START, BUFFERS = "start", "buffers"
 
 BUFFERS_ARE = ("mean", "first", "own")
 """How the buffers of a model are merged at the end: averaged, worker 0's, or left as each worker has them."""
-
-MOST_ELEMENTS = 1 << 20
-"""Of each parameter's gradient that is looked at to tell two batches apart."""
-
-Pair: TypeAlias = "tuple[int, int]"
 
 
 async def start_alike(engine: Engine, tensors: Sequence[Tensor]) -> None:
@@ -97,55 +90,3 @@ def _share_out(vector: Tensor, buffers: Sequence[Tensor]) -> None:
 def _bits(buffer: Tensor) -> Tensor:
     """The bytes of a buffer, whatever its dtype."""
     return buffer.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-# -- batches ---------------------------------------------------------------------------------------
-
-
-class FirstGradients:
-    """Finds workers whose first gradients are the same: then they train on the same batches.
-
-    All start from the same weights. Every worker sends a fingerprint to worker 0, which waits for nobody.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._seen: dict[str, int] = {}  # fingerprint -> the first worker that had it
-        self._missing = engine.identity.workers
-        self._is_done = self._missing == 1 or engine.is_server
-
-    async def show(self, gradients: Sequence[Tensor]) -> None:
-        """Tell worker 0 of this worker's gradient, if it is the first that counts."""
-        if self._is_done or (mark := _fingerprint(gradients)) is None:
-            return
-        self._is_done = True
-        if self._engine.rank == 0:
-            self._note(mark, 0)
-        else:
-            await self._engine.channel.send(0, Message(FIRST, (torch.frombuffer(mark, dtype=torch.uint8),)))
-
-    def equal(self) -> Pair | None:
-        """Two workers that have shown the same gradient, at worker 0 and once; else None. Never waits."""
-        if self._engine.rank or not self._is_done or not self._missing:
-            return None
-        for m in self._engine.mailbox.poll(FIRST):
-            if (before := self._note(m.body.numpy().tobytes(), m.src)) is not None:
-                self._missing = 0
-                return before, m.src
-        return None
-
-    def _note(self, mark: bytes | bytearray, rank: int) -> int | None:
-        self._missing -= 1
-        before = self._seen.setdefault(bytes(mark).hex(), rank)
-        return None if before == rank else before
-
-
-def _fingerprint(gradients: Sequence[Tensor]) -> bytearray | None:
-    """A fingerprint of gradients; None if they are zero, or mixed precision overflowed."""
-    parts = [g.detach().reshape(-1)[:MOST_ELEMENTS].float().cpu() for g in gradients if not g.is_sparse]
-    if not all(bool(part.isfinite().all()) for part in parts) or not any(bool(p.any()) for p in parts):
-        return None
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part.numpy().tobytes())
-    return bytearray(digest.digest())

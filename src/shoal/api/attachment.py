@@ -6,14 +6,14 @@ import contextlib
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.api.agreement import FirstGradients, merge_buffers, start_alike
+from shoal.api.agreement import merge_buffers, start_alike
+from shoal.api.notices import Notices
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import NoMoreSteps
@@ -79,7 +79,7 @@ class Attachment:
             self._start_together()
         self._batches_to_skip = self._replica.batches
         self._first_shard: object = None
-        self._first_gradients = FirstGradients(self.engine)
+        self._notices = Notices(self.engine, strategy, self._replica)
         self._shows_common = False
         self._control.tell("ready")
         elapsed, finished = self._control.await_go()
@@ -175,7 +175,7 @@ class Attachment:
         try:
             while not self._ended and self._go_on(lambda: self._life.throw(NoMoreSteps())):
                 pass  # the strategy may continue without data while other workers have some
-            self._look_for_equal_batches()
+            self._notices.before_end()
             self._merge_buffers()
         except BaseException:
             self.abandon()
@@ -183,7 +183,8 @@ class Attachment:
         self._released = True
         self._close()
         set_current(None)
-        self._warn_if_nothing_was_done()
+        if self.resumed_from is None:
+            self._notices.at_end()
 
     @contextlib.contextmanager
     def common_model(self) -> Iterator[nn.Module]:
@@ -257,7 +258,7 @@ class Attachment:
             self._replica.turn_to(number)
             loss = None if closure is None else self._replica.evaluate(closure)
             self._check_may_step()
-            self._look_for_equal_batches()
+            self._notices.before_step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
             return self._replica.own_loss if loss is None else loss
@@ -286,31 +287,10 @@ class Attachment:
                 "move it. Freeze it before attach(), or take strategy 'sync'."
             )
 
-    def _look_for_equal_batches(self) -> None:
-        """Warn, once, if two workers have computed the same first gradient."""
-        if self._strategy.independent:
-            return
-        drive(self._first_gradients.show(self._replica.gradients))
-        if (pair := self._first_gradients.equal()) is not None:
-            warnings.warn(
-                f"workers {pair[0]} and {pair[1]} computed the same first gradient: they train on the same "
-                "batches, which teaches no more than one of them. Read the data through shoal.shard(loader), "
-                "or give each worker other samples by training.rank.",
-                stacklevel=4,
-            )
-
     def _merge_buffers(self) -> None:
         if not self._strategy.independent:
             with torch.no_grad():
                 drive(merge_buffers(self.engine, self._model, self._buffers))
-
-    def _warn_if_nothing_was_done(self) -> None:
-        if not self.engine.progress.clock and self.resumed_from is None:
-            warnings.warn(
-                "optimizer.step() was never called on the optimizer that attach() was given, so nothing was "
-                "trained",
-                stacklevel=3,
-            )
 
     def _give_back(self) -> None:
         """Restore the user's optimizers and model."""

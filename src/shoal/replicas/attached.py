@@ -94,6 +94,13 @@ class AttachedReplica:
         """The gradients that back-propagation has left, of the optimizer that is being stepped."""
         return [p.grad for p in self.stepped_parameters if p.grad is not None]
 
+    @property
+    def without_gradient(self) -> str | None:
+        """The name of a parameter of that optimizer which has no gradient, or None."""
+        named = zip(self._flat.parameters, self._flat.layout.names, strict=True)
+        missing = (name for n, (p, name) in enumerate(named) if p.grad is None and n in self._now.numbers)
+        return next(missing, None)
+
     def turn_to(self, number: int) -> None:
         """The loop is about to step this one of the optimizers."""
         self._now = self._steppers[number]

@@ -1,0 +1,124 @@
+"""Notices: warnings about what a script does, where plain PyTorch would not make anyone wonder."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from shoal.core.transport import Message
+from shoal.engine.engine import Engine
+from shoal.launch.drive import drive
+from shoal.replicas.attached import AttachedReplica
+from shoal.replicas.optimizer import is_plain_sgd
+from shoal.vocabulary.strategy import Sends, Strategy
+
+FIRST = "first"
+
+MOST_ELEMENTS = 1 << 20
+"""Of each parameter's gradient that is looked at to tell two batches apart."""
+
+Pair: TypeAlias = "tuple[int, int]"
+
+
+class Notices:
+    """Looks at the steps of one worker's loop, and warns once of each thing that it finds."""
+
+    def __init__(self, engine: Engine, strategy: Strategy, replica: AttachedReplica) -> None:
+        self._engine = engine
+        self._name = type(strategy).__name__
+        self._replica = replica
+        self._first = None if strategy.independent else FirstGradients(engine)
+        merges = strategy.sends is Sends.MEAN_GRADIENTS and engine.identity.workers > 1
+        self._zeros_count = strategy.steps_at_server or merges  # whether a missing gradient counts as zero
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The loop has called `optimizer.step()`."""
+        self._look_for_equal_batches()
+        if self._zeros_count and (name := self._replica.without_gradient) and not is_plain_sgd(optimizer):
+            self._zeros_count = False
+            made_by = type(optimizer).__name__
+            warnings.warn(
+                f"parameter {name!r} has no gradient in this step. {self._name} merges whole gradients, so "
+                f"it counts as zero: weight decay or momentum of {made_by} may move it, where plain PyTorch "
+                "would not. Freeze it before attach(), if it is never used.",
+                stacklevel=4,
+            )
+
+    def before_end(self) -> None:
+        """No step follows; the other workers are still there."""
+        self._look_for_equal_batches()
+
+    def at_end(self) -> None:
+        """The run is over."""
+        if not self._engine.progress.clock:
+            warnings.warn(
+                "optimizer.step() was never called on the optimizer that attach() was given, so nothing was "
+                "trained",
+                stacklevel=4,
+            )
+
+    def _look_for_equal_batches(self) -> None:
+        if self._first is None:
+            return
+        drive(self._first.show(self._replica.gradients))
+        if (pair := self._first.equal()) is not None:
+            warnings.warn(
+                f"workers {pair[0]} and {pair[1]} computed the same first gradient: they train on the same "
+                "batches, which teaches no more than one of them. Read the data through shoal.shard(loader), "
+                "or give each worker other samples by training.rank.",
+                stacklevel=5,
+            )
+
+
+class FirstGradients:
+    """Finds workers whose first gradients are the same: then they train on the same batches.
+
+    All start from the same weights. Every worker sends a fingerprint to worker 0, which waits for nobody.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._seen: dict[str, int] = {}  # fingerprint -> the first worker that had it
+        self._missing = engine.identity.workers
+        self._is_done = self._missing == 1 or engine.is_server
+
+    async def show(self, gradients: Sequence[Tensor]) -> None:
+        """Tell worker 0 of this worker's gradient, if it is the first that counts."""
+        if self._is_done or (mark := _fingerprint(gradients)) is None:
+            return
+        self._is_done = True
+        if self._engine.rank == 0:
+            self._note(mark, 0)
+        else:
+            await self._engine.channel.send(0, Message(FIRST, (torch.frombuffer(mark, dtype=torch.uint8),)))
+
+    def equal(self) -> Pair | None:
+        """Two workers that have shown the same gradient, at worker 0 and once; else None. Never waits."""
+        if self._engine.rank or not self._is_done or not self._missing:
+            return None
+        for m in self._engine.mailbox.poll(FIRST):
+            if (before := self._note(m.body.numpy().tobytes(), m.src)) is not None:
+                self._missing = 0
+                return before, m.src
+        return None
+
+    def _note(self, mark: bytes | bytearray, rank: int) -> int | None:
+        self._missing -= 1
+        before = self._seen.setdefault(bytes(mark).hex(), rank)
+        return None if before == rank else before
+
+
+def _fingerprint(gradients: Sequence[Tensor]) -> bytearray | None:
+    """A fingerprint of gradients; None if they are zero, or mixed precision overflowed."""
+    parts = [g.detach().reshape(-1)[:MOST_ELEMENTS].float().cpu() for g in gradients if not g.is_sparse]
+    if not all(bool(part.isfinite().all()) for part in parts) or not any(bool(p.any()) for p in parts):
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.numpy().tobytes())
+    return bytearray(digest.digest())
