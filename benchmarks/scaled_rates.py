@@ -1,7 +1,7 @@
 """What `scale_lr="auto"` is worth: every strategy with its defaults against one worker after the same epochs.
 
-Accuracies are means of the last evaluations, as in `shoal compare`. Virtual time, so the figures are the same
-on every machine with the same torch.
+Accuracies are means of the last evaluations, and network and gradients take their time, as in `shoal compare
+--sim`. Virtual time, so the figures are the same on every machine with the same torch.
 
     python benchmarks/scaled_rates.py [--task mnist] [--workers 4] [--epochs 5] [--seeds 0,1,2]
         [--strategies WORDS] [--scale-lr auto] [--jobs 1]
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
+from shoal.cli.compare import COMPUTE, NETWORK
 from shoal.core.errors import ShoalError
 from shoal.strategies import STRATEGIES
 
@@ -53,7 +54,15 @@ def train(run: tuple[int, str], task: str, workers: int, epochs: int, scale_lr: 
     count = 1 if word == "single" else workers
     try:
         result = shoal.run(
-            task, word, workers=count, epochs=epochs, seed=seed, transport="sim", scale_lr=scale_lr
+            task,
+            word,
+            workers=count,
+            epochs=epochs,
+            seed=seed,
+            scale_lr=scale_lr,
+            transport="sim",
+            network=NETWORK,
+            compute=COMPUTE,
         )
     except ShoalError as error:
         return str(error)
