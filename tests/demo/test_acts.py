@@ -32,7 +32,7 @@ def broken_data():
 
 
 def test_the_digits_are_the_same_in_every_process_and_can_be_told_apart():
-    data, again = draw_data(200, 50), draw_data(200, 50)
+    data, again = draw_data(200, 50, 0.3, 0.3), draw_data(200, 50, 0.3, 0.3)
     assert torch.equal(data.x, again.x) and data.x.shape == (200, 784) and len(data.test_y) == 50
     means = torch.stack([data.x[data.y == digit].mean(0) for digit in range(10)])
     assert torch.cdist(means, means).fill_diagonal_(9.0).min() > 0.5
@@ -64,7 +64,7 @@ def test_ddp_that_fails_says_why():
 
 @pytest.mark.slow
 def test_eight_machines_pay_for_a_slow_link_in_virtual_time():
-    task = drawings(16, 0.2, 5120, 100)
+    task = drawings(16, 0.2, 5120, 100, fresh=True)
     slow, fast = (simulate_eight(Lab(silent()), task, 4, network) for network in ("1Mbit,20ms", "10Gbit,1us"))
     assert [record["strategy"] for record in slow.records] == ["single", "sync", "bmuf", "diloco"]
     assert slow.speed_up("sync") < 1 < fast.speed_up("sync")

@@ -26,18 +26,29 @@ GLYPHS = (
 )
 SIDE, DOT = 28, 3  # pixels of a picture, and of a glyph's dot, each way
 TURN, STRETCH, SHIFT = math.radians(20), 0.25, 0.2  # how far a digit is turned, stretched and moved at most
-NOISE = 0.3  # standard deviation; ink is 1, paper 0
 BATCH = 64
 
 
-def drawings(width: int, lr: float, samples: int = 32_000, tests: int = 2_000) -> Task:
-    """An MLP with two hidden layers of `width` units reads digits; the test set is never trained on."""
+def drawings(
+    width: int,
+    lr: float,
+    samples: int = 32_000,
+    tests: int = 2_000,
+    noise: float = 0.3,
+    fresh: bool = False,
+) -> Task:
+    """An MLP with two hidden layers of `width` units reads digits; the test set is never trained on.
+
+    `noise` is a standard deviation, where ink is 1 and paper 0. With `fresh` noise a picture looks different
+    whenever it is learnt from, so that learning takes longer and nothing is learnt by heart.
+    """
     return Task(
         "drawings",
         partial(reader, width),
-        partial(draw_data, samples, tests),
+        partial(draw_data, samples, tests, 0.0 if fresh else noise, noise),
         lr=lr,
         batch=BATCH,
+        augment=partial(add_noise, noise) if fresh else None,
         about="digits drawn in code, 28 x 28, turned, stretched, moved and noisy",
     )
 
@@ -49,23 +60,29 @@ def reader(width: int) -> nn.Module:
     )
 
 
-def draw_data(samples: int, tests: int) -> Data:
+def draw_data(samples: int, tests: int, noise: float, test_noise: float) -> Data:
     """The same pictures in every process."""
     random = stream(0, "drawings")
     y = torch.randint(10, (samples + tests,), generator=random)
     x = _draw(y, random)
-    return Data(x[:samples], y[:samples], x[samples:], y[samples:])
+    parts = ((x[:samples], noise), (x[samples:], test_noise))
+    train, test = (part + level * torch.randn(part.shape, generator=random) for part, level in parts)
+    return Data(train, y[:samples], test, y[samples:])
+
+
+def add_noise(noise: float, x: Tensor) -> Tensor:
+    """The pictures with noise of that standard deviation."""
+    return x + noise * torch.randn_like(x)
 
 
 def _draw(y: Tensor, random: torch.Generator) -> Tensor:
-    """A picture of each digit: its glyph, turned, stretched and moved, with noise."""
+    """A picture of each digit: its glyph, turned, stretched and moved."""
     turn, wide, high, across, down = (2 * torch.rand(len(y), 5, generator=random) - 1).T
     cos, sin = (TURN * turn).cos(), (TURN * turn).sin()
     first = torch.stack([cos * (1 + STRETCH * wide), -sin, SHIFT * across], 1)
     second = torch.stack([sin, cos * (1 + STRETCH * high), SHIFT * down], 1)
     grid = F.affine_grid(torch.stack([first, second], 1), [len(y), 1, SIDE, SIDE], align_corners=False)
-    pictures = F.grid_sample(_ink()[y], grid, align_corners=False).flatten(1)
-    return pictures + NOISE * torch.randn(pictures.shape, generator=random)
+    return F.grid_sample(_ink()[y], grid, align_corners=False).flatten(1)
 
 
 def _ink() -> Tensor:

@@ -31,7 +31,7 @@ class Size:
     samples: tuple[int, int, int] = (16_000, 32_000, 16_000)  # different ones
     epochs: tuple[int, int, int] = (2, 6, 4)
     tests: int = 2_000
-    seconds: float = 70.0  # for the rounds of act 1
+    seconds: float = 55.0  # for the rounds of act 1
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class Demo:
 
     def second(self) -> EightMachines:
         """Eight machines in virtual time."""
-        task = drawings(self.size.widths[1], 0.2, self.size.samples[1], self.size.tests)
+        task = drawings(
+            self.size.widths[1], 0.4, self.size.samples[1], self.size.tests, noise=0.5, fresh=True
+        )
         link = sentences.link_text(self.network)
         terminal.show_heading(
             self.console,

@@ -68,6 +68,8 @@ def beside_them(here: ThisMachine) -> str:
         f"PyTorch's DDP was {pace(ddp, 'one')} on the same work; the ceiling, two workers that never talk, "
         f"is {times(ceiling)} times"
     )
+    if ceiling < (1 - EVEN) * here.speed_up(TWO):
+        return f"{told}, less than two that do: the machine was too uneven to measure this."
     return f"{told}." if ceiling >= LOW_CEILING else f"{told}, because {low_ceiling(here.load)}."
 
 

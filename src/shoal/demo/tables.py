@@ -26,7 +26,8 @@ def this_machine_table(here: ThisMachine) -> TextTable:
     rows = []
     for kind in (ONE, TWO, DDP, APART):
         ratios = here.speed_ups(kind)
-        spread = f"{times(min(ratios))} to {times(max(ratios))}" if kind != ONE and len(ratios) > 1 else ""
+        spread = f"{times(min(ratios))} to {times(max(ratios))}" if len(ratios) > 1 else "one round"
+        spread = "" if kind == ONE else spread
         accuracy = here.accuracy(kind)
         rows.append(
             (
