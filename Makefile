@@ -4,6 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
+PLAIN := .venv/.plain
 
 # The data sets that lie beside a checkout are used unless the environment names others.
 ifndef SHOAL_DATA
@@ -13,14 +14,18 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test soak check format proto bench clean
+.PHONY: help demo compare quick test soak check format proto bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY) ## compare seven ways to train, four workers on this machine; writes demo.html and demo.json
+# The demo needs the package alone; an environment with everything in it serves as well.
+demo: $(if $(wildcard $(READY)),$(READY),$(PLAIN)) ## what Shoal is good for, in three minutes; writes demo.html
+	$(BIN)/shoal demo --report demo.html --json demo.json
+
+compare: $(READY) ## compare seven strategies, four workers on this machine; writes compare.html and compare.json
 	$(BIN)/shoal compare --task digits --strategies single,sync,local,bmuf,diloco,downpour,easgd -n 4 \
-	    --epochs 5 --seed 0 --strategy.period 4 --transport processes --json demo.json --report demo.html
+	    --epochs 5 --seed 0 --strategy.period 4 --transport processes --json compare.json --report compare.html
 
 # Tests share out the cores, but for those that measure time, kill, or look at what the whole machine holds.
 # Only the files that have some are read for the second run, which is ten seconds less.
@@ -67,13 +72,15 @@ bench: $(READY) ## check the stored figures, then run the benchmarks; they print
 	    echo "== $$bench"; $(BIN)/python "$$bench" $(ARGS); done
 
 clean: ## remove what the other targets made, except the environment in .venv
-	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo.html demo.json
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f demo.html demo.json compare.html compare.json
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The builder is installed beside the rest, pinned like it, and used from there: a build in isolation would
 # fetch a builder of its own each time, whatever the pins say, and could not be repeated offline.
-$(READY): pyproject.toml constraints.txt
+$(READY): EXTRAS := [dev]
+$(READY) $(PLAIN): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.$(EXTRAS)'
 	touch $@

@@ -47,8 +47,9 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "api": _STARTED,
     "report": {"core"},
     "studies": _STARTED | {"api", "report"},
+    "demo": _STARTED | {"api", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
-    "cli": _STARTED | {"api", "report", "testing", "studies", FRONT},
+    "cli": _STARTED | {"api", "report", "testing", "studies", "demo", FRONT},
     FRONT: _STARTED | {"api"},
     "__main__": {"cli"},
 }

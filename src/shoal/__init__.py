@@ -11,7 +11,7 @@ replicas      a model at one worker        runs         one run: plan, processes
 launch        who starts the nodes         storage      checkpoints, journals
 programs      built-in models and tasks    studies      published tables, made again
 report        tables, charts, progress     cli          the command line
-testing       checks for a strategy, a codec or a transport of your own
+demo          what Shoal is good for       testing      checks for a strategy, codec or transport of yours
 
 A public name is imported on first use, so that `shoal --help` does not wait for torch.
 """

@@ -32,6 +32,7 @@ ANSWERED = [
     "reproduce --help",
     "list --help",
     "doctor --help",
+    "demo --help",
     "list",
     "list strategies",
     "list --json",
@@ -39,6 +40,7 @@ ANSWERED = [
 ]
 REFUSED = {
     "comapre": "Did you mean 'compare'?",
+    "demo --network 3": "has no known unit",
     "compare --epohcs 3": "No such option: --epohcs",
     "compare --strategies bmfu": "unknown strategy 'bmfu'. Did you mean 'bmuf'?",
     "compare --strategies ,": "--strategies names none",

@@ -1,7 +1,8 @@
-"""The command line: shoal compare | run | reproduce | list | doctor.
+"""The command line: shoal demo | compare | run | reproduce | list | doctor.
 
 Each command's module reads and checks its arguments without importing torch, then calls the module beside it.
 
+demo        what Shoal is good for             shoal.demo   its acts
 compare     one task, several strategies       comparison   the runs of a comparison
 run         a script on several workers        launching    starts its processes, or joins a launcher's
 reproduce   a published table, made again      listing      every word and its options: shoal list
@@ -18,12 +19,13 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import compare, doctor, listing, reproduce, run
+from shoal.cli import compare, demo, doctor, listing, reproduce, run
 from shoal.cli.command import Command, Commands, ScriptCommand, StrategyCommand
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False, epilog=EXIT_CODES)
+app.command("demo", cls=Command, epilog=EXIT_CODES)(demo.demo)
 app.command("compare", cls=StrategyCommand, epilog=EXIT_CODES)(compare.compare)
 app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES)(
     run.run

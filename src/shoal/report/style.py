@@ -47,6 +47,9 @@ p { max-width: 68ch; margin: 12px 0; text-wrap: pretty; }
 .verdicts b { font-weight: 600; overflow-wrap: anywhere; }
 .verdicts span { text-wrap: pretty; }
 .verdicts li:last-child { border-bottom: 1px solid var(--rule); }
+.numbered li { grid-template-columns: 1.5em 1fr; gap: 0 8px; }
+pre { margin: 12px 0; padding: 12px 16px; background: var(--tint); border: 1px solid var(--rule); }
+pre { overflow-x: auto; font: 14px/1.6 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 .remark, .note, .empty { color: var(--soft); }
 .note { font-weight: 400; white-space: nowrap; }
 .note::before { content: "· "; }

@@ -49,7 +49,10 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
         def start(rank: int, incarnation: int) -> Member:
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_node_process, args=(plan, rank, incarnation, theirs, folder), daemon=True
+                name=plan.name_of(rank),
+                target=_node_process,
+                args=(plan, rank, incarnation, theirs, folder),
+                daemon=True,
             )
             with theirs:
                 process.start()
