@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from shoal.core.errors import WorkerFailed
 from shoal.core.task import Task
 from shoal.launch.control import leave_with_parent
-from shoal.replicas.module import Batches, build_model
+from shoal.replicas.batches import Batches
+from shoal.replicas.module import build_model
 from shoal.runs.evaluation import evaluate
 
 END_SECONDS = 10.0  # for a process that is done to end
