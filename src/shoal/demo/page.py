@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.demo import sentences, tables
 from shoal.demo.eight_machines import MACHINES, PERIOD, EightMachines
 from shoal.demo.killed import Killed
-from shoal.demo.sentences import Acts, times
+from shoal.demo.sentences import SCRIPT, Acts, times
 from shoal.demo.this_machine import APART, DDP, ONE, TWO, ThisMachine
 from shoal.report.charts import figure, learning_curves, run_legend
 from shoal.report.files import write_whole
@@ -29,9 +29,6 @@ from shoal.report.svg import (
 )
 from shoal.report.units import count_text, decimal_text, seconds_text, tick_text
 
-SCRIPT = """training = shoal.attach(model, optimizer)   # after the optimizer is made
-for x, y in shoal.shard(loader):            # instead of: for x, y in loader"""
-
 
 def write_page(acts: Acts, lines: Sequence[str], command: str, path: Path) -> Path:
     """Write the page to `path` and return the path."""
@@ -43,10 +40,10 @@ def page(acts: Acts, lines: Sequence[str], command: str) -> str:
     items = "".join(
         f"<li><b>{number}</b> <span>{escape(line)}</span></li>" for number, line in enumerate(lines, 1)
     )
-    script = f"<pre>{escape(SCRIPT)}</pre>" if command else ""
     body = [
         f'<ol class="verdicts numbered">{items}</ol>',
-        f"<h2>Next: your own script</h2><p>Two lines in it, then one command:</p>{script}",
+        "<h2>Next: your own script</h2><p>Three lines in it, then one command:</p>",
+        f"<pre>{escape(SCRIPT)}</pre>",
         f"<pre>{escape(command)}</pre>",
         _here(acts.here),
         _eight(acts.eight),

@@ -29,7 +29,7 @@ class Size:
 
     widths: tuple[int, int, int] = (768, 256, 128)  # hidden units of the net in each act
     samples: tuple[int, int, int] = (16_000, 32_000, 16_000)  # different ones
-    epochs: tuple[int, int, int] = (2, 6, 4)
+    epochs: tuple[int, int, int] = (2, 5, 4)
     tests: int = 2_000
     seconds: float = 55.0  # for the rounds of act 1
 

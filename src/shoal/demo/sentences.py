@@ -16,6 +16,9 @@ from shoal.sim import Network
 
 EVEN = 0.05  # speeds this close are within the noise
 SAME_POINTS = 0.5  # accuracies this close, in percentage points, are the same on 2,000 test samples
+SCRIPT = """import shoal
+training = shoal.attach(model, optimizer)   # after the optimizer is made
+for x, y in shoal.shard(loader):            # instead of: for x, y in loader"""
 LOW_CEILING = 1.6  # below it, two workers cannot show what they can do
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import indent
 
 from rich import box
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shoal.demo.sentences import SCRIPT
 from shoal.demo.tables import TextTable
 
 
@@ -38,8 +40,7 @@ def show_last_screen(console: Console, lines: Sequence[str], command: str, page:
     for number, line in enumerate(lines, 1):
         grid.add_row(Text(f"{number}.", "bold"), Text(line))
     console.print(grid)
-    console.print(Text("\nNext, your own script: two lines in it, then one command", "bold"))
-    console.print(Text("    training = shoal.attach(model, optimizer)   # after the optimizer is made"))
-    console.print(Text("    for x, y in shoal.shard(loader):            # instead of: in loader"))
+    console.print(Text("\nNext, your own script: three lines in it, then one command", "bold"))
+    console.print(Text(indent(SCRIPT, "    ")))
     console.print(Text(f"    {command}", "bold green"), soft_wrap=True)
     console.print(Text(f"\nreport: {page}"), soft_wrap=True)
