@@ -61,7 +61,10 @@ def about_load(load: MachineLoad) -> str:
 def two_workers(here: ThisMachine) -> str:
     """Whether two workers were faster than one, and as accurate."""
     reached = compared(here.accuracy(TWO), here.accuracy(ONE))
-    return f"Two workers on this machine were {pace(here.speed_up(TWO), 'one')}, {reached}."
+    told = f"Two workers on this machine were {pace(here.speed_up(TWO), 'one')}, {reached}"
+    if here.load.others is not None and here.load.is_busy:
+        return f"{told}, while other programs used {percent_text(here.load.others)} of the cores."
+    return f"{told}."
 
 
 def beside_them(here: ThisMachine) -> str:
