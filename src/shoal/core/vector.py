@@ -185,10 +185,14 @@ class Flat:
         return out
 
     def set_gradient(self, g: Tensor) -> None:
-        """Make every parameter's gradient a view on `g`, for an optimizer to see; not of one frozen since."""
+        """Make every parameter's gradient a view on `g`, for an optimizer to see; not of one frozen since.
+
+        Where only some count it is a copy: `g` is written again before the gradients of the others are read.
+        """
         for n, (p, view) in enumerate(zip(self.parameters, self.views(g), strict=True)):
             if self.is_active(n):
-                p.grad = view if p.requires_grad else None
+                seen = view if self.active is None else view.clone()
+                p.grad = seen if p.requires_grad else None
 
     def is_active(self, number: int) -> bool:
         """Whether the gradient of that parameter counts."""
