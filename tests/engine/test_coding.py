@@ -5,12 +5,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from shoal.codecs import BF16, FP16
+from shoal.codecs import BF16, CODECS, FP16, OneBit
 from shoal.codecs.wire import HEADER
+from shoal.collectives.stripes import cut, stripes
 from shoal.core.codec import Codec, expect
 from shoal.sim import Network
 from shoal.strategies import ASGD, CHOCO, Local, Sync
-from shoal.testing.problems import Quadratic, Slope, simulate
+from shoal.testing.problems import Problem, Quadratic, Slope, simulate
+from shoal.vocabulary.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,79 @@ def test_what_is_lost_is_lost_without_feedback_by_hand():
     assert moved("none", 9).tolist() == [0.0, 0.0]
 
 
-def test_with_a_residual_the_sender_s_loss_comes_later_and_the_merger_s_never_by_hand():
-    # what arrives at worker 0: 1, 1, 1, 2, ...; the mean of that and 3/4 is 7/8 three times, then 11/8
-    assert [moved("residual", steps)[0].item() for steps in (1, 2, 3, 4)] == [0.0, 0.0, 0.0, 1.0]
+def test_with_feedback_both_errors_come_later_by_hand():
+    # what arrives at worker 0: 1, 1, 1, 2, ...; the mean of that and 3/4 is 7/8 three times, then 11/8. They
+    # add up to 7/8, 14/8, 21/8 and 4, of which worker 0 has sent the whole part
+    assert [moved("residual", steps)[0].item() for steps in (1, 2, 3, 4)] == [0.0, 1.0, 2.0, 4.0]
 
 
-def test_with_both_nothing_is_lost_but_what_is_under_way():
+@pytest.mark.parametrize("feedback", ["residual", "double"])
+def test_with_feedback_nothing_is_lost_but_what_is_under_way(feedback):
     # a step of 1 on average: behind are less than 1 at the sender, halved by the mean, and 1 at the merger
-    assert (moved("double", 16) >= 16 - 1.5).all()
-    assert (moved("double", 16) <= 16).all()
+    assert (moved(feedback, 16) >= 16 - 1.5).all()
+    assert (moved(feedback, 16) <= 16).all()
+
+
+class Noisy(Problem):
+    """Gradients with a slope of their own at each worker, and noise; wherever the model is."""
+
+    def gradient(self, rank, step, x):
+        noise = torch.randn(x.numel(), generator=torch.Generator().manual_seed(97 * step + rank))
+        return noise.double() + (rank + 1) * torch.linspace(-1, 1, x.numel(), dtype=torch.float64)
+
+
+def held_back(run, workers, elements):
+    """The compression errors that the workers hold, as they will count in averages to come."""
+    held = torch.zeros(elements, dtype=torch.float64)
+    for k, own in enumerate(cut(elements, workers)):
+        states = run.worker(k).coding.states
+        for j, part in enumerate(cut(elements, workers)):
+            held[part] += states.get(f"stripe.{j}", {}).get("rest", torch.tensor(0.0)) / workers
+        held[own] += states.get("average", {}).get("rest", torch.tensor(0.0))
+    return held
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "one_bit:column=32,feedback=residual",
+        "one_bit:column=32,feedback=double",
+        "e3m0:block=16,feedback=residual",
+        "int8:block=16,feedback=residual",
+        "ternary:block=16,feedback=residual",
+        "qsgd:bucket=16,feedback=residual",
+        "top_k:density=0.2,feedback=residual",
+        "top_k:density=0.2,feedback=double",
+        "by_layer:limit=1,large=e3m0:feedback=residual",
+    ],
+)
+@pytest.mark.slow
+def test_with_feedback_averages_and_errors_held_add_up_to_the_true_means(codec):
+    workers, steps, elements, noisy = 2, 100, 128, Noisy(lr=1.0)
+    start, codec = [0.0] * elements, CODECS.read(codec)
+    run = simulate(Sync(), noisy, workers=workers, steps=steps, start=start, codec=codec)
+    at = torch.zeros(elements)
+    given = sum(noisy.gradient(k, t, at) for k in range(workers) for t in range(steps)) / workers
+    held = held_back(run, workers, elements)
+    assert torch.allclose(held - run.worker(0).x, given, atol=1e-10)  # float64 rounds each of 100 sums
+    assert 0 < held.norm() < 0.2 * given.norm()  # those of a few steps
+
+
+@dataclass(frozen=True)
+class Weightless(Strategy):
+    """Takes an average of the model with weights, and then one in which no worker has any."""
+
+    async def worker(self, w):
+        await stripes(w.engine.group, w.x, 1.0)
+        w.x.copy_((await stripes(w.engine.group, w.x, 0.0))[0])
+
+
+def test_an_average_without_weight_is_zero_and_leaves_the_error_held():
+    # worker 0 averages 1 and 2 of its own and 3/2 twice of the other: 1.25 and 1.75, which it sends as 3/2
+    run = simulate(Weightless(), Slope(), workers=2, steps=1, start=[1.0, 2.0, 1.0, 2.0], codec=OneBit())
+    for k in range(2):
+        assert run.worker(k).x.tolist() == [0.0] * 4
+        assert run.worker(k).coding.states["average"]["rest"].tolist() == [-0.25, 0.25]
 
 
 def test_choco_feeds_back_by_itself():

@@ -11,7 +11,7 @@ import sabotage
 import shoal
 from shoal.core.codec import Identity
 from shoal.runs.plan import Plan
-from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.checkpoint import NO_STEP, Checkpoints
 from shoal.testing import blobs
 
 pytestmark = pytest.mark.soak
@@ -32,7 +32,8 @@ def test_ctrl_c_at_any_moment_leaves_a_whole_checkpoint_or_a_finished_run(strate
     with contextlib.suppress(shoal.Interrupted):
         shoal.run(blobs(), strategy, on_progress=press_ctrl_c, **settings)
     plan = Plan(blobs(), strategy, Identity(), workers=3)
-    assert Checkpoints(tmp_path, plan.same_run(), plan.nodes).latest() is not None
+    saved = Checkpoints(tmp_path, plan.same_run(), plan.nodes)
+    assert saved.latest(map(plan.identity, range(plan.nodes))) != NO_STEP
 
 
 @pytest.mark.parametrize("name", ["sync", "local", "bmuf", "diloco", "downpour", "easgd", "eamsgd"])

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sampling import sampled
 from shoal.core.codec import Identity
 from shoal.runs.plan import Plan
 from shoal.sim import Compute, Faults
+from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import (
     ASGD,
     DCASGD,
@@ -178,6 +180,41 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, tmp_p
     damage(tmp_path / "step-00000010" / name, how)
     resumed = shoal.run(blobs(), "sync", epochs=2, checkpoint=tmp_path, **settings)
     assert torch.equal(weights(resumed), weights(shoal.run(blobs(), "sync", epochs=2, **settings)))
+
+
+@pytest.mark.slow
+def test_damage_that_one_process_finds_sends_all_back_to_the_step_before(tmp_path):
+    shoal.run(blobs(), "sync", workers=2, epochs=1, checkpoint=tmp_path, every=4)
+    damage(tmp_path / "step-00000010" / "worker-1.safetensors", "flipped")
+    resumed = shoal.run(blobs(), "sync", workers=2, epochs=2, checkpoint=tmp_path)
+    straight = shoal.run(blobs(), "sync", workers=2, epochs=2, transport="sim")
+    assert torch.equal(weights(resumed), weights(straight))
+
+
+def test_to_resume_every_file_of_tensors_is_checked_and_loaded_once(tmp_path, monkeypatch):
+    settings = {"workers": 4, "transport": "sim", "checkpoint": tmp_path}
+    shoal.run(blobs(), "sync", **settings)
+    reads, read = Counter(), Path.read_bytes
+
+    def counted(path):
+        reads[path.name] += 1
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    shoal.run(blobs(), "sync", **settings)
+    assert {reads[f"worker-{k}.safetensors"] for k in range(4)} == {2}
+    assert reads["model.safetensors"] == 1
+
+
+def test_a_node_reads_its_own_files_and_what_worker_0_says_of_the_run(tmp_path, monkeypatch):
+    shoal.run(blobs(), "sync", workers=4, transport="sim", checkpoint=tmp_path)
+    plan = Plan(blobs(), shoal.Sync(), Identity(), workers=4)
+    reads, read = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read(path))
+    saved = Checkpoints(tmp_path, plan.same_run(), plan.nodes)
+    saved.check()
+    assert saved.newest(plan.identity(3)) == 5
+    assert reads == ["worker-0.json", "worker-3.json", "worker-3.safetensors"]
 
 
 def test_two_checkpoints_are_kept(tmp_path):

@@ -124,7 +124,7 @@ class Attachment:
         if engine.is_server:
             engine.x.copy_(self._replica.x[engine.identity.own_slice(self._replica.x.numel())])
         engine.meter.reset()  # do not count the messages so far
-        self.resumed_from = self._between_steps.resume(engine)
+        self.resumed_from = drive(self._between_steps.resume(engine))
 
     @property
     def node(self) -> Node:

@@ -143,8 +143,8 @@ def _simulate(
         balanced=plan.balance,
         observers=(curve, _Ticker(listener)),
     )
+    between_steps.resume_all(simulation.nodes)
     for node in simulation.nodes:
-        between_steps.resume(node)
         curve.begin(node)
     with _threads(plan.threads_each):
         simulation.run()

@@ -81,7 +81,7 @@ def check(plans: Sequence[Plan]) -> Data:
     """
     for plan in plans:
         if plan.checkpoint is not None:
-            Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).latest()
+            Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).check()
     data = plans[0].task.data()  # also downloads it, once for all runs
     for plan in plans:
         for note in notes(plan.strategy, plan.steps(data)):

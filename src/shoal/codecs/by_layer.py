@@ -139,7 +139,6 @@ class Layered(Codec):
     code: ClassVar[int] = ByLayer.code
 
     groups: tuple[LayerGroup, ...]
-    merging: bool = False  # whether these are the codecs for averages
 
     @property
     def feedback(self) -> str:
@@ -147,8 +146,7 @@ class Layered(Codec):
 
     @property
     def merged(self) -> Codec:
-        groups = tuple(replace(group, codec=group.codec.merged) for group in self.groups)
-        return replace(self, groups=groups, merging=True)
+        return Layered(tuple(replace(group, codec=group.codec.merged) for group in self.groups))
 
     def init(self, like: Tensor, seed: int = 0) -> State:
         inner = (group.codec.init(group.of(like), derive(seed, i)) for i, group in enumerate(self.groups))
@@ -171,7 +169,7 @@ class Layered(Codec):
         payloads, after = [], {}
         for i, group in enumerate(self.groups):
             inner = {name.partition(".")[2]: t for name, t in state.items() if name.startswith(f"{i}.")}
-            if rest is None or not self._feeds(group.codec):
+            if rest is None or group.codec.feedback == "none":
                 payload, inner = group.codec.encode(group.of(v), inner)
             else:
                 residual = group.of(rest)
@@ -181,9 +179,6 @@ class Layered(Codec):
             after.update({f"{i}.{name}": value for name, value in inner.items()})
         table, written = join(payloads, v.device)
         return seal(self.code, v.numel(), written.numel(), table, written), after
-
-    def _feeds(self, codec: Codec) -> bool:
-        return codec.feedback == "double" or (codec.feedback == "residual" and not self.merging)
 
 
 @dataclass(frozen=True)
@@ -195,7 +190,7 @@ class ByLength(Codec):
     large: Codec
     small: Codec
     limit: int
-    merging: bool = False
+    merging: bool = False  # whether this is the codec for averages
 
     @property
     def feedback(self) -> str:

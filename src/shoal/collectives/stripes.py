@@ -115,7 +115,7 @@ class Striped:
             total += count
         average = (acc.div_(total) if total else acc).to(own.dtype)
         payload = group.coding.encode(
-            f"{self._key}average", average, at, merged=True, times=len(self._others)
+            f"{self._key}average", average, at, merged=True, counts=total > 0, times=len(self._others)
         )
         for k in self._others:
             await group.send(k, Message(self._average, payload))

@@ -40,8 +40,8 @@ SCALING = {
 """How the learning rate grows with the number of workers."""
 
 FEEDBACK = ("none", "residual", "double")
-"""Error-feedback modes of a codec. none: the compression error is lost. residual: the sender adds it to its
-next vector. double: so does the node that merges, which compresses the average again."""
+"""Error-feedback modes of a codec. none: the compression error is lost. residual: every node that compresses
+adds it to its next vector. double: so too, and codecs that send averages exactly compress them as well."""
 
 
 def check_durability(durability: str, transport: str) -> None:

@@ -69,7 +69,7 @@ class Coding:
             self._meter.encode_seconds += self._channel.now() - began
             return payload
         state = self.state_of(key, codec, v)
-        feeds = feeds and (codec.feedback == "double" or (codec.feedback == "residual" and not merged))
+        feeds = feeds and codec.feedback != "none"
         own = {name: tensor for name, tensor in state.items() if name != REST}
         if (feeds or own) and not (counts and bool(v.sum().isfinite())):
             payload, _ = codec.encode(v, {name: tensor.clone() for name, tensor in own.items()})

@@ -176,6 +176,16 @@ class Checkpointed(Message):
     tag: str = "checkpoint"
 
 
+@dataclass(slots=True)
+class ResumesFrom(Message):
+    """To worker 0: `seq` is the newest step whose checkpoint the sender can read.
+
+    Back from it: `seq` is the lowest of all, and `count` is 1 if all nodes have named that one.
+    """
+
+    tag: str = "resumes"
+
+
 # -- what a server's algorithm hears besides pushes and pulls ------------------------------------------
 
 

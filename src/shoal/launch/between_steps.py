@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from shoal.core.errors import Interrupted
+from shoal.core.transport import Message
 from shoal.engine.engine import Engine
-from shoal.engine.protocol import Checkpointed
+from shoal.engine.protocol import Checkpointed, ResumesFrom
 from shoal.launch.control import Control
-from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.checkpoint import NO_STEP, Checkpoints
 
 LOOK_SECONDS = 0.02
 """How often a paused node, which keeps answering its peers, checks for an order."""
@@ -39,16 +40,25 @@ class BetweenSteps:
         self._final = False
         self._resumed_at: int | None = None
 
-    def resume(self, engine: Engine) -> int | None:
-        """Load the newest checkpoint into the node. Returns its step, or None if there is no checkpoint."""
+    async def resume(self, engine: Engine) -> int | None:
+        """Load the newest checkpoint that all nodes can read, each its own files.
+
+        Waits for all nodes. Returns the step, or None if there is no checkpoint.
+        """
         if self._checkpoints is None:
             return None
-        step = self._checkpoints.latest()
-        if step is not None:
-            self._checkpoints.load(step, engine)
-            engine.service.resume()
-            self._resumed_at = step
-        return step
+        self._checkpoints.check()
+        step = await _agreed_step(self._checkpoints, engine)
+        engine.meter.reset()  # do not count the messages so far
+        return self._load(self._checkpoints, step, engine)
+
+    def resume_all(self, engines: Sequence[Engine]) -> None:
+        """The same for all nodes of a simulation, before it runs."""
+        if self._checkpoints is not None:
+            self._checkpoints.check()
+            step = self._checkpoints.latest(engine.identity for engine in engines)
+            for engine in engines:
+                self._load(self._checkpoints, step, engine)
 
     async def __call__(self, engine: Engine) -> None:
         """Save a checkpoint if one is due. Raises Interrupted, after saving, at the step where all stop."""
@@ -95,3 +105,40 @@ class BetweenSteps:
     def _save(self, engine: Engine) -> None:
         if self._checkpoints is not None:
             self._checkpoints.save(engine, self._model(engine))
+
+    def _load(self, checkpoints: Checkpoints, step: int, engine: Engine) -> int | None:
+        if step == NO_STEP:
+            return None
+        checkpoints.load(step, engine)
+        engine.service.resume()
+        self._resumed_at = step
+        return step
+
+
+async def _agreed_step(checkpoints: Checkpoints, engine: Engine) -> int:
+    """The newest step that all nodes can read; NO_STEP if there is none.
+
+    Every node names the newest it can read. While they differ, nobody goes on from a newer one than the
+    lowest, so each names another; most often the first answers are the same.
+    """
+    me, limit = engine.identity, None
+    while True:
+        own = checkpoints.newest(me, limit)
+        answer = await _compared(engine, own)
+        if answer.count:
+            return own
+        limit = answer.seq
+
+
+async def _compared(engine: Engine, own: int) -> Message:
+    """Worker 0's answer when all nodes have named a step."""
+    me, channel, mailbox = engine.identity, engine.channel, engine.mailbox
+    if me.rank:
+        await channel.send(0, ResumesFrom(seq=own))
+        return await mailbox.find("resumes", 0)
+    others = range(1, me.nodes)
+    steps = [own, *[(await mailbox.find("resumes", rank)).seq for rank in others]]
+    answer = ResumesFrom(seq=min(steps), count=float(min(steps) == max(steps)))
+    for rank in others:
+        await channel.send(rank, answer)
+    return answer

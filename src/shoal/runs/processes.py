@@ -141,7 +141,7 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
     observers = (curve, Reporter(control))
     engine = _join(plan, rank, incarnation, folder, model, data, between_steps, observers)
     if not incarnation:
-        between_steps.resume(engine)
+        drive(between_steps.resume(engine))
     control.tell("ready")
     elapsed, finished = control.await_go()
     began = engine.channel.now() - elapsed

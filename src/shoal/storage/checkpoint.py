@@ -6,7 +6,8 @@
     DIR/model.safetensors                    the trained model, when training is over
 
 A JSON file is written after the files it vouches for, so a node's state is there whole or not at all; a
-step counts when every node's is there and undamaged. Nothing is ever unpickled.
+step counts when every node's is there and undamaged. Every node checks its own files, so that resuming reads
+each file at one node only. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from shoal.core.identity import NodeIdentity
 from shoal.engine.engine import Engine
 
 FORMAT = 2
+
+NO_STEP = -1
+"""Stands for a step where there is no checkpoint; lower than any."""
 
 
 class Checkpoints:
@@ -65,34 +69,43 @@ class Checkpoints:
         if engine.rank == 0:
             self._prune()
 
-    def latest(self) -> int | None:
-        """The newest step that every node saved whole; None where there is no such step.
+    def check(self) -> None:
+        """Raise CheckpointError if the folder holds the checkpoint of a run with other settings.
 
-        Raises CheckpointError where the folder holds the checkpoint of a run with other settings.
+        Reads what worker 0 saved, without the tensors.
+        """
+        for step in self._steps():
+            self._record(step, "worker-0")
+
+    def newest(self, me: NodeIdentity, limit: int | None = None) -> int:
+        """The newest step, up to `limit`, whose state of this node is whole; NO_STEP if there is none.
+
+        Reads this node's files only. Raises CheckpointError if they are of a run with other settings.
         """
         for step in sorted(self._steps(), reverse=True):
-            records = self._records(step)
-            for record in records:
-                self._check_config(record)
-            if len(records) == self._nodes:
+            if (limit is None or step <= limit) and self._is_whole(step, _role(me)):
                 return step
-        return None
+        return NO_STEP
+
+    def latest(self, nodes: Iterable[NodeIdentity]) -> int:
+        """The newest step whose state is whole at all these nodes; NO_STEP if there is none."""
+        nodes, limit = list(nodes), None
+        while len(steps := {self.newest(me, limit) for me in nodes}) > 1:
+            limit = min(steps)
+        return steps.pop()
 
     def load(self, step: int, engine: Engine) -> None:
-        """Put the node into the state it was saved in."""
-        file = self._step_folder(step) / f"{_role(engine.identity)}.json"
-        record = self._record(file)
+        """Put the node into the state it was saved in, at a step at which `newest` found it whole."""
+        role = _role(engine.identity)
+        record = self._record(step, role)
         if record is None:
             raise CheckpointError(
                 f"the state of {engine.name} at step {step} in {self.folder} is missing or damaged"
             )
-        tensors = load_tensors(
-            (self._step_folder(step) / f"{_role(engine.identity)}.safetensors").read_bytes()
-        )
+        tensors = load_model(self._step_folder(step) / f"{role}.safetensors")
         engine.load(harvest(record["state"], tensors))
 
-    def _check_config(self, record: dict[str, Any]) -> None:
-        saved = record["config"]
+    def _check_config(self, saved: dict[str, Any]) -> None:
         differ = [
             k for k in sorted(saved.keys() | self._config.keys()) if saved.get(k) != self._config.get(k)
         ]
@@ -109,26 +122,32 @@ class Checkpoints:
     def _step_folder(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def _records(self, step: int) -> list[dict[str, Any]]:
-        found = [self._record(path) for path in sorted(self._step_folder(step).glob("*.json"))]
-        return [record for record in found if record is not None]
-
-    def _record(self, path: Path) -> dict[str, Any] | None:
-        """What a node saved, or None unless all of it is there and undamaged."""
+    def _record(self, step: int, role: str) -> dict[str, Any] | None:
+        """What a node saved besides tensors, or None if that is missing or damaged."""
+        path = self._step_folder(step) / f"{role}.json"
         try:
             record: dict[str, Any] = json.loads(path.read_bytes())
-            if record["format"] != FORMAT:
-                raise CheckpointError(
-                    f"{path} has format {record['format']}, and this version of Shoal reads format {FORMAT}; "
-                    "use another folder, or the version that wrote it"
-                )
-            whole = all(
-                hashlib.sha256((path.parent / name).read_bytes()).hexdigest() == expected
+            wrote, config, _ = record["format"], dict(record["config"]), dict(record["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if wrote != FORMAT:
+            raise CheckpointError(
+                f"{path} has format {wrote}, and this version of Shoal reads format {FORMAT}; "
+                "use another folder, or the version that wrote it"
+            )
+        self._check_config(config)
+        return record
+
+    def _is_whole(self, step: int, role: str) -> bool:
+        """Whether all files of a node are there and undamaged."""
+        record, folder = self._record(step, role), self._step_folder(step)
+        try:
+            return record is not None and all(
+                hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
                 for name, expected in record["files"].items()
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
-            return None
-        return record if whole else None
+        except OSError:
+            return False
 
     def _is_complete(self, step: int) -> bool:
         """Whether every node has written its state; whether it is undamaged is seen when it is loaded."""

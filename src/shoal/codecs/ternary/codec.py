@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from types import ModuleType
 from typing import ClassVar
@@ -52,11 +52,6 @@ class Ternary(Codec):
     def deviations(self) -> float:
         """The clip in use, in standard deviations."""
         return (2.5 if self.feedback == "none" else 1.5) if self.clip is None else self.clip
-
-    @property
-    def merged(self) -> Codec:
-        """Without error feedback unless that is double: an average must be right by itself."""
-        return replace(self, feedback="none") if self.feedback == "residual" else self
 
     @property
     def in_flight(self) -> bool:
