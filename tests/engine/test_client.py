@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from parts import play, vector
-from shoal.core.errors import Diverged
+from parts import nothing, play, vector
+from shoal.core.errors import Diverged, PeerLost
 from shoal.core.identity import SERVER
 from shoal.engine.client import MOST_REFUSALS
 from shoal.engine.protocol import Ack, Pull, Push, Refused, Reply
@@ -51,3 +51,76 @@ def test_refusals_are_faults_until_there_are_too_many():
         return Refused(parts=(reason,), seq=m.seq)
 
     assert play(work, serving(refuse, MOST_REFUSALS), servers=1)[0] == MOST_REFUSALS
+
+
+# -- pulls from several shards ---------------------------------------------------------------------
+
+
+def shard(value, version=1, after=0.0, lent=None):
+    """Answers pulls with one element; `lent` is told, with the time, when it was read in place."""
+
+    async def serve(p):
+        m = await p.mailbox.next()
+        while isinstance(m, Pull):
+            await p.channel.transport.sleep(after)
+            give_back = None if lent is None else lambda: lent(p.channel.now())
+            await p.channel.send(
+                0, Reply(parts=(vector(value),), seq=m.seq, version=version, release=give_back)
+            )
+            m = await p.mailbox.next()
+
+    return serve
+
+
+async def pull_two(p):
+    out = await p.client.pull(SERVER, vector(1.0, 2.0))
+    return out.tolist(), p.client.state()
+
+
+@pytest.mark.parametrize("lent", [None, lambda now: True], ids=["sent", "lent"])
+def test_a_pull_that_loses_a_server_leaves_its_target_as_it_was(lent):
+    async def work(p):
+        out = vector(1.0, 2.0)
+        with pytest.raises(PeerLost):
+            await p.client.pull(SERVER, out)
+        return out.tolist(), p.client.state()
+
+    said = play(work, shard(5.0, lent=lent), nothing, servers=1, shards=2)
+    assert said[0] == ([1.0, 2.0], {})  # nor has it seen the first shard's version
+
+
+def test_a_read_through_windows_that_loses_a_server_does_so_too():
+    async def fetch(owner, out):
+        if owner == 2:
+            raise PeerLost("it is gone")
+        out.fill_(5.0)
+        return 7
+
+    async def work(p):
+        p.one_sided.is_open, p.one_sided.fetch = True, fetch
+        out = vector(1.0, 2.0)
+        with pytest.raises(PeerLost):
+            await p.client.pull(SERVER, out)
+        return out.tolist(), p.client.state()
+
+    assert play(work, nothing, nothing, servers=1, shards=2)[0] == ([1.0, 2.0], {})
+
+
+def test_a_shard_s_memory_is_given_back_before_the_next_shard_has_answered():
+    read = []
+    first = shard(5.0, version=3, lent=lambda now: read.append(now) or True)
+    said = play(pull_two, first, shard(6.0, version=4, after=10.0), servers=1, shards=2)
+    assert said[0] == ([5.0, 6.0], {"1": 3, "2": 4})
+    assert read == [0.5]  # after one round trip
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_vector_that_was_reclaimed_before_it_was_read_is_asked_for_again(shards):
+    answers = [False, True]
+    servers = [shard(5.0, lent=lambda now: answers.pop(0)), shard(6.0)][:shards]
+
+    async def work(p):
+        return (await p.client.pull(SERVER, torch.zeros(shards, dtype=torch.float64))).tolist()
+
+    assert play(work, *servers, servers=1, shards=shards)[0] == [5.0, 6.0][:shards]
+    assert not answers

@@ -113,7 +113,7 @@ class Client:
         shards = self._shards_of(SERVER, out.numel())
         questions = [(await self._mailbox.ask(rank, Look()), part) for rank, part in shards]
         for question, part in questions:
-            _copied(await self._hear(question), out[part])
+            out[part].copy_((await self._hear(question)).body)
         return out
 
     # -- batches of workers that died ----------------------------------------------------------
@@ -210,21 +210,36 @@ class Client:
             )
 
     async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor) -> Tensor:
-        for (rank, number), part in questions:
-            answer = await self._hear((rank, number))
-            while not _copied(answer, self._own_part(out, part)):
-                answer = await self._answer(rank, Pull(count=1.0, clock=self._progress.clock))
+        into = out if len(questions) == 1 else None  # of several, the last may never come: `out` stays whole
+        answers = [await self._state(question, into) for question, _ in questions]
+        for ((rank, _), part), answer in zip(questions, answers, strict=True):
+            if answer.body is not out:
+                self._own_part(out, part).copy_(answer.body)
             if answer.version < self._seen.get(rank, 0):
                 name = self._identity.name_of(rank)
                 self._channel.note_fault(f"{name} went back to version {answer.version}")
             self._seen[rank] = answer.version
         return out
 
+    async def _state(self, question: Question, out: Tensor | None) -> Message:
+        """The answer to a pull. A lent state is read at once, into `out` or a copy: its server waits."""
+        answer = await self._hear(question)
+        while answer.release is not None:
+            state = answer.body.clone() if out is None else out.copy_(answer.body)
+            if answer.release():
+                answer.parts, answer.release = (state,), None
+            else:  # reclaimed before it was read
+                answer = await self._answer(question[0], Pull(count=1.0, clock=self._progress.clock))
+        return answer
+
     # -- through windows -----------------------------------------------------------------------
 
     async def _fetch(self, out: Tensor) -> None:
-        for rank, part in self._shards_of(SERVER, out.numel()):
-            self._seen[rank] = await self._one_sided.fetch(rank, out[part])
+        shards = self._shards_of(SERVER, out.numel())
+        into = out if len(shards) == 1 else torch.empty_like(out)  # as in `_pulled`
+        seen = {rank: await self._one_sided.fetch(rank, into[part]) for rank, part in shards}
+        self._seen.update(seen)
+        out.copy_(into)
 
     async def _accumulate(self, v: Tensor, samples: float) -> None:
         """Add to the servers' memory, unless it would spoil the model: no server looks at it first."""
@@ -246,9 +261,3 @@ class Client:
 
     async def _ready(self, out: Tensor) -> Tensor:
         return out
-
-
-def _copied(answer: Message, out: Tensor) -> bool:
-    """Copy the state in an answer; False if it was lent and reclaimed before it was read."""
-    out.copy_(answer.body)
-    return answer.release is None or answer.release()

@@ -204,7 +204,8 @@ class Node:
     def pull(self, src: int, out: Tensor | None = None) -> Operation[Tensor]:
         """The parameters of `src` as they were when it answered, written to `out` if that is given.
 
-        Exact: codecs are not applied. Waits one round trip. Raises PeerLost if `src` dies first.
+        Exact: codecs are not applied. Waits one round trip. Raises PeerLost if `src` dies first: `out` is
+        then as it was, unless a single server took back, after 5 s, what this node was reading in place.
         """
         client, into = self.engine.client, torch.empty_like(self.x) if out is None else out
         return Operation(partial(client.start_pull, src, into, waits=False), partial(client.pull, src, into))
