@@ -45,6 +45,7 @@ Where your optimizer runs in a script that calls `attach`: two workers, or one w
 {refusals}
 
 - Several optimizers, stepped at different times: `attach([model, other], [optimizer, another])`.
+  A server must not mix their gradients: `softsync` needs `wait=true` then, `downpour` `n_push=1`.
 - One worker under a strategy without a server is as `single`.
 - An optimizer of your own works as Adam does. With several servers the step of an element must depend on
   that element alone; `attach` tries it out.

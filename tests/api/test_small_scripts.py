@@ -202,6 +202,12 @@ def test_workers_that_step_different_optimizers_at_once_are_told(strategy, sente
         run_loop(script=script, strategy=strategy)
 
 
+def test_softsync_keeps_two_optimizers_apart_if_workers_wait():
+    first, second = run("gan", strategy="softsync", strategy_options={"wait": "true"})
+    assert torch.equal(final_weights(first), final_weights(second))
+    assert torch.allclose(final_weights(first), final_weights(trained_alone("gan")), rtol=0.0, atol=1e-5)
+
+
 def test_the_step_of_one_optimizer_leaves_the_gradients_of_another():
     """They are accumulated where they lay, and a scaler has changed what was handed over."""
 
