@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -322,7 +322,8 @@ def test_samples_of_known_batches_are_counted_by_their_indices(monkeypatch):
 
     class Attached:
         rank, workers = 0, 1
-        leads = staticmethod(lambda shard: True)
+        leads = staticmethod(lambda kind, dataset: True)
+        begin_pass = staticmethod(lambda kind: 0)
         skip_batches = staticmethod(lambda most: 0)
         hand_out = staticmethod(handed.append)
 
@@ -330,3 +331,25 @@ def test_samples_of_known_batches_are_counted_by_their_indices(monkeypatch):
     for _ in shoal.shard(DataLoader(NUMBERS, 50, collate_fn=lambda samples: object())):
         pass
     assert handed == [50, 50, 3]
+
+
+def test_a_loader_that_is_made_anew_for_each_pass_goes_on_with_new_orders_and_is_counted():
+    def orders(make):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        found = []
+        with shoal.attach(model, optimizer) as training:
+            for _ in range(3):
+                loader = make()
+                found.append([int(x) for batch in shoal.shard(loader) for x in batch[0]])
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+            handed_out = training._replica.batches
+        return found, handed_out
+
+    data = TensorDataset(torch.arange(20))
+    anew, counted = orders(lambda: DataLoader(data, batch_size=4, shuffle=True))
+    kept = DataLoader(data, batch_size=4, shuffle=True)
+    assert (anew, counted) == orders(lambda: kept)
+    assert counted == 3 * 5
+    assert anew[0] != anew[1] != anew[2]

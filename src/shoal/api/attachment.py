@@ -6,7 +6,8 @@ import contextlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,7 +79,9 @@ class Attachment:
         if not place.incarnation:  # a restarted server recovers from its log instead
             self._start_together()
         self._batches_to_skip = self._replica.batches
-        self._first_shard: object = None
+        self._first_kind: Hashable = None  # of loader: that of the training data
+        self._passes: Counter[Hashable] = Counter()  # begun, over each kind of loader
+        self._seen: dict[int, object] = {}  # data sets by id, which is then nobody else's
         self._notices = Notices(self.engine, strategy, self._replica)
         self._shows_common = False
         self._control.tell("ready")
@@ -150,11 +153,17 @@ class Attachment:
         self._replica.batches += 1
         self.saw(samples)
 
-    def leads(self, shard: object) -> bool:
-        """Whether `shard` is the one iterated first, whose batches are counted: the training data."""
-        if self._first_shard is None:
-            self._first_shard = shard
-        return self._first_shard is shard
+    def leads(self, kind: Hashable, dataset: object) -> bool:
+        """Whether a loader is of the kind iterated first, whose batches are counted: the training data."""
+        self._seen[id(dataset)] = dataset
+        if self._first_kind is None:
+            self._first_kind = kind
+        return self._first_kind == kind
+
+    def begin_pass(self, kind: Hashable) -> int:
+        """How many passes over this kind of loader were begun before this one."""
+        self._passes[kind] += 1
+        return self._passes[kind] - 1
 
     def skip_batches(self, most: int) -> int:
         """How many of the next `most` batches a resumed run must skip. Each batch is skipped only once."""

@@ -38,8 +38,9 @@ READS = ("__iter__", "_get_iterator")
 def shard(loader: DataLoader[Any], seed: int = 0) -> Shard:
     """This worker's share of `loader`; iterate over it instead. A single worker's share is the whole loader.
 
-    The same loader always gives the same shard. So you may call `shard(loader)` at every epoch: each pass
-    still gets a new shuffle.
+    The same loader always gives the same shard, and a loader that is made anew for every pass, over the same
+    data set and with the same options, goes on where the one before it was. So you may call `shard(loader)`
+    at every epoch: each pass still gets a new shuffle.
     """
     shards: dict[int, Shard] = vars(loader).setdefault("_shoal_shards", {})
     return shards.setdefault(seed, Shard(loader, seed))
@@ -76,8 +77,11 @@ class Shard:
 
     def __iter__(self) -> Iterator[Any]:
         attachment, whole = current(), _is_read_whole(self._loader)
-        counts = attachment is not None and attachment.leads(self)
+        kind = _kind(self._loader)
+        counts = attachment is not None and attachment.leads(kind, self._loader.dataset)
         epoch, self._epoch = self._epoch, self._epoch + 1
+        if attachment is not None:
+            epoch = attachment.begin_pass((*kind, self._seed))
         own = [] if whole else self._deal(epoch)
         skip = attachment.skip_batches(len(own)) if attachment and counts else 0
         for batch, samples in self._read_whole() if whole else self._read(own[skip:], epoch):
@@ -142,6 +146,11 @@ class Shard:
         else:
             options["batch_sampler"] = self._own
         return DataLoader(old.dataset, generator=self._generator, **options)
+
+
+def _kind(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """What a loader has in common with one that is made anew in the same place of a script."""
+    return id(loader.dataset), loader.batch_size, loader.drop_last, type(_sampler(loader))
 
 
 class _Dealt:
