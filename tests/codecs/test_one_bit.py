@@ -215,6 +215,17 @@ def test_a_copied_state_goes_on_with_the_same_bits():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("length", [512, 5000])
+@pytest.mark.parametrize("column", [512, 8192])
+def test_on_a_gpu_too_a_sum_may_be_larger_than_any_float(column, length):
+    v, rest = torch.full((length,), 3e37, device="cuda"), torch.zeros(length, device="cuda")
+    v[::3] *= -1
+    payload, _ = OneBit(column).encode_rest(v, rest, {})
+    assert torch.allclose(OneBit(column).decode(payload, torch.empty_like(v)), v, rtol=1e-5)  # float32 sums
+    assert (rest.abs() <= 1e-5 * v.abs()).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("column", "length"), sampled([512, 1024, 1536, 4096], [*LENGTHS, 1_000_003]))
 def test_a_gpu_gives_what_the_lines_of_torch_give(lines_of_torch, column, length):
     lines_of_torch()

@@ -59,6 +59,7 @@ def _encode(  # type: ignore[no-untyped-def]
     RESTS: tl.constexpr,
 ):
     GROUPS: tl.constexpr = TILE // 512
+    SHARE: tl.constexpr = 1.0 / COLUMN
     begins = tl.arange(0, TILE // COLUMN) * COLUMN
     at = begins[:, None] + tl.arange(0, COLUMN)[None, :]
     groups, lanes = tl.arange(0, GROUPS)[:, None], tl.arange(0, 16)[None, :]
@@ -72,8 +73,11 @@ def _encode(  # type: ignore[no-untyped-def]
         below = u.to(tl.int32, bitcast=True) < 0
         few = tl.sum(below.to(tl.int32), 1)
         many = tl.minimum(left - begins, COLUMN) - few
-        low = tl.math.div_rn(tl.sum(tl.where(below, u, 0.0), 1), tl.maximum(few, 1).to(tl.float32))
-        high = tl.math.div_rn(tl.sum(tl.where(below, 0.0, u), 1), tl.maximum(many, 1).to(tl.float32))
+        # a sum of shares of a column cannot overflow, and sharing by a power of two is exact
+        low = tl.sum(tl.where(below, u, 0.0) * SHARE, 1)
+        high = tl.sum(tl.where(below, 0.0, u) * SHARE, 1)
+        low = tl.math.div_rn(low, tl.maximum(few, 1).to(tl.float32) * SHARE)
+        high = tl.math.div_rn(high, tl.maximum(many, 1).to(tl.float32) * SHARE)
         pair = in_eight(low.to(tl.int32, bitcast=True), 0) + in_eight(high.to(tl.int32, bitcast=True), 1)
         tl.store(pairs + (begin + begins) // COLUMN, pair, begins < left)
         more += tl.where(begins < left, pair, 0)
