@@ -121,3 +121,57 @@ def test_a_parameter_without_a_gradient_that_would_still_be_moved_is_noticed(
         on_output=lambda name, line: lines.append(line),
     )
     assert any("parameter '1.weight' has no gradient in this step" in line for line in lines) is warns
+
+
+LAST_ROUNDS = [
+    ("hierarchical", {"groups": "3", "collect": "4"}, 1),
+    ("softsync", {"collect": "5"}, 2),
+    ("ssp", {"bound": "1"}, 2),
+]
+
+
+@pytest.mark.parametrize(("strategy", "options", "servers"), LAST_ROUNDS)
+def test_all_take_the_model_with_every_round_closed_at_every_server(strategy, options, servers):
+    printed = run(workers=3, strategy=strategy, strategy_options=options, servers=servers)
+    models = [final_weights(text) for text in printed]
+    assert all(torch.equal(models[0], model) for model in models)
+
+
+TWO = """
+import sys, torch, shoal
+torch.manual_seed(0)
+first, second = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+optimizers = [torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(second.parameters(), lr=0.1)]
+training = shoal.attach([first, second], optimizers)
+for step in range(4 + training.rank * int(sys.argv[1])):
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * step + training.rank))
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        second(torch.tanh(first(x))).square().mean().backward()
+        optimizer.step()
+training.finish()
+flat = torch.nn.utils.parameters_to_vector([*first.parameters(), *second.parameters()]).detach()
+print(f"weights {flat.numpy().tobytes().hex()}")
+"""
+
+
+def test_different_optimizers_of_one_script_train_alike_at_a_server_and_at_the_workers(tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    at_workers, at_server = (run_loop("0", script=script, strategy=word) for word in ("sync", "sync_server"))
+    assert torch.allclose(final_weights(at_workers[0]), final_weights(at_server[0]), atol=1e-6)
+
+
+def test_several_optimizers_go_on_when_the_data_of_one_worker_has_ended(tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    first, second = (final_weights(text) for text in run_loop("3", script=script))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("softsync", {}), ("downpour", {"n_push": "2"})])
+def test_servers_that_mix_steps_refuse_several_optimizers(strategy, options, tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    with pytest.raises(WorkerFailed, match="merges gradients of different steps"):
+        run_loop("0", script=script, strategy=strategy, strategy_options=options)

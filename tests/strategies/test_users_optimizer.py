@@ -10,6 +10,7 @@ from torch import nn
 
 from loops import OPTIMIZERS, STEPS, LoopReplica, trained_plainly
 from shoal.core.identity import NodeIdentity
+from shoal.engine.protocol import Push
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.optimizer import steps_each_element
 from shoal.replicas.served import check_optimizer
@@ -29,6 +30,7 @@ from shoal.strategies import (
     Sync,
     SyncServer,
 )
+from shoal.vocabulary.gathering import Gathering
 
 PROMISED = [ASGD(), SSP(), SyncServer(), Downpour()]
 OTHERS = [SoftSync(), StalenessAware(), DCASGD(strength=0.0), Hierarchical(groups=1)]
@@ -176,3 +178,107 @@ def test_a_state_that_the_script_has_loaded_goes_to_the_servers():
     before = server.x.clone()
     server.apply(torch.ones_like(server.x), 0.1, None, 1.0)
     assert torch.allclose(before - server.x, torch.full_like(before, 0.1 * (0.5 * 2 + 1)))
+
+
+class Counts(torch.optim.Optimizer):
+    """The user's own: the step depends on a number in the group that it counts itself."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr, "count": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["count"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] / group["count"])
+
+
+def served(make, shards=1, rank=1):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=False)
+    optimizer = make(model.parameters())
+    replica = AttachedReplica(model, optimizer)
+    return replica, optimizer, replica.served(NodeIdentity(rank, 1, servers=1, shards=shards))
+
+
+def test_a_number_that_the_optimizer_counts_itself_is_its_own():
+    _, _, server = served(partial(Counts, lr=1.0))
+    start, ones = server.x.clone(), torch.ones(12)
+    server.apply(ones, 1.0, None, 1.0)
+    saved = copy.deepcopy(server.state_dict())
+    server.apply(ones, 1.0, None, 1.0)
+    assert torch.allclose(start - server.x, torch.full((12,), 1 + 1 / 2))
+    _, _, successor = served(partial(Counts, lr=1.0))
+    successor.x.copy_(start - 1)
+    successor.load_state_dict(saved)
+    successor.apply(ones, 1.0, None, 1.0)
+    assert torch.allclose(successor.x, server.x)
+
+
+def test_what_servers_cannot_follow_is_refused():
+    replica, optimizer, _ = served(partial(Signs, lr=0.1))
+    assert replica.changed is None
+    optimizer.decay = 0.5
+    with pytest.raises(ValueError, match=r"an attribute of the optimizer, or an option .* was changed after"):
+        _ = replica.changed
+    replica.tells_servers = False  # where every worker steps itself
+    assert replica.changed is None
+
+
+def clipped(optimizer):
+    original = optimizer.step
+    optimizer.step = lambda: original()
+
+
+def hooked(optimizer):
+    optimizer.register_step_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("change", [clipped, hooked])
+def test_steps_with_code_of_the_user_s_around_them_stay_at_the_worker(change):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 5)  # which wraps the step, too
+    check_optimizer(ASGD(), optimizer, 2, 1)
+    change(optimizer)
+    check_optimizer(Sync(), optimizer, 2, 1)
+    with pytest.raises(ValueError, match=r"step hooks and a step\(\) of your own would not see your model"):
+        check_optimizer(ASGD(), optimizer, 2, 1)
+
+
+@pytest.mark.parametrize("lr", [0.0, 1e-8, 0.1, 10.0])
+def test_whether_a_tensor_may_be_cut_does_not_depend_on_the_rate(lr):
+    whole, elements = (make([nn.Parameter(torch.randn(3, 2))], lr=lr) for make in (ByNorm, Signs))
+    assert not steps_each_element(whole)
+    assert steps_each_element(elements)
+    assert steps_each_element(torch.optim.Adam([nn.Parameter(torch.randn(3, 2))], lr=lr))
+
+
+def test_the_paper_s_rules_refuse_several_rates():
+    parameters = [{"params": [nn.Parameter(torch.zeros(2))], "lr": rate} for rate in (0.1, 0.2)]
+    optimizer = torch.optim.SGD(parameters)
+    check_optimizer(Downpour(), optimizer, 2, 1)
+    with pytest.raises(ValueError, match="the server's rule of Downpour has one learning rate"):
+        check_optimizer(Downpour(optimizer="adagrad"), optimizer, 2, 1)
+
+
+@pytest.mark.parametrize("count", [3.0, 7.0, 63.0])
+def test_a_round_of_one_steps_exactly_as_its_sender_would(count):
+    async def rate_of_a_round(s):
+        gathering = Gathering(s)
+        gathering.add(Push(parts=(torch.full_like(s.x, 0.3),), src=0, count=count, rate=0.1))
+        mean, _ = gathering.close()
+        return mean.rate, mean.body.clone()
+
+    made = []
+
+    class Once(SyncServer):
+        async def server(self, s):
+            made.append(await rate_of_a_round(s))
+            await super().server(s)
+
+    simulated(Once(), "sgd")
+    ((rate, body),) = made
+    assert rate == 0.1
+    assert torch.equal(body, torch.full_like(body, 0.3))

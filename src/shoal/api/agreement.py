@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -57,13 +58,12 @@ async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
     if me.rank:
         await engine.channel.send(0, Message(BUFFERS, (_joined(means),)))
         try:
-            merged = await mailbox.find(BUFFERS, 0)
+            merged = [(await mailbox.find(BUFFERS, 0)).body for _ in range(1 + len(others))]
         except PeerLost as loss:
-            engine.channel.note_fault(f"{me.name} keeps its own buffers: {loss}")
+            warnings.warn(f"{me.name} keeps its own buffers, which others may not have: {loss}", stacklevel=6)
             return
-        _share_out(merged.parts[0], means)
-        for buffer in others:
-            (at_first,) = (await mailbox.find(BUFFERS, 0)).parts
+        _share_out(merged[0], means)
+        for buffer, at_first in zip(others, merged[1:], strict=True):
             buffer.copy_(at_first.view(buffer.dtype).view(buffer.shape))
         return
     there, total = [], _joined(means)

@@ -16,6 +16,7 @@ from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.limits import one_of
 from shoal.launch.environment import Place
+from shoal.replicas.optimizer import has_inner
 from shoal.replicas.served import check_optimizer
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
@@ -67,8 +68,13 @@ def attach(
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     for one in optimizers:
         check_optimizer(chosen, one, workers, place.servers)
+        if place.checkpoint is not None and has_inner(one):
+            raise ValueError(
+                f"{type(one).__name__} has another optimizer inside, whose state a checkpoint would miss; "
+                "train without --checkpoint, or with that optimizer itself"
+            )
     if len(optimizers) > 1:
-        _check_codec_of_several(chosen, coder)
+        _check_several(chosen, coder)
     one_of(BUFFERS_ARE, buffers=buffers)
     _check_batch_norm(whole, chosen, workers)
     attachment = Attachment(whole, optimizers, chosen, coder, place, buffers)
@@ -106,13 +112,18 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
     return chosen
 
 
-def _check_codec_of_several(strategy: Strategy, codec: Codec) -> None:
-    """Raise ValueError for a codec that may send later what it left out: in the step of another optimizer."""
+def _check_several(strategy: Strategy, codec: Codec) -> None:
+    """Raise ValueError where a step of one optimizer could carry something of another's."""
     averages = strategy.sends in (Sends.GRADIENTS, Sends.MEAN_GRADIENTS)
     if averages and not codec.exact and codec.cast is None:
         raise ValueError(
             f"{codec} may send some of a gradient with a later one, which is that of another optimizer; with "
             "several optimizers take codec 'fp16' or 'none'"
+        )
+    if strategy.mixes_steps or strategy.one_rate:
+        raise ValueError(
+            f"{strategy} merges gradients of different steps, which may be of different optimizers; with "
+            "several optimizers take 'sync_server', 'asgd' or a strategy without a server"
         )
 
 

@@ -82,6 +82,7 @@ class Attachment:
         self._first_kind: Hashable = None  # of loader: that of the training data
         self._passes: Counter[Hashable] = Counter()  # begun, over each kind of loader
         self._seen: dict[int, object] = {}  # data sets by id, which is then nobody else's
+        self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica)
         self._shows_common = False
         self._control.tell("ready")
@@ -206,7 +207,7 @@ class Attachment:
         if self._released:
             yield self._model
             return
-        own, self._shows_common = self._replica.x.clone(), True
+        own, outside, self._shows_common = self._replica.x.clone(), self._shows_common, True
         try:
             with torch.no_grad():
                 self._replica.x.copy_(self._common())
@@ -214,7 +215,7 @@ class Attachment:
         finally:
             with torch.no_grad():
                 self._replica.x.copy_(own)
-            self._shows_common = False
+            self._shows_common = outside
 
     def _common(self) -> Tensor:
         if self._strategy.servers:

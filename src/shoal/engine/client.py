@@ -118,6 +118,17 @@ class Client:
 
     # -- batches of workers that died ----------------------------------------------------------
 
+    async def rest(self) -> None:
+        """Tell the servers without a pool that this worker has no more; they close what waited for it first.
+
+        Then the word of the one with a pool, that all workers have ended, is true of all servers.
+        """
+        await self.settle()
+        await self._hear_out()
+        clock, others = self._progress.clock, self._identity.server_ranks[1:]
+        self._told = [await self._mailbox.ask(rank, Idle(clock=clock)) for rank in others]
+        await self._hear_out()
+
     async def take_more(self) -> Batch | None:
         """A batch that a worker left undone; waits until there is one. None when all are in the model."""
         await self.settle()  # asking for more says that all before it is in the model

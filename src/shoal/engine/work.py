@@ -101,6 +101,7 @@ class Work:
         Where the length of a share is known, `next` has waited for that.
         """
         if self.last_step is None:
+            await self._client.rest()
             await self._client.take_more()
 
     async def _has_more(self) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import Diverged
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import Gradient
+from shoal.core.replica import Gradient, NoMoreSteps
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.module import reset_momentum
@@ -34,7 +34,7 @@ class Stepper:
         self.optimizer = optimizer
         self.step: Callable[..., Any] = optimizer.step  # as it was before attach()
         self.schedule = Schedule(optimizer)
-        self.numbers = frozenset(n for n, p in enumerate(flat.parameters) if id(p) in ids)
+        self.indices = frozenset(n for n, p in enumerate(flat.parameters) if id(p) in ids)
         self.samples = 0  # since its last step; 0 if the loop does not report them, and then counted as 1
         self.closure: tuple[Callable[[], Any], ...] = ()  # where it evaluates the loss itself
         self._held = [id(p) for p in held]
@@ -70,6 +70,8 @@ class AttachedReplica:
         self._now = self._steppers[0]  # that is being stepped
         self.x = self._flat.x
         self.batches = 0  # batches that shard() has handed out
+        self.tells_servers = True  # of changes in the optimizer's groups: theirs takes the steps
+        self._has_ended = False  # the loop, while those of other workers may go on
         self.loss: float | None = None
         self.own_loss: Any = None  # what the optimizer's own evaluation of a closure returned
         self._watch = Watch(self._flat, early=len(optimizers) == 1)
@@ -87,7 +89,7 @@ class AttachedReplica:
     @property
     def stepped_parameters(self) -> list[nn.Parameter]:
         """Those of the optimizer that is being stepped."""
-        return [p for n, p in enumerate(self._flat.parameters) if n in self._now.numbers]
+        return [p for n, p in enumerate(self._flat.parameters) if n in self._now.indices]
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -98,14 +100,14 @@ class AttachedReplica:
     def without_gradient(self) -> str | None:
         """The name of a parameter of that optimizer which has no gradient, or None."""
         named = zip(self._flat.parameters, self._flat.layout.names, strict=True)
-        missing = (name for n, (p, name) in enumerate(named) if p.grad is None and n in self._now.numbers)
+        missing = (name for n, (p, name) in enumerate(named) if p.grad is None and n in self._now.indices)
         return next(missing, None)
 
     def turn_to(self, number: int) -> None:
         """The loop is about to step this one of the optimizers."""
         self._now = self._steppers[number]
         if len(self._steppers) > 1:
-            self._flat.active = self._now.numbers
+            self._flat.active = self._now.indices
 
     def saw(self, samples: int) -> None:
         """Each optimizer's next step is on so many samples more."""
@@ -120,7 +122,8 @@ class AttachedReplica:
     @property
     def lr(self) -> float:
         """The current learning rate of the first parameter group."""
-        return float(self._now.optimizer.param_groups[0]["lr"])
+        rate = self._now.optimizer.param_groups[0].get("lr")
+        return float("nan") if rate is None else float(rate)
 
     @property
     def changed(self) -> Tensor | None:
@@ -128,6 +131,8 @@ class AttachedReplica:
 
         Of several optimizers: which is being stepped, and all its numbers.
         """
+        if not self.tells_servers:
+            return None
         changed = self._now.schedule.changed()
         if len(self._steppers) == 1:
             return changed
@@ -145,7 +150,7 @@ class AttachedReplica:
 
     async def gradient(self) -> Gradient:
         """Wait for the user to call `optimizer.step()`, and return the gradient."""
-        await _until_step_is_called()
+        await self._step_called()
         return self.collect()
 
     def collect(self) -> Gradient:
@@ -163,7 +168,7 @@ class AttachedReplica:
     async def stream(self, intake: Intake) -> Streamed:
         """As `gradient`, but hand the gradient over in parts while the user's back-propagation runs."""
         self._watch.begin(intake, lambda: intake.unit * (self._now.samples or 1))
-        await _until_step_is_called()
+        await self._step_called()
         self._check_still_trained()
         scale, count = self._undo_scaling(), self._count()
         weight = intake.unit * count
@@ -172,6 +177,13 @@ class AttachedReplica:
         # GradScaler changes gradients in a way that the watch cannot detect
         changed = self._watch.end(weight, trusted=not self._is_scaled)
         return Streamed(intake.out, count, self.loss, changed, partial(self._watch.fill, intake.out, weight))
+
+    async def _step_called(self) -> None:
+        try:
+            await _until_step_is_called()
+        except NoMoreSteps:
+            self._has_ended = True
+            raise
 
     def evaluate(self, closure: Callable[[], Any]) -> Any:
         """The loss of a closure, and its gradients; None for an optimizer that evaluates it itself."""
@@ -225,9 +237,19 @@ class AttachedReplica:
         if self._overflowed and not g.any():
             return
         if g is not self._g or g._version != self._untouched:
+            if self._has_ended:
+                self._follow_others(g)
             self._check_alone(g)
             self._flat.set_gradient(g)  # else it is the loop's own, where a parameter may have none
         self.own_loss = self._now.step(*self._now.closure)
+
+    def _follow_others(self, g: Tensor) -> None:
+        """This loop has ended, and the others step one of the optimizers: turn to that one."""
+        views = self._flat.views(g)
+        for number, stepper in enumerate(self._steppers):
+            if any(bool(views[n].any()) for n in stepper.indices):
+                self.turn_to(number)
+                return
 
     def _check_alone(self, g: Tensor) -> None:
         """Raise ValueError if another worker has stepped another optimizer."""

@@ -40,6 +40,7 @@ class ModuleReplica:
         self._augment = task.augment
         self._optimizer = task.optimizer(self._flat.parameters, lr=task.lr)
         self._schedule = Schedule(self._optimizer)
+        self.tells_servers = True  # of changes in the optimizer's groups: theirs takes the steps
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._rate = 1.0  # the current factor of `_rates`; NaN if unknown
         self._watch = Watch(self._flat)
@@ -60,7 +61,7 @@ class ModuleReplica:
     @property
     def changed(self) -> Tensor | None:
         """The numbers in the optimizer's groups, if others than the first rate have changed; else None."""
-        return self._schedule.changed()
+        return self._schedule.changed() if self.tells_servers else None
 
     @property
     def split_steps(self) -> int | None:
@@ -227,7 +228,9 @@ def build_replica(
     """
     own = build_member(task, strategy, rank, seed) if strategy.independent else copy.deepcopy(model)
     batches = build_batches(task, data, strategy, rank, workers, seed, ahead)
-    return ModuleReplica(task, own, batches, derive(seed, "noise", rank))
+    replica = ModuleReplica(task, own, batches, derive(seed, "noise", rank))
+    replica.tells_servers = strategy.steps_at_server
+    return replica
 
 
 def build_served(task: Task, model: nn.Module, me: NodeIdentity) -> ServedReplica:

@@ -14,6 +14,7 @@ from shoal.core.vector import Flat
 from shoal.replicas.optimizer import (
     Schedule,
     copy_onto,
+    has_hooks,
     is_plain_sgd,
     load_state,
     needs_closure,
@@ -78,12 +79,15 @@ class ServedReplica(Parameters):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizers' states."""
-        return {"optimizers": [optimizer.state_dict()["state"] for optimizer in self._optimizers]}
+        states = [optimizer.state_dict()["state"] for optimizer in self._optimizers]
+        return {"optimizers": states, "schedules": [schedule.state() for schedule in self._schedules]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
             load_state(optimizer, own)
+        for schedule, numbers in zip(self._schedules, state["schedules"], strict=True):
+            schedule.load(numbers)
 
     def _bind(self) -> None:
         for piece, place in self._pieces:
@@ -113,6 +117,16 @@ def check_optimizer(strategy: Strategy, optimizer: torch.optim.Optimizer, worker
         raise ValueError(
             f"{here} takes every step itself, as plain SGD with one learning rate, and the optimizer is "
             f"{name} with other options; take strategy 'asgd', whose server runs any optimizer"
+        )
+    if strategy.steps_at_server and has_hooks(optimizer):
+        raise ValueError(
+            f"{here} runs the optimizer at the server, where step hooks and a step() of your own would not "
+            "see your model; clip or change gradients in your loop, before step()"
+        )
+    if strategy.one_rate and len({float(group["lr"]) for group in optimizer.param_groups}) > 1:
+        raise ValueError(
+            f"the server's rule of {here} has one learning rate, and the groups of {name} have several; "
+            "leave out its option optimizer, to run your own there"
         )
     if strategy.steps_at_server and shards > 1 and not steps_each_element(optimizer):
         raise ValueError(

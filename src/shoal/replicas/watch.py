@@ -148,7 +148,7 @@ def _checksum(grad: Tensor) -> Checksum:
     It reveals a change through `grad.data`, which torch does not count, and is read at the speed of memory.
     """
     flat = (grad._values() if grad.is_sparse else grad).detach().reshape(-1)
-    ratio = 8 // flat.element_size()
+    ratio = max(1, 8 // flat.element_size())
     begin = min(flat.numel(), -flat.storage_offset() % ratio)
     end = begin + (flat.numel() - begin) // ratio * ratio
     return flat[begin:end].view(torch.int64).sum(), torch.cat([flat[:begin], flat[end:]])

@@ -91,7 +91,7 @@ class Plan:
 
     def _check_optimizer(self) -> None:
         """Raise ValueError for an optimizer that the strategy could not run, tried on a model of 1 matrix."""
-        if self.strategy.plain_sgd_only or (self.strategy.steps_at_server and self.servers > 1):
+        if self.workers > 1 or self.strategy.servers:
             optimizer = self.task.optimizer([nn.Parameter(torch.zeros(2, 2))], lr=self.task.lr)
             check_optimizer(self.strategy, optimizer, self.workers, self.servers)
 

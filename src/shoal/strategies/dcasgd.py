@@ -38,8 +38,9 @@ class DCASGD(Central):
                 g = m.body
                 delay = s.x - s.keep(f"pulled by {m.src}", s.x)
                 correction = delay.mul_(g).mul_(g).mul_(self._strength())
-                if self.adaptive:
+                if self.adaptive and m.count:  # not where mixed precision overflowed
                     square.mul_(self.decay).addcmul_(g, g, value=1 - self.decay)
+                if self.adaptive:
                     correction.div_((square + 1e-7).sqrt_())
                 s.descend(correction.add_(g), m)
                 s.advance(m.count)

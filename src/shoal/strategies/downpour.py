@@ -90,6 +90,14 @@ class Downpour(Central):
         return self.optimizer is None
 
     @property
+    def one_rate(self) -> bool:
+        return self.optimizer is not None
+
+    @property
+    def mixes_steps(self) -> bool:
+        return self.n_push > 1
+
+    @property
     def deal(self) -> Deal:
         return Deal(fixed=self.fixed_shares)
 

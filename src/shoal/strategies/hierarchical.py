@@ -43,6 +43,10 @@ class Hierarchical(Central):
     def steps_per_update(self, workers: int) -> float:
         return self.collect or workers
 
+    @property
+    def mixes_steps(self) -> bool:
+        return self.collect is not None
+
     async def worker(self, w: Node) -> None:
         above = SERVER - 1 - w.rank * self.groups // w.size
         is_fresh = False

@@ -34,6 +34,10 @@ class SoftSync(Central):
     def steps_per_update(self, workers: int) -> float:
         return self.collect or workers
 
+    @property
+    def mixes_steps(self) -> bool:
+        return not self.wait
+
     async def server(self, s: Node) -> None:
         gathering = Gathering(s)
         async for m in gathering.inbox():

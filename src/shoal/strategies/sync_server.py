@@ -30,6 +30,10 @@ class SyncServer(Central):
     def steps_per_update(self, workers: int) -> float:
         return workers - self.backup
 
+    @property
+    def mixes_steps(self) -> bool:
+        return self.backup > 0
+
     async def server(self, s: Node) -> None:
         gathering = Gathering(s)
         async for m in gathering.inbox():

@@ -21,9 +21,7 @@ class Gathering:
         self._tally = s.keep(
             "tally", torch.zeros(4, dtype=torch.float64)
         )  # gradients, samples, weights, rates
-        self._numbers = s.keep(
-            "has numbers", torch.zeros(1, dtype=torch.bool)
-        )  # the newest push came with some
+        self._length = s.keep("length", torch.zeros(1, dtype=torch.int64))  # of the newest push's numbers
         self._gave = s.keep("gave", torch.zeros(s.engine.identity.nodes, dtype=torch.bool))
         self._waiting: dict[int, Message] = {}
 
@@ -67,12 +65,19 @@ class Gathering:
         else:
             if len(self) == 1:
                 self._total.mul_(float(self._tally[2]))
+                self._tally[3] *= self._tally[1]
             self._total.add_(m.body, alpha=weight)
-        self._tally += torch.tensor([1.0, m.count, weight, m.count * m.rate], dtype=torch.float64)
-        self._numbers.fill_(m.numbers is not None)
+        rate = m.count * m.rate if len(self) else m.rate
+        self._tally += torch.tensor([1.0, m.count, weight, rate], dtype=torch.float64)
+        self._length.fill_(0 if m.numbers is None else m.numbers.numel())
         if m.numbers is not None:
-            self._node.keep("numbers", m.numbers).copy_(m.numbers)
+            self._node.keep(self._name, m.numbers).copy_(m.numbers)
         self._gave[m.src] = waits
+
+    @property
+    def _name(self) -> str:
+        """The variable that holds the newest numbers: those of two optimizers may have different lengths."""
+        return f"{int(self._length)} numbers"
 
     def drop(self) -> None:
         """Count a gradient that came too late to be used."""
@@ -89,12 +94,12 @@ class Gathering:
         if gradients > 1:
             self._total.div_(weights or 1.0)
         parts = [self._total.to(s.x.dtype)]
-        if self._numbers:
-            parts.append(s.keep("numbers", torch.empty(0)))
+        if self._length:
+            parts.append(s.keep(self._name, torch.empty(0)))
         self._tally.zero_()
         self._gave.zero_()
-        mean = Push(parts=tuple(parts), count=samples, rate=rates / (samples or 1.0))
-        return mean, weights / (samples or 1.0)
+        rate = rates / (samples or 1.0) if gradients > 1 else rates
+        return Push(parts=tuple(parts), count=samples, rate=rate), weights / (samples or 1.0)
 
     def descend(self) -> None:
         """Close the round with a step of this server's own."""

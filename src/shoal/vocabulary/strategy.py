@@ -72,6 +72,16 @@ class Strategy(ABC):
         return False
 
     @property
+    def one_rate(self) -> bool:
+        """Whether its servers have a rule of their own, with one learning rate for all parameters."""
+        return False
+
+    @property
+    def mixes_steps(self) -> bool:
+        """Whether gradients of different steps may be merged into one, as where nobody waits for all."""
+        return False
+
+    @property
     def deal(self) -> Deal:
         """How the training data is dealt out."""
         return Deal()
