@@ -138,6 +138,7 @@ def test_building_a_model_leaves_the_user_s_generators_as_they_were(monkeypatch)
     # a seed for CUDA that comes before CUDA starts is kept until it does: the last one counts
     seeds = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # though another test has started it
     with torch.random.fork_rng():
         torch.manual_seed(7)
         before, seeds[:] = torch.get_rng_state(), []
