@@ -282,3 +282,24 @@ def test_a_round_of_one_steps_exactly_as_its_sender_would(count):
     ((rate, body),) = made
     assert rate == 0.1
     assert torch.equal(body, torch.full_like(body, 0.3))
+
+
+def test_the_rate_is_found_behind_options_of_several_numbers():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    plain = copy.deepcopy(model)
+
+    def make(module):
+        return torch.optim.Adam([{"params": list(module.parameters()), "betas": (0.5, 0.6)}], lr=0.1)
+
+    ours, theirs = make(model), make(plain)
+    assert list(ours.param_groups[0])[:3] == ["params", "betas", "lr"]
+    server = AttachedReplica(model, ours).served(NodeIdentity(1, 1, servers=1))
+    for rate in (0.1, 0.02, 0.3):
+        theirs.param_groups[0]["lr"] = rate
+        for p in plain.parameters():
+            p.grad = torch.randn_like(p)
+        theirs.step()
+        flat = torch.cat([p.grad.flatten() for p in plain.parameters()])
+        server.apply(flat, rate, None, 1.0)
+    assert torch.equal(server.x, torch.cat([p.detach().flatten() for p in plain.parameters()]))

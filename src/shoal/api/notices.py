@@ -66,7 +66,10 @@ class Notices:
         if self._first is None:
             return
         drive(self._first.show(self._replica.gradients))
-        if (pair := self._first.equal()) is not None:
+        pair = self._first.equal()
+        if self._first.is_over:  # a look at every step would cost time
+            self._first = None
+        if pair is not None:
             warnings.warn(
                 f"workers {pair[0]} and {pair[1]} computed the same first gradient: they train on the same "
                 "batches, which teaches no more than one of them. Read the data through shoal.shard(loader), "
@@ -84,8 +87,13 @@ class FirstGradients:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._seen: dict[str, int] = {}  # fingerprint -> the first worker that had it
-        self._missing = engine.identity.workers
-        self._is_done = self._missing == 1 or engine.is_server
+        self._missing = engine.identity.workers if engine.identity.workers > 1 else 0
+        self._is_done = self._missing == 0 or engine.is_server
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this worker has nothing more to show, and nothing to wait for."""
+        return self._is_done and (self._engine.rank > 0 or self._missing <= 0)
 
     async def show(self, gradients: Sequence[Tensor]) -> None:
         """Tell worker 0 of this worker's gradient, if it is the first that counts."""

@@ -237,7 +237,7 @@ class AttachedReplica:
         if self._overflowed and not g.any():
             return
         if g is not self._g or g._version != self._untouched:
-            if self._has_ended:
+            if self._has_ended and len(self._steppers) > 1:
                 self._follow_others(g)
             self._check_alone(g)
             self._flat.set_gradient(g)  # else it is the loop's own, where a parameter may have none

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any, TypeAlias
 
@@ -40,7 +40,7 @@ class Schedule:
         self._settings = self._read_settings()
         self._start = self._read()
         self._followed = list(self._start)
-        self._first_rate = self._names[0].index("lr") if "lr" in self._names[0] else None
+        self._first_rate = self._place_of_first_rate()
 
     def changed(self) -> Tensor | None:
         """All numbers, if others than the first rate have changed since the start; a push tells that anyway.
@@ -52,10 +52,9 @@ class Schedule:
                 "an attribute of the optimizer, or an option that is not a number, was changed after "
                 "attach(), which the servers cannot follow. Set it before attach()."
             )
-        now = self._read()
-        if self._without_first_rate(now) == self._without_first_rate(self._start):
+        if self._without_first_rate(self._read()) == self._without_first_rate(self._start):
             return None
-        return torch.tensor(now, dtype=torch.float64)
+        return self.numbers()
 
     def numbers(self) -> Tensor:
         """All numbers."""
@@ -90,6 +89,13 @@ class Schedule:
                     group[name] = _like(group[name], iter(new), scale if name == "lr" else 1.0)
                 at += length
         self._followed = values
+
+    def _place_of_first_rate(self) -> int | None:
+        """Where the first group's learning rate is among all numbers; None where it has none."""
+        group, names = self._optimizer.param_groups[0], self._names[0]
+        if "lr" not in names:
+            return None
+        return sum(len(_numbers(group[name])) for name in names[: names.index("lr")])
 
     def _without_first_rate(self, numbers: Numbers) -> Numbers:
         at = self._first_rate
@@ -128,7 +134,7 @@ def _numbers(value: Any) -> Numbers:
     return [float(value)]
 
 
-def _like(old: Any, coming: Any, scale: float) -> Any:
+def _like(old: Any, coming: Iterator[float], scale: float) -> Any:
     """The next of the coming numbers, as the same kind of value as the old one."""
     if isinstance(old, (tuple, list)):
         return type(old)(_like(element, coming, scale) for element in old)
