@@ -77,7 +77,7 @@ def main() -> None:
     told, early, ready = [], [], Merged.ready
     Merged.ready = lambda self, part: (told.append(part), ready(self, part))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
-    with shoal.attach(model, optimizer, "sync") as training:
+    with shoal.attach(model, optimizer, "sync", unused="zeros") as training:
         for step in range(STEPS):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             told.clear()

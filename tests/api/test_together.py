@@ -92,35 +92,54 @@ UNUSED = """
 import torch, shoal
 model = torch.nn.ModuleList([torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)])
 optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
-training = shoal.attach(model, optimizer)
+training = shoal.attach(model, optimizer{unused})
+before = model[1].weight.detach().clone()
 for step in range(3):
     optimizer.zero_grad()
     model[0](torch.randn(4, 3) + training.rank).mean().backward()
     optimizer.step()
+training.finish()
+print("moved by", float((model[1].weight - before).abs().max()))
 """
+REFUSAL = "parameter '1.weight' has no gradient in this step. (Sync|ASGD) merges whole gradients, and AdamW"
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "strategy", "warns"),
-    [("AdamW", "sync", True), ("AdamW", "bmuf", False), ("SGD", "sync", False)],
-)
-def test_a_parameter_without_a_gradient_that_would_still_be_moved_is_noticed(
-    optimizer, strategy, warns, tmp_path
-):
+def run_unused(tmp_path, strategy, optimizer, unused=""):
     script = tmp_path / "unused.py"
-    script.write_text(UNUSED.format(optimizer=optimizer))
+    script.write_text(UNUSED.format(optimizer=optimizer, unused=unused))
     lines = []
-    chosen = STRATEGIES.make(strategy)
     run_script(
         script,
         (),
         workers=2,
-        strategy=chosen,
+        strategy=STRATEGIES.make(strategy),
         place=Place(strategy=strategy),
         on_progress=lambda event: None,
         on_output=lambda name, line: lines.append(line),
     )
-    assert any("parameter '1.weight' has no gradient in this step" in line for line in lines) is warns
+    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith("moved by")]
+
+
+@pytest.mark.parametrize("strategy", ["sync", "asgd"])
+def test_a_parameter_without_a_gradient_that_would_still_be_moved_is_refused(strategy, tmp_path):
+    with pytest.raises(WorkerFailed, match=REFUSAL):
+        run_unused(tmp_path, strategy, "AdamW")
+
+
+@pytest.mark.parametrize(("optimizer", "strategy"), [("AdamW", "bmuf"), ("SGD", "sync"), ("Adagrad", "asgd")])
+def test_a_parameter_without_a_gradient_stays_where_it_was(optimizer, strategy, tmp_path):
+    assert run_unused(tmp_path, strategy, optimizer) == [0.0, 0.0]
+
+
+def test_a_parameter_without_a_gradient_is_stepped_along_zeros_if_the_script_says_so(tmp_path):
+    moved = run_unused(tmp_path, "sync", "AdamW", ', unused="zeros"')
+    assert moved[0] == moved[1] > 0  # by weight decay
+
+
+def test_unknown_words_for_unused_parameters_are_refused():
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="unused='skip' must be one of refused, zeros"):
+        shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), unused="skip")
 
 
 LAST_ROUNDS = [

@@ -12,6 +12,7 @@ from torch import nn
 
 from shoal.api.agreement import BUFFERS_ARE
 from shoal.api.attachment import Attachment, current, set_current
+from shoal.api.notices import UNUSED_ARE
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.limits import one_of
@@ -32,6 +33,7 @@ def attach(
     *,
     codec: Codec | str | None = None,
     buffers: str = "mean",
+    unused: str = "refused",
 ) -> Attachment:
     """Synchronise this model with its replicas in the other processes at every `optimizer.step()`.
 
@@ -39,9 +41,10 @@ def attach(
     A strategy or codec on the command line of `shoal run` overrides the one given here. A script started with
     plain `python` is a single worker. All replicas start from worker 0's weights. In the end running
     statistics, such as those of BatchNorm, are averaged over the workers, and all other buffers are worker
-    0's; `buffers="first"` takes all from worker 0, `"own"` leaves them as each worker has them. In a process
-    that is one of the strategy's servers this call serves the workers, and exits the process when training is
-    over.
+    0's; `buffers="first"` takes all from worker 0, `"own"` leaves them as each worker has them. A
+    parameter without a gradient is refused where the strategy would move it and plain PyTorch would not;
+    with `unused="zeros"` its gradient is zero. In a process that is one of the strategy's servers this call
+    serves the workers, and exits the process when training is over.
     Raises ValueError if the process has called attach() before, or if the settings do not fit.
     """
     global _was_launched
@@ -68,16 +71,13 @@ def attach(
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     for one in optimizers:
         check_optimizer(chosen, one, workers, place.servers)
-        if place.checkpoint is not None and has_inner(one):
-            raise ValueError(
-                f"{type(one).__name__} has another optimizer inside, whose state a checkpoint would miss; "
-                "train without --checkpoint, or with that optimizer itself"
-            )
+        _check_can_be_saved(one, place)
     if len(optimizers) > 1:
         _check_several(chosen, coder)
     one_of(BUFFERS_ARE, buffers=buffers)
+    one_of(UNUSED_ARE, unused=unused)
     _check_batch_norm(whole, chosen, workers)
-    attachment = Attachment(whole, optimizers, chosen, coder, place, buffers)
+    attachment = Attachment(whole, optimizers, chosen, coder, place, buffers, unused)
     if attachment.engine.is_server:
         attachment.serve()
         sys.exit(0)
@@ -110,6 +110,14 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
             f"start {1 - workers} more"
         )
     return chosen
+
+
+def _check_can_be_saved(optimizer: torch.optim.Optimizer, place: Place) -> None:
+    if place.checkpoint is not None and has_inner(optimizer):
+        raise ValueError(
+            f"{type(optimizer).__name__} has another optimizer inside, whose state a checkpoint would miss; "
+            "train without --checkpoint, or with that optimizer itself"
+        )
 
 
 def _check_several(strategy: Strategy, codec: Codec) -> None:

@@ -66,6 +66,7 @@ class Attachment:
         codec: Codec,
         place: Place,
         buffers: str,
+        unused: str,
     ) -> None:
         self._model = model
         self._buffers = buffers
@@ -83,7 +84,7 @@ class Attachment:
         self._passes: Counter[Hashable] = Counter()  # begun, over each kind of loader
         self._seen: dict[int, object] = {}  # data sets by id, which is then nobody else's
         self._replica.tells_servers = strategy.steps_at_server
-        self._notices = Notices(self.engine, strategy, self._replica)
+        self._notices = Notices(self.engine, strategy, self._replica, unused)
         self._shows_common = False
         self._control.tell("ready")
         elapsed, finished = self._control.await_go()

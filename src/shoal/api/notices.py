@@ -14,10 +14,13 @@ from shoal.core.transport import Message
 from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
 from shoal.replicas.attached import AttachedReplica
-from shoal.replicas.optimizer import is_plain_sgd
+from shoal.replicas.optimizer import steps_on_zeros
 from shoal.vocabulary.strategy import Sends, Strategy
 
 FIRST = "first"
+
+UNUSED_ARE = ("refused", "zeros")
+"""What a parameter is that has no gradient in a step, where whole gradients are merged."""
 
 MOST_ELEMENTS = 1 << 20
 """Of each parameter's gradient that is looked at to tell two batches apart."""
@@ -26,28 +29,42 @@ Pair: TypeAlias = "tuple[int, int]"
 
 
 class Notices:
-    """Looks at the steps of one worker's loop, and warns once of each thing that it finds."""
+    """Looks at the steps of one worker's loop, and warns once of each thing that it finds.
 
-    def __init__(self, engine: Engine, strategy: Strategy, replica: AttachedReplica) -> None:
+    `unused` is one of UNUSED_ARE.
+    """
+
+    def __init__(self, engine: Engine, strategy: Strategy, replica: AttachedReplica, unused: str) -> None:
         self._engine = engine
         self._name = type(strategy).__name__
         self._replica = replica
         self._first = None if strategy.independent else FirstGradients(engine)
         merges = strategy.sends is Sends.MEAN_GRADIENTS and engine.identity.workers > 1
-        self._zeros_count = strategy.steps_at_server or merges  # whether a missing gradient counts as zero
+        whole = strategy.steps_at_server or merges  # gradients: one that is missing would count as zeros
+        self._looks_for_unused = whole and unused == "refused"
+        self._harmless: set[tuple[int, str]] = (
+            set()
+        )  # optimizers with their options, to which zeros are nothing
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The loop has called `optimizer.step()`."""
         self._look_for_equal_batches()
-        if self._zeros_count and (name := self._replica.without_gradient) and not is_plain_sgd(optimizer):
-            self._zeros_count = False
-            made_by = type(optimizer).__name__
-            warnings.warn(
-                f"parameter {name!r} has no gradient in this step. {self._name} merges whole gradients, so "
-                f"it counts as zero: weight decay or momentum of {made_by} may move it, where plain PyTorch "
-                "would not. Freeze it before attach(), if it is never used.",
-                stacklevel=4,
+        if self._looks_for_unused and (name := self._replica.without_gradient):
+            self._check_zeros(name, optimizer)
+
+    def _check_zeros(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ValueError if a step along zeros is not what plain PyTorch does without a gradient."""
+        options = [{**group, "params": None, "lr": None} for group in optimizer.param_groups]
+        if (tried := (id(optimizer), str(options))) in self._harmless:
+            return
+        if steps_on_zeros(optimizer):
+            raise ValueError(
+                f"parameter {name!r} has no gradient in this step. {self._name} merges whole gradients, and "
+                f"{type(optimizer).__name__} would move it along zeros, where plain PyTorch leaves it alone. "
+                "Freeze it before attach() if it is never used. If other workers use it in this step, or "
+                'zeros are right, say attach(..., unused="zeros").'
             )
+        self._harmless.add(tried)
 
     def before_end(self) -> None:
         """No step follows; the other workers are still there."""

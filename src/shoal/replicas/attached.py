@@ -98,10 +98,10 @@ class AttachedReplica:
 
     @property
     def without_gradient(self) -> str | None:
-        """The name of a parameter of that optimizer which has no gradient, or None."""
+        """The name of a parameter of that optimizer which has no gradient though it is trained, or None."""
         named = zip(self._flat.parameters, self._flat.layout.names, strict=True)
-        missing = (name for n, (p, name) in enumerate(named) if p.grad is None and n in self._now.indices)
-        return next(missing, None)
+        missing = ((n, name) for n, (p, name) in enumerate(named) if p.grad is None and p.requires_grad)
+        return next((name for n, name in missing if n in self._now.indices), None)
 
     def turn_to(self, number: int) -> None:
         """The loop is about to step this one of the optimizers."""

@@ -21,7 +21,7 @@ from shoal.core.task import Data, Task
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.batches import Batches, steps_per_epoch
-from shoal.replicas.optimizer import Schedule
+from shoal.replicas.optimizer import Schedule, steps_on_zeros
 from shoal.replicas.served import ServedReplica
 from shoal.replicas.splits import Splits, split_steps
 from shoal.replicas.watch import Watch
@@ -44,6 +44,7 @@ class ModuleReplica:
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._rate = 1.0  # the current factor of `_rates`; NaN if unknown
         self._watch = Watch(self._flat)
+        self._zeros_are_nothing = False  # to the optimizer; asked when a parameter has no gradient
         self._recorder: Recorder | None = None
         self._g: Tensor | None = None
         self._noise = torch.Generator(self.x.device).manual_seed(noise_seed).get_state()
@@ -123,7 +124,21 @@ class ModuleReplica:
         with self._own_noise(), self._recorder.recording() if self._recorder else nullcontext():
             loss = self._loss(self.model(x if self._augment is None else self._augment(x)), y)
             torch.autograd.backward(loss, torch.ones_like(loss))
+        self._check_all_have_gradients()
         return loss.item() if loss.numel() else None
+
+    def _check_all_have_gradients(self) -> None:
+        """Raise ValueError for a parameter without one that the optimizer would move along zeros."""
+        if self._zeros_are_nothing or all(p.grad is not None for p in self._flat.parameters):
+            return
+        if steps_on_zeros(self._optimizer):
+            named = zip(self._flat.layout.names, self._flat.parameters, strict=True)
+            raise ValueError(
+                f"the loss does not depend on parameter {next(n for n, p in named if p.grad is None)!r}, and "
+                f"{type(self._optimizer).__name__} would move it along zeros, where plain PyTorch leaves it "
+                "alone; call requires_grad_(False) on it in the task's model"
+            )
+        self._zeros_are_nothing = True
 
     def weigh(self, speeds: Sequence[float]) -> None:
         """From now on divide each step's samples in proportion to `speeds`, one for each worker."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -181,33 +180,54 @@ def steps_each_element(optimizer: torch.optim.Optimizer) -> bool:
 
     Tried out: a small matrix in two pieces is stepped as the whole is, in every group.
     """
-    generator = torch.Generator().manual_seed(0)
-    start, *gradients = (torch.randn(4, 6, generator=generator) for _ in range(4))
-    firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
-
-    def stepped(part: slice, *shape: int) -> Tensor:
-        pieces = [nn.Parameter(start.flatten()[part].to(p, copy=True).view(*shape)) for p in firsts]
-
-        def uniform(state: Tensor) -> Tensor:
-            return state.flatten()[:1].expand(prod(shape))
-
-        places = {id(p): (piece, uniform) for p, piece in zip(firsts, pieces, strict=True)}
-        twin = copy_onto(optimizer, places)
-        for group in twin.param_groups:
-            group["lr"] = 0.1  # it may be tiny, or 0 before a warm-up: then nothing would be seen
-        for g in gradients:
-            for piece in pieces:
-                piece.grad = g.flatten()[part].to(piece).view(*shape)
-            twin.step()
-        moved = [piece.detach().flatten() - start.flatten()[part].to(piece) for piece in pieces]
-        return torch.stack(moved)
-
+    start, *gradients = _samples()
+    first, second = slice(0, 10), slice(10, 24)
     try:
-        whole = stepped(slice(0, 24), 4, 6)
-        cut = torch.cat([stepped(slice(0, 10), 10), stepped(slice(10, 24), 14)], dim=1)
+        whole = _moved(optimizer, start, gradients)
+        cut = [
+            _moved(optimizer, start.flatten()[part], [g.flatten()[part] for g in gradients])
+            for part in (first, second)
+        ]
     except Exception:  # whatever an optimizer raises that does not take vectors
         return False
-    return bool(whole.any()) and torch.allclose(whole, cut, rtol=1e-3, atol=1e-5)
+    return bool(whole.any()) and torch.allclose(whole, torch.cat(cut, dim=1), rtol=1e-3, atol=1e-5)
+
+
+def steps_on_zeros(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether zeros for a gradient are another step than no gradient, as by momentum or weight decay.
+
+    Tried out on a small matrix in every group.
+    """
+    start, first, second, last = _samples()
+    try:
+        with_zeros = _moved(optimizer, start, [first, second * 0, last])
+        with_none = _moved(optimizer, start, [first, None, last])
+    except Exception:  # whatever an optimizer raises that does not take this matrix: nobody knows
+        return True
+    return not torch.equal(with_zeros, with_none)
+
+
+def _samples() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4, 6, generator=generator) for _ in range(4)]
+
+
+def _moved(optimizer: torch.optim.Optimizer, start: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:
+    """How far a copy of the optimizer moves a small tensor, elements in order; a row for each group."""
+    firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
+    pieces = [nn.Parameter(start.to(p, copy=True)) for p in firsts]
+
+    def uniform(state: Tensor) -> Tensor:
+        return state.flatten()[:1].expand(start.numel())
+
+    twin = copy_onto(optimizer, {id(p): (piece, uniform) for p, piece in zip(firsts, pieces, strict=True)})
+    for group in twin.param_groups:
+        group["lr"] = 0.1  # it may be tiny, or 0 before a warm-up: then nothing would be seen
+    for g in gradients:
+        for piece in pieces:
+            piece.grad = None if g is None else g.to(piece)
+        twin.step()
+    return torch.stack([(piece.detach() - start.to(piece)).flatten() for piece in pieces])
 
 
 def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:

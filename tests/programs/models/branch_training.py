@@ -37,7 +37,7 @@ def flat(model):
 
 def train(folder):
     model, optimizer = start()
-    training = shoal.attach(model, optimizer, "sync")
+    training = shoal.attach(model, optimizer, "sync", unused="zeros")
     losses, weights = [], []
     for inputs, y in batches():
         own = [x if k % training.workers == training.rank else None for k, x in enumerate(inputs)]
