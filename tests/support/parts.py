@@ -34,7 +34,7 @@ class Parts:
     def __post_init__(self):
         me, channel, replica = self.me, self.channel, self.replica
         self.progress = Progress(me.workers)
-        self.variables = Variables(torch.device("cpu"))
+        self.variables = Variables()
         self.mailbox = Mailbox(channel, me, self.progress)
         self.coding = Coding(Identity(), channel, like=replica.x, rank=me.rank, workers=me.workers)
         self.one_sided = OneSided(replica, me, channel)

@@ -79,7 +79,7 @@ class Engine:
         self._seed = seed
         self.channel = channel = Channel(transport, me, timeout)
         self.progress = progress = Progress(me.workers)
-        self.variables = Variables(replica.x.device)
+        self.variables = Variables()
         self.mailbox = mailbox = Mailbox(channel, me, progress, retry=retry, recovery=recovery)
         place = {"rank": me.rank, "workers": me.workers, "begins": begins}
         self.coding = coding = Coding(codec, channel, like=replica.x, layout=layout, seed=seed, **place)
