@@ -43,6 +43,29 @@ REFUSED = {
     "strom": ("AdamW(model.parameters())", "strom", "Strom takes every step itself, as plain SGD"),
     "muon": ("Muon([model.weight])", "asgd", "Muon looks at whole tensors, and each of 2 servers"),
 }
+BY_RANK = """
+import torch, shoal
+from shoal.launch.environment import Place
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + Place.find().rank % 2), momentum=0.9)
+training = shoal.attach(model, optimizer)
+model(torch.ones(1, 4)).sum().backward()
+optimizer.step()
+training.finish()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize("strategy", ["sync", "asgd"])
+def test_workers_with_other_options_than_worker_0_are_refused(strategy, tmp_path):
+    script = tmp_path / "by_rank.py"
+    script.write_text(BY_RANK)
+    said = r"worker 0's optimizer has lr=0.1 \(SGD, group 0\), that of worker 1 has lr=0.2 \(SGD, group 0\)"
+    with pytest.raises(WorkerFailed, match=said):
+        run_loop(strategy=strategy, script=script)
+    assert run_loop(strategy="local", script=script) == ["trained", "trained"]
+
+
 SMALL = """
 import torch, shoal
 model = torch.nn.Linear(4, 2)

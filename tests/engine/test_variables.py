@@ -1,6 +1,5 @@
 """Variables are kept by name, and saved."""
 
-
 from parts import vector
 from shoal.engine.variables import Variables
 

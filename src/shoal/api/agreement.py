@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from shoal.core.transport import Message
 from shoal.core.vector import is_statistic
 from shoal.engine.engine import Engine
 
-START, BUFFERS = "start", "buffers"
+START, OPTIONS, BUFFERS = "start", "options", "buffers"
 
 BUFFERS_ARE = ("mean", "first", "own")
 """How the buffers of a model are merged at the end: averaged, worker 0's, or left as each worker has them."""
@@ -38,6 +39,23 @@ async def start_alike(engine: Engine, tensors: Sequence[Tensor]) -> None:
                 "model"
             )
         mine.copy_(start.view(mine.shape))
+
+
+async def check_alike(engine: Engine, options: Sequence[str]) -> None:
+    """Raise ValueError where worker 0's optimizers have other options, which `options` describes."""
+    me, text = engine.identity, "\n".join(options)
+    if me.rank == 0:
+        for rank in range(1, me.nodes):
+            letters = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+            await engine.channel.send(rank, Message(OPTIONS, (letters,)))
+        return
+    theirs = bytes((await engine.mailbox.find(OPTIONS, 0)).body.tolist()).decode().split("\n")
+    differing = (pair for pair in zip_longest(theirs, options, fillvalue="nothing") if pair[0] != pair[1])
+    for first, mine in differing:
+        raise ValueError(
+            f"worker 0's optimizer has {first}, that of {me.name} has {mine}. All nodes must take the same "
+            "step: build the same optimizer in every process"
+        )
 
 
 # -- buffers ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.api.agreement import merge_buffers, start_alike
+from shoal.api.agreement import check_alike, merge_buffers, start_alike
 from shoal.api.notices import Notices
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
@@ -126,6 +126,8 @@ class Attachment:
         """Start from worker 0's weights, or from a checkpoint."""
         engine = self.engine
         drive(start_alike(engine, (self._replica.x, *self._others())))
+        if self._strategy.sends is Sends.MEAN_GRADIENTS or self._strategy.steps_at_server:
+            drive(check_alike(engine, self._replica.options))
         if engine.is_server:
             engine.x.copy_(self._replica.x[engine.identity.own_slice(self._replica.x.numel())])
         engine.meter.reset()  # do not count the messages so far

@@ -17,7 +17,7 @@ from shoal.core.replica import Gradient, NoMoreSteps
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.module import reset_momentum
-from shoal.replicas.optimizer import Schedule, load_state, needs_closure
+from shoal.replicas.optimizer import Schedule, describe_options, load_state, needs_closure
 from shoal.replicas.served import ServedReplica
 from shoal.replicas.watch import Watch
 
@@ -142,6 +142,11 @@ class AttachedReplica:
     def served(self, me: NodeIdentity) -> ServedReplica:
         """The replica of a server of this model: its slice, and copies of the optimizers."""
         return ServedReplica(me, self._flat, *(stepper.optimizer for stepper in self._steppers))
+
+    @property
+    def options(self) -> list[str]:
+        """The options of all optimizers, described."""
+        return [line for stepper in self._steppers for line in describe_options(stepper.optimizer)]
 
     @property
     def parts(self) -> Sequence[slice]:

@@ -230,6 +230,17 @@ def _moved(optimizer: torch.optim.Optimizer, start: Tensor, gradients: Sequence[
     return torch.stack([(piece.detach() - start.to(piece)).flatten() for piece in pieces])
 
 
+def describe_options(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Its class and all plain options of its groups, one in a line."""
+    name, plain = type(optimizer).__name__, (bool, int, float, str, tuple, list, Tensor, type(None))
+    return [
+        f"{option}={group[option]} ({name}, group {number})"
+        for number, group in enumerate(optimizer.param_groups)
+        for option in sorted(group)
+        if option != "params" and isinstance(group[option], plain)
+    ]
+
+
 def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step is `x -= lr * g`, with one learning rate for all."""
     group, plain = optimizer.param_groups[0], {"momentum": 0, "weight_decay": 0, "maximize": False}
