@@ -49,7 +49,7 @@ from shoal.launch.environment import Place
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + Place.find().rank % 2), momentum=0.9)
 training = shoal.attach(model, optimizer)
-model(torch.ones(1, 4)).sum().backward()
+model(torch.full((1, 4), 1.0 + training.rank)).sum().backward()
 optimizer.step()
 training.finish()
 print("trained")
