@@ -9,6 +9,7 @@ from central import Census, name
 from shoal.core.replica import Gradient
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Simulation
+from shoal.sim.disk import Disk
 from shoal.strategies import (
     ASGD,
     DCASGD,
@@ -200,3 +201,23 @@ def test_a_tree_does_not_stand_still_when_a_worker_comes_back():
     )
     assert all(share > 0 for share in run.server.x.tolist())
     assert run.server.merged == 6
+
+
+@pytest.mark.parametrize("moment", [12.6, 20.6, 21.6])
+def test_a_shard_that_forgets_who_is_done_waits_for_nobody_who_is(moment):
+    # Worker 1 is done at 8.6 s, and says so. The second shard dies later and has no snapshot: it must hear
+    # again that worker 1 has nothing more to give, or the bound would hold worker 0 back for ever.
+    run = simulate(
+        SSP(bound=1),
+        Slope(lr=0.1),
+        workers=2,
+        steps=8,
+        start=[0.0, 0.0],
+        shards=2,
+        compute=Compute(mean=1.0, slow={0: 3.0}),
+        network=Network(latency=0.0625),
+        disk=lambda rank: Disk(keeps_every_update=False, snapshot_every=50),
+        faults=Faults(noticed_after=0.25, restart_after=0.75).kill(rank=3, moment=moment),
+    )
+    assert run.nodes[3].identity.incarnation == 1
+    assert run.nodes[2].x.item() == pytest.approx(-1.6)  # every update is in the shard that lived

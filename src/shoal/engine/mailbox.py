@@ -13,7 +13,19 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.transport import Message, Watches, offers
 from shoal.engine.channel import Channel
 from shoal.engine.progress import Progress
-from shoal.engine.protocol import Answer, FencedOff, Handlers, Joined, Left, Lost, More, Notice, Wait, typed
+from shoal.engine.protocol import (
+    Answer,
+    FencedOff,
+    Handlers,
+    Idle,
+    Joined,
+    Left,
+    Lost,
+    More,
+    Notice,
+    Wait,
+    typed,
+)
 
 Question: TypeAlias = "tuple[int, int]"
 """The rank that a request went to, and the request's number."""
@@ -169,8 +181,9 @@ class Mailbox:
             self.has_arrived()  # a notice that a lost server is back may have been waiting here
         try:
             while question not in self._answers:
-                if dst in self._returned:
-                    await self._ask_again(dst)
+                if self._returned:
+                    for rank in sorted({rank for rank, _ in self._open} & self._returned):
+                        await self._ask_again(rank)
                 what = f"the answer to '{asked.tag}'"
                 if dst in self.gone and not self._may_come_back(dst):
                     raise self._lost(dst, what)
@@ -262,9 +275,12 @@ class Mailbox:
         )
 
     async def _ask_again(self, rank: int) -> None:
+        """Repeat the open requests to a node. One that is back may not remember that it has answered Idle."""
+        is_back = rank in self._returned
         self._returned.discard(rank)
         for question, m in list(self._open.items()):
-            if question[0] == rank and question not in self._answers:
+            stands = question not in self._answers or (is_back and isinstance(m, Idle))
+            if question[0] == rank and stands:
                 await self._channel.send(rank, m)
 
     async def _receive(self, what: str, src: int | None, reminds: bool = False) -> Message:
