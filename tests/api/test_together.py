@@ -188,9 +188,12 @@ def test_several_optimizers_go_on_when_the_data_of_one_worker_has_ended(tmp_path
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize(("strategy", "options"), [("softsync", {}), ("downpour", {"n_push": "2"})])
-def test_servers_that_mix_steps_refuse_several_optimizers(strategy, options, tmp_path):
+MIXING = [("softsync", {}), ("downpour", {"n_push": "2"}), ("eamsgd", {}), ("slowmo", {})]
+
+
+@pytest.mark.parametrize(("strategy", "options"), MIXING)
+def test_strategies_that_mix_steps_refuse_several_optimizers(strategy, options, tmp_path):
     script = tmp_path / "two.py"
     script.write_text(TWO)
-    with pytest.raises(WorkerFailed, match="merges gradients of different steps"):
+    with pytest.raises(WorkerFailed, match="mixes steps that may be of different optimizers"):
         run_loop("0", script=script, strategy=strategy, strategy_options=options)

@@ -130,8 +130,8 @@ def _check_several(strategy: Strategy, codec: Codec) -> None:
         )
     if strategy.mixes_steps or strategy.one_rate:
         raise ValueError(
-            f"{strategy} merges gradients of different steps, which may be of different optimizers; with "
-            "several optimizers take 'sync_server', 'asgd' or a strategy without a server"
+            f"{strategy} mixes steps that may be of different optimizers, by merging their gradients or by "
+            "momentum; with several optimizers take 'sync', 'bmuf', 'diloco', 'easgd', 'sync_server' or 'asgd'"
         )
 
 

@@ -100,6 +100,10 @@ class EAMSGD(EASGD):
     def steps_per_update(self, workers: int) -> float:
         return super().steps_per_update(workers) * (1 - self.momentum)  # local momentum lengthens each step
 
+    @property
+    def mixes_steps(self) -> bool:
+        return True  # the velocity of one optimizer's steps moves the parameters of all
+
     async def _local_step(self, w: Node) -> None:
         velocity = w.keep("velocity", torch.zeros_like(w.x))
         ahead = w.x.add(velocity, alpha=self.momentum)

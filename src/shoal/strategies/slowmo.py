@@ -31,6 +31,10 @@ class SlowMo(Strategy):
     def steps_per_update(self, workers: int) -> float:
         return workers * (1 - self.momentum) / self.rate  # slow momentum lengthens steps on a slope
 
+    @property
+    def mixes_steps(self) -> bool:
+        return True  # its momentum follows one learning rate
+
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # x0: where every block begins
         step = w.keep("step", torch.zeros_like(w.x))  # -alpha lr u, so that no rate is divided by

@@ -78,7 +78,10 @@ class Strategy(ABC):
 
     @property
     def mixes_steps(self) -> bool:
-        """Whether gradients of different steps may be merged into one, as where nobody waits for all."""
+        """Whether steps are mixed that may be of different optimizers.
+
+        So it is where nobody waits for all, and with a velocity or a learning rate for the whole model.
+        """
         return False
 
     @property
