@@ -131,7 +131,7 @@ def _check_several(strategy: Strategy, codec: Codec) -> None:
     if strategy.mixes_steps or strategy.one_rate:
         raise ValueError(
             f"{strategy} mixes steps that may be of different optimizers, by merging their gradients or by "
-            "momentum; with several optimizers take 'sync', 'bmuf', 'diloco', 'easgd', 'sync_server' or 'asgd'"
+            "momentum; with several optimizers take 'sync', 'bmuf', 'diloco', 'sync_server' or 'asgd'"
         )
 
 
