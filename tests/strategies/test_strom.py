@@ -8,6 +8,7 @@ from central import Whole as WholeGradients
 from gossiping import ends, watch
 
 from shoal.core.codec import Codec, expect
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import Single, Strom
 from shoal.testing.problems import Quadratic, Slope, simulate
@@ -100,6 +101,26 @@ def test_nobody_waits():
     assert run.seconds == 40.0
     helped = simulate(Strom(), Slope(), workers=3, steps=40, compute=Compute(1.0, slow={2: 10.0}))
     assert 120 / helped.seconds > 0.9 * 2.1
+
+
+class UnderWay(Instrument):
+    """The most messages that were sent and not yet taken at any one time."""
+
+    def __init__(self):
+        self.now = self.most = 0
+
+    def send(self, node, dst, m):
+        self.now += 1
+        self.most = max(self.most, self.now)
+
+    def receive(self, node, m):
+        self.now -= 1
+
+
+def test_where_nothing_takes_time_workers_take_turns_and_messages_do_not_pile_up():
+    under_way = UnderWay()
+    simulate(Strom(), Slope(), workers=3, steps=50, observers=[under_way])
+    assert under_way.most <= 3 * 2 * 2  # of each worker to each other, those of two steps
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -92,18 +92,23 @@ class Client:
 
     # -- pull ----------------------------------------------------------------------------------
 
-    async def start_pull(self, server: int, out: Tensor, waits: bool) -> Completion[Tensor]:
-        """Begin a pull. With `waits` the answer is read at once, so that it may be read in place."""
+    async def start_pull(self, server: int, out: Tensor | None, waits: bool) -> Completion[Tensor]:
+        """Begin a pull, into `out` if that is given.
+
+        With `waits` the answer is read at once, so that it may be read in place.
+        """
+        like = self._replica.x if out is None else out
         if self._one_sided.is_open:
-            await self._fetch(out)
-            return partial(self._ready, out)
+            fetched = torch.empty_like(like) if out is None else out
+            await self._fetch(fetched)
+            return partial(self._ready, fetched)
         questions = []
-        for rank, part in self._shards_of(server, out.numel()):
+        for rank, part in self._shards_of(server, like.numel()):
             m = Pull(count=float(waits), clock=self._progress.clock)
             questions.append((await self._mailbox.ask(rank, m), part))
         return partial(self._pulled, questions, out)
 
-    async def pull(self, server: int, out: Tensor) -> Tensor:
+    async def pull(self, server: int, out: Tensor | None) -> Tensor:
         """All of a pull."""
         return await (await self.start_pull(server, out, waits=True))()
 
@@ -220,9 +225,12 @@ class Client:
                 f"{advice_on_overflow(self._replica.lr)}"
             )
 
-    async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor) -> Tensor:
+    async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor | None) -> Tensor:
         into = out if len(questions) == 1 else None  # of several, the last may never come: `out` stays whole
         answers = [await self._state(question, into) for question, _ in questions]
+        if out is None:
+            x = self._replica.x  # an answer that holds all of it is kept as it came
+            out = answers[0].body.to(x.device) if len(answers) == 1 else torch.empty_like(x)
         for ((rank, _), part), answer in zip(questions, answers, strict=True):
             if answer.body is not out:
                 self._own_part(out, part).copy_(answer.body)

@@ -95,9 +95,9 @@ class Gradients:
                 )
         if self.duration is not None:
             seconds = self.duration(gradient.count)
-            if handlers is not None:
+            if handlers is not None and seconds:
                 await self._mailbox.let_pass(seconds, handlers)
-            elif seconds:
+            elif handlers is not None or seconds:  # in no time, too, those who answer meanwhile take turns
                 await channel.transport.sleep(seconds)
         progress.count_gradient(gradient.count)
         channel.meter.compute_seconds += channel.now() - began

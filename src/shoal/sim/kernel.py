@@ -20,11 +20,15 @@ class Kernel:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.events = 0  # events that have happened
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
         self._running: list[Process] = []
         self._alive = 0
+
+    @property
+    def events(self) -> int:
+        """Events that have happened."""
+        return self._planned - len(self._heap)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Plan `action` for virtual second `time`, which must not be past."""
@@ -62,7 +66,6 @@ class Kernel:
         with rare_collections():
             while self._alive and heap:
                 self.now, _, action = heappop(heap)
-                self.events += 1
                 action()
         stuck = [p for p in self._running if not p.ended]
         if stuck:

@@ -116,8 +116,8 @@ class SimTransport:
             return
         if dst not in self._acquainted:
             self.acquaint(peer)
-        parts = [p.detach().clone() if p.requires_grad else p.clone() for p in m.parts]
-        self._switch.carry(self.rank, dst, m.copied(self.rank, tuple(parts)))
+        parts = m.parts and tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])
+        self._switch.carry(self.rank, dst, m.copied(self.rank, parts))
 
     async def recv(self, timeout: float | None = None) -> Message:
         """Wait for the next message to arrive. Raises TimeoutError after `timeout` virtual seconds."""
@@ -206,8 +206,7 @@ class SimTransport:
         """Put `m` into the mailbox, and wake the node if it waits for a message."""
         if self._farewell is None:
             self._mailbox.append(m)
-            if self._parked:
-                self._wake()
+            self._wake()
 
     def acquaint(self, peer: SimTransport) -> None:
         """Have each of the two nodes notified when the other goes, even if they never exchange a message."""

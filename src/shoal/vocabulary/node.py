@@ -207,8 +207,8 @@ class Node:
         Exact: codecs are not applied. Waits one round trip. Raises PeerLost if `src` dies first: `out` is
         then as it was, unless a single server took back, after 5 s, what this node was reading in place.
         """
-        client, into = self.engine.client, torch.empty_like(self.x) if out is None else out
-        return Operation(partial(client.start_pull, src, into, waits=False), partial(client.pull, src, into))
+        client = self.engine.client
+        return Operation(partial(client.start_pull, src, out, False), partial(client.pull, src, out))
 
     async def take_result(self) -> None:
         """Wait until every worker has handed over all it had, and take the model, the same for all."""
