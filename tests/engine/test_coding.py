@@ -171,12 +171,3 @@ def test_what_counts_for_nothing_leaves_no_trace_either():
     kept = coding.states["stripe.1"]["rest"].clone()
     coding.encode("stripe.1", torch.ones(1, dtype=torch.float64), 1, counts=False)
     assert torch.equal(coding.states["stripe.1"]["rest"], kept)
-
-
-@pytest.mark.parametrize("word", ["none", "fp16"])
-def test_a_decoded_vector_stays_what_it_is_when_the_next_is_decoded(word):
-    run = simulate(ASGD(), Slope(), codec=CODECS.read(word), start=[0.0] * 3)
-    coding = run.server.coding
-    first, second = (coding.encode("push", torch.full((3,), value).double()) for value in (1.0, 2.0))
-    decoded = [coding.decode(payload, 3) for payload in (first, second, first)]
-    assert [vector.tolist() for vector in decoded] == [[1.0] * 3, [2.0] * 3, [1.0] * 3]

@@ -45,7 +45,6 @@ class Coding:
         self._dtype, self._device = like.dtype, like.device
         self._rank, self._workers, self._seed = rank, workers, seed
         self._fitted: dict[tuple[int, int, bool], Codec] = {}
-        self._spare: Tensor | None = None  # an `out` that the codec had no use for
 
     def encode(
         self,
@@ -94,13 +93,9 @@ class Coding:
     def decode(self, payload: Payload, numel: int, at: int | None = None, *, merged: bool = False) -> Tensor:
         """The vector of `numel` elements that a payload stands for."""
         began = self._channel.now()
-        here = tuple([part.to(self._device) for part in payload])
-        out, self._spare = self._spare, None
-        if out is None or out.numel() != numel:
-            out = torch.empty(numel, dtype=self._dtype, device=self._device)
+        here = tuple(part.to(self._device) for part in payload)
+        out = torch.empty(numel, dtype=self._dtype, device=self._device)
         decoded = self.fitted(at, numel, merged).decode(here, out)
-        if decoded.data_ptr() != out.data_ptr():
-            self._spare = out
         self._meter.decode_seconds += self._channel.now() - began
         return decoded
 
@@ -123,7 +118,7 @@ class Coding:
         is_plain = exact.exact and not exact.needs_all
         coding.codec, coding.layout = exact if is_plain else Identity(), None
         coding._dtype, coding._device = like.dtype, like.device
-        coding.states, coding._fitted, coding._spare = {}, {}, None
+        coding.states, coding._fitted = {}, {}
         return coding
 
     def averaging(self, nbytes: int) -> int:
