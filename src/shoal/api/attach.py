@@ -13,10 +13,10 @@ from torch import nn
 from shoal.api.agreement import BUFFERS_ARE
 from shoal.api.attachment import Attachment, current, set_current
 from shoal.api.notices import UNUSED_ARE
-from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.limits import one_of
 from shoal.launch.environment import Place
+from shoal.launch.join import choose_codec
 from shoal.replicas.optimizer import has_inner
 from shoal.replicas.served import check_optimizer
 from shoal.strategies import STRATEGIES
@@ -58,8 +58,7 @@ def attach(
     place = Place.find()
     _was_launched = bool(place.launched)
     chosen = _choose_strategy(place, strategy)
-    named = codec if place.codec is None else place.codec
-    coder = named if isinstance(named, Codec) else CODECS.read(named or "none")
+    coder = choose_codec(codec if place.codec is None else place.codec, chosen)
     workers = place.identity(chosen).workers
     chosen.check(Setting(workers, coder, own_loop=bool(place.launched)))
     if coder.needs_products:

@@ -71,7 +71,7 @@ class _Learner:
     decay: float = 2e-4
     strategy: Strategy | str = "sync"
     workers: int = 1
-    codec: Codec | str = "none"
+    codec: Codec | str | None = None
     transport: str = "sim"
     device: str = "cpu"
     seed: int = 0

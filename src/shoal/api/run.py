@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.codecs import CODECS
 from shoal.collectives import LinkCost
 from shoal.core.codec import Codec
 from shoal.core.errors import Interrupted
@@ -23,7 +22,7 @@ from shoal.engine.engine import Engine, Instrument
 from shoal.engine.group import Mean
 from shoal.launch.control import PROGRESS_SECONDS, Control, progress
 from shoal.launch.crew import Audience, Listener
-from shoal.launch.join import choose_mean
+from shoal.launch.join import choose_codec, choose_mean
 from shoal.programs.tasks import TASKS
 from shoal.replicas.module import build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Curve, holders, put_together
@@ -42,7 +41,7 @@ def run(
     *,
     workers: int = 1,
     servers: int = 1,
-    codec: Codec | str = "none",
+    codec: Codec | str | None = None,
     epochs: int = 1,
     seed: int = 0,
     batch: int | None = None,
@@ -65,6 +64,7 @@ def run(
 ) -> Result:
     """Train `task` on many workers that `strategy` synchronises, and return the result.
 
+    Without a `codec` messages are as the strategy has them: uncompressed, but for "strom".
     `transport` is "processes", "gloo", "grpc" or "sim"; `network`, `compute` and `faults` are for "sim" only.
     `network="1Gbit,100us"` and `compute="20ms,10%"` read as `shoal compare --network` and `--compute` do.
     `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
@@ -83,10 +83,11 @@ def run(
     Raises WorkerFailed with the traceback of a worker that raised, and Interrupted after Ctrl-C.
     """
     chosen = TASKS.make(task) if isinstance(task, str) else task
+    algorithm = STRATEGIES.make(strategy) if isinstance(strategy, str) else strategy
     plan = Plan(
         task=chosen.but(batch, lr, grow_batch, largest_batch),
-        strategy=STRATEGIES.make(strategy) if isinstance(strategy, str) else strategy,
-        codec=CODECS.read(codec) if isinstance(codec, str) else codec,
+        strategy=algorithm,
+        codec=choose_codec(codec, algorithm),
         workers=workers,
         servers=servers,
         epochs=epochs,

@@ -77,7 +77,7 @@ def run_script(
     config: dict[str, Any] = {
         "task": Path(script).name,
         "strategy": place.strategy or "as in the script",
-        "codec": place.codec or "none",
+        "codec": place.codec or ("none" if strategy is None else strategy.default_codec),
         "transport": place.transport,
         "collective": place.collective,
         "servers": place.servers,

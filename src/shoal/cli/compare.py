@@ -76,8 +76,13 @@ def compare(
         bool, typer.Option("--balance", help="Give faster workers more samples of each step.")
     ] = False,
     codec: Annotated[
-        str, typer.Option(metavar="WORD", help="How messages are compressed, such as top_k:density=0.001.")
-    ] = "none",
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="How messages are compressed, such as top_k:density=0.001.",
+            show_default="the strategy's own: none, but for strom",
+        ),
+    ] = None,
     transport: Annotated[
         str, typer.Option(metavar="WORD", help="processes, gloo, grpc or sim.")
     ] = "processes",
@@ -140,7 +145,7 @@ def compare(
         numbers,
         TASKS.make(task).but(batch, lr, grow_batch, largest_batch),
         {
-            "codec": CODECS.read(codec),
+            "codec": None if codec is None else CODECS.read(codec),
             "epochs": epochs,
             "seed": seed,
             "transport": transport,
@@ -161,11 +166,11 @@ def compare(
 
 
 def check_words(
-    task: str, codec: str, transport: str, collective: str, durability: str, scale_lr: str
+    task: str, codec: str | None, transport: str, collective: str, durability: str, scale_lr: str
 ) -> None:
     """Raise ValueError with the nearest name for a word that is not known."""
     TASKS.check(task)
-    CODECS.check_text(codec)
+    CODECS.check_text(codec or "none")
     check_word("transport", transport, TRANSPORTS)
     refuse_mpi(transport)
     check_word("collective", collective, COLLECTIVES)

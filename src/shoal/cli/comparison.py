@@ -16,7 +16,7 @@ from shoal.cli.outcome import Outcome, last_progress
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.task import Data, Task
-from shoal.launch.join import local_threads
+from shoal.launch.join import choose_codec, local_threads
 from shoal.report import ProgressDisplay
 from shoal.report.units import scaled_text
 from shoal.runs.plan import Plan
@@ -64,7 +64,7 @@ def make_plans(
 
 def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
     """One run of the comparison. A strategy that sends nothing ignores codec, collective and balance."""
-    settings = {**common, "strategy": strategy}
+    settings = {**common, "strategy": strategy, "codec": choose_codec(common["codec"], strategy)}
     if not strategy.servers:
         settings["servers"] = 1
     if isinstance(strategy, Single):

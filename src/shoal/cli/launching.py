@@ -14,10 +14,9 @@ from rich.text import Text
 from shoal.api.script import Printer, run_here, run_script
 from shoal.cli.checkpoint_options import resumable
 from shoal.cli.outcome import Outcome, last_progress
-from shoal.codecs import CODECS
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
-from shoal.launch.join import check_collective
+from shoal.launch.join import check_collective, choose_codec
 from shoal.report import ProgressDisplay
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
@@ -34,7 +33,7 @@ def launch(
     """Run `script` on so many workers. `settings` are fields of Place."""
     place = replace(Place.find(), **settings)
     strategy = make_strategy(place)
-    codec = CODECS.read(place.codec or "none")
+    codec = choose_codec(place.codec, strategy)
     check_collective(place.collective, codec)
     number = 1 if workers is None else workers
     if strategy is not None:

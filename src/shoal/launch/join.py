@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import distributed as dist
 
+from shoal.codecs import CODECS
 from shoal.codecs.sparse.codec import Sparse
 from shoal.collectives import (
     ALGORITHMS,
@@ -38,6 +39,7 @@ from shoal.transports.alone import Alone
 from shoal.transports.gloo import GlooTransport
 from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.sockets import SocketTransport
+from shoal.vocabulary.strategy import Strategy
 
 RUN_KEY = "shoal/run"
 """The key under which the store holds the run's unique id."""
@@ -151,6 +153,14 @@ def start_mpi(timeout: float) -> None:
         import shoal.transports.mpi  # noqa: F401
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def choose_codec(named: Codec | str | None, strategy: Strategy | None) -> Codec:
+    """The codec with that name, or the strategy's own where none is named."""
+    if isinstance(named, Codec):
+        return named
+    default = "none" if strategy is None else strategy.default_codec
+    return CODECS.read(default if named is None else named)
 
 
 def check_collective(collective: str, codec: Codec) -> None:

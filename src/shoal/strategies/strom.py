@@ -21,6 +21,7 @@ class Strom(Decentral):
 
     sends = Sends.GRADIENTS
     plain_sgd_only = True
+    default_codec = "threshold"
 
     help: bool = True  # who is done does batches of those who are behind
 

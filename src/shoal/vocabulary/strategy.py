@@ -59,6 +59,7 @@ class Strategy(ABC):
     independent: ClassVar[bool] = False  # whether workers have models of their own, and all predict together
     one_sided: ClassVar[bool] = False  # whether workers change the server's memory without its help
     plain_sgd_only: ClassVar[bool] = False  # whether it takes a gradient's step itself, as `x -= lr * g`
+    default_codec: ClassVar[str] = "none"  # how messages are compressed where nobody says so
     recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
     @property
