@@ -114,8 +114,9 @@ def test_a_run_whose_launcher_is_killed_is_listed_as_killed(shoal, here):
         "print('attached', flush=True)\n"
         "time.sleep(300)\n"
     )
-    line = [sys.executable, "-m", "shoal", "run", "--quiet", "train.py"]
-    launcher = ForkedPython(line, env={**os.environ, "TMPDIR": str(here)})  # it cannot clean up
+    code = f"import sys, tempfile; tempfile.tempdir = {str(here)!r}\n"  # a killed launcher cannot clean up
+    code += "from shoal.cli import app; app(['run', '--quiet', 'train.py'])"
+    launcher = ForkedPython([sys.executable, "-c", code], env=dict(os.environ))
     assert any("attached" in said for said in iter(launcher.stdout.readline, ""))
     assert state_of_the_only_run(shoal) == "running"
     os.kill(launcher.pid, signal.SIGKILL)

@@ -7,12 +7,14 @@ import logging
 import subprocess
 import sys
 import threading
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 import shoal
 from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.records import run_store
 from shoal.records.recording import record_run
 from shoal.records.run_store import RunDescription, RunStore
 from shoal.records.stored_runs import find_runs, read_run, read_runs
@@ -105,6 +107,16 @@ def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path, caplog):
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith("this run is not kept: ")
 
 
+def test_a_package_that_is_not_installed_has_no_version(store, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(run_store, "version", missing)
+    with record_run(RUN, store, []):
+        pass
+    assert only(store).about["versions"]["shoal"] == "unknown"
+
+
 def test_lines_of_many_threads_stay_whole(store):
     with record_run(RUN, store, []) as kept:
         threads = [
@@ -190,3 +202,21 @@ def test_real_processes_leave_a_folder_and_log_under_its_name(tmp_path):
     (run,) = read_runs(tmp_path)
     assert run.state == "done" and run.figure("bytes_sent") > 0
     assert (tmp_path / "figures" / f"{run.name}.csv").read_text().startswith("step,samples,seconds,loss,")
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_worker_that_is_killed_is_in_the_events_and_in_the_log(tmp_path, crews):
+    killed = []
+
+    def kill_once(event):
+        if event["rank"] == 0 and not killed:
+            (crew,) = crews
+            killed.append(crew.members[1])
+            crew.members[1].process.kill()
+
+    shoal.run(blobs(), "asgd", workers=2, epochs=40, runs=tmp_path, on_progress=kill_once)
+    (run,) = read_runs(tmp_path)
+    assert run.state == "done"
+    assert [event["rank"] for event in events(run.path) if event.get("lost")] == [1]
+    assert "worker 1 was ended by SIGKILL" in (run.path / "log.txt").read_text()

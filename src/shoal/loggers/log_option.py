@@ -15,18 +15,26 @@ from shoal.loggers.logger import Logger
 
 
 class BuiltIn(NamedTuple):
-    """A built-in logger: its class, the package it needs, and what may follow the colon."""
+    """A built-in logger: its class, the package it needs, and a line about it."""
 
     home: str
     needs: str
-    where: str
+    about: str
 
 
 WORDS = {
-    "tensorboard": BuiltIn("shoal.loggers.tensorboard:TensorBoard", "tensorboard", "DIR"),
-    "wandb": BuiltIn("shoal.loggers.wandb:WandB", "wandb", "PROJECT"),
-    "mlflow": BuiltIn("shoal.loggers.mlflow:MLflow", "mlflow", "URI"),
-    "csv": BuiltIn("shoal.loggers.csv_files:CSV", "", "DIR"),
+    "tensorboard": BuiltIn(
+        "shoal.loggers.tensorboard:TensorBoard", "tensorboard", "event files in tensorboard:DIR"
+    ),
+    "wandb": BuiltIn(
+        "shoal.loggers.wandb:WandB", "wandb", "a run of wandb:PROJECT; WANDB_MODE=offline works"
+    ),
+    "mlflow": BuiltIn(
+        "shoal.loggers.mlflow:MLflow",
+        "mlflow",
+        "a run in the store mlflow:URI, such as mlflow:sqlite:///mlflow.db",
+    ),
+    "csv": BuiltIn("shoal.loggers.csv_files:CSV", "", "a file for each run in csv:DIR"),
 }
 
 

@@ -105,7 +105,7 @@ def record_run(run: RunDescription, store: RunStore | None, loggers: Sequence[Lo
     if store is not None:
         try:
             folder = store.open(run)
-        except OSError as error:
+        except Exception as error:
             WARNINGS.warning("this run is not kept: %s", error)
         else:
             name = folder.path.name

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from typing import Any
@@ -44,19 +44,20 @@ class RunStore:
     def open(self, run: RunDescription) -> RunFolder:
         """Create the folder of a new run. Raises OSError where none can be created."""
         path = self._create(run.name())
-        self.kept.append(path)
         about = {
             "task": run.task,
             "strategy": run.strategy,
             "workers": run.workers,
             "servers": run.servers,
-            "first": self.kept[0].name,
+            "first": (self.kept or [path])[0].name,
             "command": self.command,
             "folder": str(Path.cwd()),
             "config": run.config,
-            "versions": {"shoal": version("shoal"), "torch": version("torch"), "python": python_version()},
+            "versions": _versions(),
         }
-        return RunFolder(path, about, run.workers + run.servers)
+        folder = RunFolder(path, about, run.workers + run.servers)
+        self.kept.append(path)
+        return folder
 
     def _create(self, name: str) -> Path:
         """The first of name, name-2, name-3, … that nobody else creates."""
@@ -70,6 +71,16 @@ class RunStore:
                 number += 1
             else:
                 return path
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": python_version()}
+    for package in ("shoal", "torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # imported from a folder, without being installed
+            found[package] = "unknown"
+    return found
 
 
 def open_store(runs: str | Path | RunStore | None) -> RunStore | None:
