@@ -12,6 +12,7 @@ from forked import ForkedPython
 from shoal.cli import machine
 from shoal.codecs import CODECS
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
+from shoal.loggers.log_option import WORDS as LOGGERS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 from shoal.studies import STUDIES
@@ -24,6 +25,7 @@ WORDS = {
     "transports": TRANSPORTS,
     "collectives": COLLECTIVES,
     "durability": DURABILITY,
+    "loggers": LOGGERS,
     "tasks": TASKS,
     "studies": STUDIES,
 }

@@ -11,6 +11,7 @@ import typer
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
 from shoal.cli.command import DOTTED, WORDS, Collective, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word, nearest
 from shoal.core.growth import Growth
@@ -122,6 +123,8 @@ def compare(
     every: Every = None,
     json: JsonFile = None,
     report: ReportFile = None,
+    runs: KeptRuns = None,
+    log: Loggers = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing table only.")] = False,
 ) -> None:
     """Train one task with several strategies and compare the results.
@@ -136,7 +139,8 @@ def compare(
     Growth.parse(grow_batch, largest_batch)
     chosen, numbers = check_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
     virtual = read_virtual(transport == "sim", network, compute)
-    outcome = Outcome(json, report, target, command=shlex.join(["shoal", "compare", *ctx.meta[WORDS]]))
+    command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
+    outcome = Outcome(json, report, target, command, **read_records(runs, log, command))
 
     from shoal.cli.comparison import compare_strategies  # imports torch
 

@@ -12,11 +12,12 @@ import typer
 
 from shoal.api.run import run
 from shoal.cli.checkpoint_options import resumable
-from shoal.cli.outcome import Outcome, last_progress
+from shoal.cli.outcome import Outcome
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.task import Data, Task
 from shoal.launch.join import choose_codec, local_threads
+from shoal.records.recording import last_progress
 from shoal.report import ProgressDisplay
 from shoal.report.units import scaled_text
 from shoal.runs.plan import Plan
@@ -116,7 +117,13 @@ def run_all(
                 progress.start(title, plan.workers, plan.nodes - plan.workers)
                 settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
                 with named(word), resumable(plan.checkpoint):
-                    result = run(**settings, **virtual, on_progress=progress.update)
+                    result = run(
+                        **settings,
+                        **virtual,
+                        on_progress=progress.update,
+                        log=outcome.loggers,
+                        runs=outcome.store,
+                    )
                 for event in last_progress(result.nodes):
                     progress.update(event)
                 records.append(result.record())

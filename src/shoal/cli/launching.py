@@ -11,12 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from shoal.api.script import Printer, run_here, run_script
+from shoal.api.script import Printer, run_here, run_script, script_config
 from shoal.cli.checkpoint_options import resumable
-from shoal.cli.outcome import Outcome, last_progress
+from shoal.cli.outcome import Outcome
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
 from shoal.launch.join import check_collective, choose_codec
+from shoal.records.recording import both, last_progress, record_run
+from shoal.records.run_store import RunDescription
 from shoal.report import ProgressDisplay
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
@@ -41,7 +43,7 @@ def launch(
         strategy.check(Setting(there, codec, place.durability, own_loop=True))
     check_durability(place.durability, place.transport)
     if place.is_joined:
-        check_joining(place, strategy, workers, outcome.json or outcome.report)
+        check_joining(place, strategy, workers, outcome)
         run_here(script, arguments, place)
     else:
         refuse_mpi(place.transport)
@@ -60,7 +62,7 @@ def make_strategy(place: Place) -> Strategy | None:
     return strategy
 
 
-def check_joining(place: Place, strategy: Strategy | None, workers: int | None, file: Path | None) -> None:
+def check_joining(place: Place, strategy: Strategy | None, workers: int | None, outcome: Outcome) -> None:
     """Raise ValueError for options that do not work where another launcher started the processes."""
     if place.transport not in {"torchrun": ("gloo", "grpc"), "mpi": ("mpi",)}[place.launched]:
         raise ValueError(f"transport {place.transport!r} cannot join processes that {place.launched} started")
@@ -75,8 +77,10 @@ def check_joining(place: Place, strategy: Strategy | None, workers: int | None, 
             f"-n {workers} does not fit: the launcher started {place.nodes} processes, {servers} of them for "
             f"servers. Omit -n, or start {workers + servers}"
         )
-    if file is not None:
-        raise ValueError(f"{file} cannot be written: figures are collected only from processes Shoal started")
+    if (wanted := outcome.asked_for()) is not None:
+        raise ValueError(
+            f"{wanted} cannot be written: figures are collected only from processes Shoal started"
+        )
 
 
 def start(
@@ -92,17 +96,23 @@ def start(
     console = Console(stderr=True)
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
     count = "1 worker" if workers == 1 else f"{workers} workers"
-    with ProgressDisplay(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
-        progress.start(f"{name}, {count}", workers, strategy.servers * place.servers if strategy else 0)
+    servers = strategy.servers * place.servers if strategy else 0
+    config = script_config(script, arguments, workers, strategy, place)
+    about = RunDescription(config["task"], config["strategy"], workers, servers, config)
+    recording = record_run(about, outcome.store, outcome.loggers)
+    display = ProgressDisplay(enabled=not quiet, console=console)
+    with display as progress, resumable(place.checkpoint), recording as kept:
+        progress.start(f"{name}, {count}", workers, servers)
         result = run_script(
             script,
             arguments,
             workers=workers,
             strategy=strategy,
             place=place,
-            on_progress=progress.update,
-            on_output=printer(console),
+            on_progress=both(kept.event, progress.update),
+            on_output=both(kept.output, printer(console)),
         )
+        kept.done(result.record())
         for event in last_progress(result.nodes):
             progress.update(event)
     outcome.write([result.record()])

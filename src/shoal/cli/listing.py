@@ -13,6 +13,7 @@ import typer
 from shoal.codecs import CODECS
 from shoal.core.catalogue import Catalogue, check_word
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
+from shoal.loggers.log_option import WORDS as LOGGERS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 from shoal.studies import STUDIES
@@ -27,6 +28,7 @@ KINDS = {
     "transports": "how bytes move: --transport WORD",
     "collectives": "how averages are formed: --collective WORD",
     "durability": "what a server that died recovers: --durability WORD",
+    "loggers": "where figures go besides the run's folder: --log WORD:WHERE",
     "tasks": "what is trained: --task WORD; options: --batch, --lr",
     "studies": "published tables, made again: shoal reproduce WORD:NAME=VALUE",
 }
@@ -49,7 +51,7 @@ def show(
     """List the words that the commands take, with their sources and options.
 
     KIND is strategies, topologies, codecs, transports, collectives,
-    durability, tasks or studies. Without one, all are listed.
+    durability, loggers, tasks or studies. Without one, all are listed.
     """
     for kind in ctx.args:
         check_word("kind", kind, KINDS)
@@ -98,6 +100,7 @@ def entries(kind: str) -> Iterator[Entry]:
             "transports": TRANSPORTS,
             "collectives": COLLECTIVES,
             "durability": DURABILITY,
+            "loggers": {word: logger.about for word, logger in LOGGERS.items()},
         }[kind]
         for name, about in words.items():
             yield Entry(name, about)

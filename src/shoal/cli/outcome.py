@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.paths import check_file
+from shoal.core.paths import check_file
+
+if TYPE_CHECKING:
+    from shoal.loggers.logger import Logger
+    from shoal.records.run_store import RunStore
 
 JsonFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.", rich_help_panel="Files")
@@ -27,6 +31,9 @@ class Outcome:
     report: Path | None = None
     target: float | None = None  # the score to which runs are timed
     command: str = ""  # the user's own, to which advice adds an option
+    store: RunStore | None = None  # where runs are kept
+    loggers: Sequence[Logger] = ()
+    named: str = ""  # the option that asks for a store or a logger, if one was given
 
     def __post_init__(self) -> None:
         for option, path in (("--json", self.json), ("--report", self.report)):
@@ -34,6 +41,11 @@ class Outcome:
                 check_file(option, path)
         if self.json is not None and self.json == self.report:
             raise ValueError(f"--json and --report both name {self.json}; they need a file each")
+
+    def asked_for(self) -> str | None:
+        """What the command line names as a place for figures, if anything."""
+        file = self.json or self.report
+        return str(file) if file is not None else self.named or None
 
     def write(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Update the files. Called after every run, so that a failure later loses no figures."""
@@ -59,21 +71,15 @@ class Outcome:
             console.print("\n" + "\n".join(why), markup=False, soft_wrap=True)
         files = [
             f"{kind}: {path}"
-            for kind, path in (("report", self.report), ("json", self.json))
+            for kind, path in (("report", self.report), ("json", self.json), ("kept", self._kept()))
             if path is not None
         ]
         if files:
             console.print("\n" + "\n".join(files), markup=False, soft_wrap=True)
 
-
-def last_progress(nodes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A last progress event of each node, from the nodes of a result, so that the display ends complete."""
-    for node in nodes:
-        seconds = node["seconds"] or float("inf")
-        steps = {"step": node["steps"], "steps": node["steps"]} if node["role"] == "worker" else {}
-        yield {
-            **node,
-            **steps,
-            "samples_per_second": (node["samples"] - node["samples_before"]) / seconds,
-            "wait_fraction": node["wait_seconds"] / seconds,
-        }
+    def _kept(self) -> str | None:
+        """Where the runs are kept."""
+        if self.store is None or not self.store.kept:
+            return None
+        kept = self.store.kept
+        return str(kept[0]) if len(kept) == 1 else f"{len(kept)} runs in {self.store.path}"

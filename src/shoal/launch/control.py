@@ -138,7 +138,10 @@ def progress(
     `samples_before` samples and `waited_before` seconds of waiting.
     """
     meter, done = engine.meter, engine.progress
+    staleness = meter.staleness.copy()  # in one piece: another thread may be counting
+    updates = sum(staleness.values())
     return {
+        "seconds": elapsed,
         "rank": engine.rank,
         "role": "server" if engine.is_server else "worker",
         "step": done.version if engine.is_server else done.t,
@@ -149,6 +152,7 @@ def progress(
         "wait_fraction": (meter.wait_seconds - waited_before) / elapsed if elapsed else 0.0,
         "bytes_sent": meter.bytes_sent,
         "saved_seconds": meter.saved_seconds if meter.coded_bytes else None,
+        "staleness": sum(late * count for late, count in staleness.items()) / updates if updates else None,
     }
 
 
