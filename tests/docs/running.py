@@ -148,25 +148,40 @@ def expected(block: Block) -> str:
 
 
 def difference(shown: str, printed: str) -> str | None:
-    """How the end of what was printed differs from what is shown, but for spaces and nearly equal numbers.
+    """How what was printed differs from what is shown, but for spaces, line ends and nearly equal numbers.
 
-    A line of `…` alone stands for any number of lines; above it, the beginning is compared.
+    A line of `…` alone stands for anything. Without one, what is shown is the end of what was printed, before
+    which the blocks that this one continues may have printed, too.
     """
-    want, have = (tidy(text) for text in (shown, printed))
-    cut = want.index("…") if "…" in want else 0
-    first, last = want[:cut], want[cut + 1 :] if "…" in want else want
-    pairs = [*zip(first, have, strict=False), *zip(reversed(last), reversed(have), strict=False)]
-    if len(have) >= len(first) + len(last) and all(alike(a, b) for a, b in pairs):
+    parts = [part.split() for part in re.split(r"^…$", shown, flags=re.M)]
+    words = printed.split()
+    if (len(parts) == 1 and ends_with(words, parts[0])) or (len(parts) > 1 and matches(words, parts)):
         return None
+    want, have = (text.strip().splitlines() for text in (shown, printed))
     return "\n".join(difflib.unified_diff(want, have, "the page", "the run", lineterm=""))
 
 
-def tidy(text: str) -> list[str]:
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+def ends_with(words: list[str], part: list[str]) -> bool:
+    return len(words) >= len(part) and all(map(alike, part, words[len(words) - len(part) :]))
+
+
+def matches(words: list[str], parts: list[list[str]]) -> bool:
+    """Whether the words begin with the first part, end with the last, and have the others between."""
+    first, *between, last = parts
+    if len(words) < len(first) or not all(map(alike, first, words)):
+        return False
+    words = words[len(first) :]
+    for part in between:
+        starts = range(len(words) - len(part) + 1)
+        found = next((k for k in starts if all(map(alike, part, words[k:]))), None)
+        if found is None:
+            return False
+        words = words[found + len(part) :]
+    return ends_with(words, last)
 
 
 def alike(shown: str, printed: str) -> bool:
     if NUMBER.sub("#", shown) != NUMBER.sub("#", printed):
         return False
-    numbers = ([float(n.replace(",", "")) for n in NUMBER.findall(line)] for line in (shown, printed))
+    numbers = ([float(n.replace(",", "")) for n in NUMBER.findall(word)] for word in (shown, printed))
     return all(abs(a - b) <= NUMBERS_DIFFER_BY * max(abs(a), abs(b)) for a, b in zip(*numbers, strict=True))

@@ -201,9 +201,14 @@ def test_other_output_is_caught(printed: str):
     assert difference("a 98.00 %\nend\n", printed)
 
 
-def test_three_dots_stand_for_lines_left_out():
-    assert difference("a\n…\n", "a\nb\nc\n") is None
-    assert difference("a\n…\nd\n", "a\nb\nc\n")
+@pytest.mark.parametrize("shown", ["a\n…\n", "…\nc\n", "a\n…\nc\n", "a\n…\nb\n…\nc\n"])
+def test_three_dots_stand_for_what_is_left_out(shown: str):
+    assert difference(shown, "a b\nx y\nc\n") is None
+
+
+@pytest.mark.parametrize("shown", ["b\n…\n", "a\n…\nd\n", "a\n…\nd\n…\nc\n", "a\n…\nc\n…\nc\n"])
+def test_what_is_not_left_out_is_compared(shown: str):
+    assert difference(shown, "a b\nx y\nc\n")
 
 
 @pytest.mark.parametrize(
