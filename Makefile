@@ -63,7 +63,6 @@ docs: $(DOCS_READY) ## build the site, build/site/index.html; a dead link or an 
 dist: $(DOCS_READY) ## build the wheel and the source distribution into dist/
 	rm -rf dist
 	$(DOCS_BIN)/python -m build --no-isolation
-	$(DOCS_BIN)/twine check --strict dist/*
 
 # Code from protoc 25 (grpcio-tools 1.62) runs on protobuf 4.25 and on every later runtime. Code from protoc 27 or
 # later asks the runtime for its own version, and would force it on users. Hence an environment of its own.

@@ -24,8 +24,15 @@ UNRUN = {"checked", "shown"}
 def cases() -> Iterator[object]:
     for block in BLOCKS:
         if block.language not in OUTPUT and not UNRUN & block.words and not is_continued(block):
-            marks = [pytest.mark.slow, *([pytest.mark.soak] if "soak" in block.words else [])]
+            marks = [pytest.mark.slow, pytest.mark.timeout(limit(block) + 10)]
+            if "soak" in block.words:
+                marks.append(pytest.mark.soak)
             yield pytest.param(block, id=str(block), marks=marks)
+
+
+def limit(block: Block) -> int:
+    """Seconds that it may take, on a machine that does much else."""
+    return SOAK_SECONDS if "soak" in block.words else SECONDS
 
 
 @pytest.fixture
@@ -41,12 +48,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], 
 
 
 @pytest.mark.parametrize("block", [*cases()])
-@pytest.mark.timeout(SECONDS + 10)
 def test_the_block_runs(block: Block, folder: Callable[[Path], Path]):
     for need in needs(block):
         if sentence := NEEDS[need]():
             pytest.skip(sentence)
-    done = run_block(block, folder(block.page), SOAK_SECONDS if "soak" in block.words else SECONDS)
+    done = run_block(block, folder(block.page), limit(block))
     exits = int(block.names.get("exits", 0))
     assert done.returncode == exits, f"{block} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     if "prints" in block.words:
