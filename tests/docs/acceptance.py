@@ -7,6 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,21 +49,26 @@ def refusal(command: str) -> str | None:
 
     Raises ValueError for a program whose arguments nobody here can judge.
     """
+    if (judge := judge_of(command)) is None:
+        raise ValueError(f"nobody can tell whether this is right without running it: {command}")
+    return judge()
+
+
+def judge_of(command: str) -> Callable[[], str | None] | None:
+    """The function that judges the command, or None for a program that is not ours."""
     words = shlex.split(command, comments=True)
     while words and ASSIGNMENT.fullmatch(words[0]):
         del words[0]
-    if words and words[0] in LAUNCHERS:
-        words = launched(words)
-    match words:
+    match launched(words) if words and words[0] in LAUNCHERS else words:
         case ["shoal", *arguments]:
-            return refused_by_shoal(arguments)
+            return partial(refused_by_shoal, arguments)
         case ["python", "-m", "pytest", *arguments]:
-            return refused_by_pytest(arguments)
+            return partial(refused_by_pytest, arguments)
         case ["python", script, *arguments] if script.endswith(".py"):
-            return refused_by_script(script, arguments)
+            return partial(refused_by_script, script, arguments)
         case ["make", *targets]:
-            return refused_by_make(targets)
-    raise ValueError(f"nobody can tell whether this is right without running it: {command}")
+            return partial(refused_by_make, targets)
+    return None
 
 
 def launched(words: list[str]) -> list[str]:

@@ -23,6 +23,7 @@ from shoal.programs.tasks import TASKS
 SETUPS = Path(__file__).with_name("setups")
 BESIDE = ("benchmarks", "docs", "examples")  # folders of the repository that commands name
 LAUNCHER_VARIABLES = ("SHOAL_PLACE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+MODULES = ("accelerate", "jax", "keras", "lightning", "mlflow", "ray", "tensorboard", "transformers", "wandb")
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)")
 NUMBERS_DIFFER_BY = 0.15  # another processor rounds otherwise, and a short training ends elsewhere
 
@@ -46,8 +47,8 @@ def program(name: str, install: str) -> Callable[[], str | None]:
     return missing
 
 
-def module(name: str, install: str) -> Callable[[], str | None]:
-    return lambda: None if find_spec(name) else f"there is no module {name}: {install}"
+def module(name: str) -> Callable[[], str | None]:
+    return lambda: None if find_spec(name) else f"there is no module {name}: pip install {name}"
 
 
 def gpus(number: int) -> Callable[[], str | None]:
@@ -59,13 +60,13 @@ def gpus(number: int) -> Callable[[], str | None]:
 NEEDS: dict[str, Callable[[], str | None]] = {
     "caltech": data_of("caltech"),
     "gpu": gpus(1),
-    "jax": module("jax", "pip install jax"),
     "mnist": data_of("mnist"),
     "mpi": program("mpiexec", "pip install 'shoal[mpi]'"),
     "openssl": program("openssl", "apt-get install openssl"),
     "shakespeare": data_of("shakespeare"),
     "speech": data_of("speech"),
     "two_gpus": gpus(2),
+    **{name: module(name) for name in MODULES},
 }
 """What a block may need, each with a function that says what is missing here."""
 
@@ -108,8 +109,8 @@ def code(block: Block) -> str:
 
 def run_block(block: Block, folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
     if block.language != "python":
-        lines = "\n".join("\n".join(each.commands) for each in chain(block))
-        return run_line(["bash", "-euo", "pipefail", "-c", lines], folder, seconds)
+        lines = [each.text if each.language == "bash" else "\n".join(each.commands) for each in chain(block)]
+        return run_line(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], folder, seconds)
     script = folder / block.names.get("file", "block.py")
     script.write_text(code(block))
     if "__main__" in code(block):  # its workers import the script by its path
@@ -135,6 +136,19 @@ def run_line(line: list[str], folder: Path, seconds: float) -> subprocess.Comple
         process.communicate()
         raise
     return subprocess.CompletedProcess(line, process.returncode, out, err)
+
+
+def fault(block: Block, folder: Path, seconds: float) -> str | None:
+    """Run a block in its folder and say what went otherwise than the page promises."""
+    done = run_block(block, folder, seconds)
+    code = int(block.names.get("exits", 0))
+    if done.returncode != code:
+        return f"{block} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    if "prints" in block.words and (
+        wrong := difference(expected(block), done.stderr if code else done.stdout)
+    ):
+        return f"{block} prints something else:\n{wrong}\n{done.stderr}"
+    return None
 
 
 def expected(block: Block) -> str:
