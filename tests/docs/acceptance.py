@@ -92,7 +92,8 @@ def refused_by_shoal(arguments: list[str]) -> str | None:
         reached: list[str] = []
         patch.setattr(ENDS[name], lambda *given, **options: reached.append(name))
         done = CliRunner().invoke(app, arguments)
-    return None if reached and done.exit_code == 0 else done.output.strip() or str(done.exception)
+    accepted = done.exit_code == 0 and (reached or "--help" in arguments)
+    return None if accepted else done.output.strip() or str(done.exception)
 
 
 def refused_by_parser(name: str, arguments: list[str]) -> str | None:
