@@ -5,6 +5,8 @@ ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 PLAIN := .venv/.plain
+DOCS_BIN := .venv-docs/bin
+DOCS_READY := .venv-docs/.ready
 
 # The data sets that lie beside a checkout are used unless the environment names others.
 ifndef SHOAL_DATA
@@ -14,7 +16,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare quick test soak check format proto bench clean
+.PHONY: help demo compare quick test soak check format docs dist proto bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +54,16 @@ format: $(READY) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, its checks and the packages have an environment of their own, without torch: the reference is made
+# from the sources, which nothing imports.
+docs: $(DOCS_READY) ## build the site, build/site/index.html; a dead link or an unknown name is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict --quiet
+	$(DOCS_BIN)/cffconvert --validate -i CITATION.cff
+
+dist: $(DOCS_READY) ## build the wheel and the source distribution into dist/
+	rm -rf dist
+	$(DOCS_BIN)/python -m build --no-isolation
+
 # Code from protoc 25 (grpcio-tools 1.62) runs on protobuf 4.25 and on every later runtime. Code from protoc 27 or
 # later asks the runtime for its own version, and would force it on users. Hence an environment of its own.
 # 1.62.3 has wheels for Python 3.7 to 3.12: on a later Python name an older one, `make proto PYTHON=python3.11`.
@@ -71,7 +83,7 @@ bench: $(READY) ## check the stored figures, then run the benchmarks; they print
 	@set -e; for bench in $(BENCHES); do \
 	    echo "== $$bench"; $(BIN)/python "$$bench" $(ARGS); done
 
-clean: ## remove what the other targets made, except the environment in .venv
+clean: ## remove what the other targets made, except the environments
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f demo.html demo.json compare.html compare.json
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -83,4 +95,9 @@ $(READY) $(PLAIN): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.$(EXTRAS)'
+	touch $@
+
+$(DOCS_READY): constraints-docs.txt
+	test -x $(DOCS_BIN)/python || $(PYTHON) -m venv .venv-docs
+	$(DOCS_BIN)/python -m pip install -q -r constraints-docs.txt
 	touch $@

@@ -74,6 +74,7 @@ class ForkedPython:
         line: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
         pass_fds: Sequence[int] = (),
         stderr: int = subprocess.PIPE,
         **_: Any,
@@ -84,7 +85,7 @@ class ForkedPython:
         self.stdout = os.fdopen(reading, errors="replace")
         self._errors = os.fdopen(os.memfd_create("stderr"), "w+") if stderr == subprocess.PIPE else None
         errors = writing if self._errors is None else self._errors.fileno()
-        arguments = (list(line[1:]), dict(os.environ if env is None else env))
+        arguments = (list(line[1:]), dict(os.environ if env is None else env), cwd or Path.cwd())
         ends = Ends(writing, errors, *pass_fds)
         self._process = CONTEXT.Process(target=_run_python, args=(*arguments, ends))
         try:
@@ -130,17 +131,20 @@ class ForkedPython:
             return out, self._errors.read()
 
 
-def run_forked(line: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_forked(
+    line: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` would say of the same line."""
-    process = ForkedPython(line, env=env)
+    process = ForkedPython(line, env=env, cwd=cwd)
     out, err = process.communicate()
     return subprocess.CompletedProcess(list(line), process.wait(), out, err)
 
 
-def _run_python(line: list[str], env: dict[str, str], ends: Ends) -> None:
+def _run_python(line: list[str], env: dict[str, str], folder: Path, ends: Ends) -> None:
     """In the new process: do what `python *line` would, exit handlers included."""
     output, errors, *control = ends.fds
     os.setsid()
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     if control:

@@ -1,0 +1,2 @@
+def outputs(p, x):
+    return x @ p["w"]
