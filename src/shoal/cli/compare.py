@@ -11,6 +11,7 @@ import typer
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
 from shoal.cli.command import DOTTED, WORDS, Collective, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word, nearest
 from shoal.core.growth import Growth
@@ -117,6 +118,7 @@ def compare(
     every: Every = None,
     json: JsonFile = None,
     report: ReportFile = None,
+    watch: Watch = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing table only.")] = False,
 ) -> None:
     """Train one task with several strategies and compare the results.
@@ -131,7 +133,8 @@ def compare(
     Growth.parse(grow_batch, largest_batch)
     chosen, numbers = check_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
     virtual = read_virtual(transport == "sim", network, compute)
-    outcome = Outcome(json, report, target, command=shlex.join(["shoal", "compare", *ctx.meta[WORDS]]))
+    command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
+    outcome = Outcome(json, report, target, watch, command)
 
     from shoal.cli.comparison import compare_strategies  # imports torch
 

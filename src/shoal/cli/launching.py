@@ -13,7 +13,8 @@ from rich.text import Text
 
 from shoal.api.script import Printer, run_here, run_script
 from shoal.cli.checkpoint_options import resumable
-from shoal.cli.outcome import Outcome, last_progress
+from shoal.cli.outcome import Outcome, both, last_progress
+from shoal.cli.watch_options import live_page
 from shoal.codecs import CODECS
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
@@ -43,6 +44,8 @@ def launch(
     check_durability(place.durability, place.transport)
     if place.is_joined:
         check_joining(place, strategy, workers, outcome.json or outcome.report)
+        if outcome.watch:
+            raise ValueError(f"--watch shows processes that Shoal started; {place.launched} started these")
         run_here(script, arguments, place)
     else:
         refuse_mpi(place.transport)
@@ -93,19 +96,24 @@ def start(
     console = Console(stderr=True)
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
     count = "1 worker" if workers == 1 else f"{workers} workers"
-    with ProgressDisplay(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
-        progress.start(f"{name}, {count}", workers, strategy.servers * place.servers if strategy else 0)
+    servers = strategy.servers * place.servers if strategy else 0
+    display = ProgressDisplay(enabled=not quiet, console=console)
+    with live_page(outcome.watch) as page, display as progress, resumable(place.checkpoint):
+        progress.start(f"{name}, {count}", workers, servers)
+        page.start(name, workers, servers, facts=place.transport, task=Path(script).name)
         result = run_script(
             script,
             arguments,
             workers=workers,
             strategy=strategy,
             place=place,
-            on_progress=progress.update,
-            on_output=printer(console),
+            on_progress=both(progress.update, page.update),
+            on_output=both(printer(console), page.print),
         )
         for event in last_progress(result.nodes):
             progress.update(event)
+            page.update(event)
+        page.finish(result.record())
     outcome.write([result.record()])
     outcome.show([result.record()])
 

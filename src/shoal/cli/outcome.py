@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
 from shoal.cli.paths import check_file
+
+P = ParamSpec("P")
 
 JsonFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.", rich_help_panel="Files")
@@ -26,6 +28,7 @@ class Outcome:
     json: Path | None = None
     report: Path | None = None
     target: float | None = None  # the score to which runs are timed
+    watch: bool = False  # on a live page
     command: str = ""  # the user's own, to which advice adds an option
 
     def __post_init__(self) -> None:
@@ -66,6 +69,16 @@ class Outcome:
             console.print("\n" + "\n".join(files), markup=False, soft_wrap=True)
 
 
+def both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
+    """A function that passes its arguments to two, one after the other."""
+
+    def call(*args: P.args, **options: P.kwargs) -> None:
+        first(*args, **options)
+        second(*args, **options)
+
+    return call
+
+
 def last_progress(nodes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """A last progress event of each node, from the nodes of a result, so that the display ends complete."""
     for node in nodes:
@@ -74,6 +87,16 @@ def last_progress(nodes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
         yield {
             **node,
             **steps,
+            "state": "done",
             "samples_per_second": (node["samples"] - node["samples_before"]) / seconds,
             "wait_fraction": node["wait_seconds"] / seconds,
+            "compute_fraction": node["compute_seconds"] / seconds,
+            "staleness": mean_staleness(node["staleness"]),
+            "saved_seconds": node["saved_seconds"] if node["coded_bytes"] else None,
         }
+
+
+def mean_staleness(counts: Mapping[str, int]) -> float | None:
+    """How many versions behind updates were on average, from the counts of each."""
+    updates = sum(counts.values())
+    return sum(int(late) * count for late, count in counts.items()) / updates if updates else None

@@ -22,6 +22,7 @@ from shoal.cli.grpc_options import (
     read_access,
 )
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability
@@ -108,6 +109,7 @@ def run(
     insecure: Insecure = False,
     json: JsonFile = None,
     report: ReportFile = None,
+    watch: Watch = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the workers' own output.")] = False,
 ) -> None:
     """Start a training script once for each worker.
@@ -133,7 +135,7 @@ def run(
         token_file=token_file,
         insecure=insecure,
     )
-    outcome = Outcome(json, report)
+    outcome = Outcome(json, report, watch=watch)
 
     from shoal.cli.launching import launch  # imports torch
 

@@ -1,6 +1,7 @@
 """Control: the messages between a node's process and its launcher, as JSON on a pipe.
 
-node -> launcher   ready | progress | warning | paused (step) | idle | done (report) | interrupted | failed
+node -> launcher   ready | progress | figures | warning | paused (step) | idle | done (report) | interrupted |
+                   failed
 launcher -> node   go (elapsed, finished) | stop | run to (step; final: stop there, else pause again)
 """
 
@@ -15,6 +16,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +61,7 @@ class Control:
         """Send an event to the launcher. If the launcher is gone, this process exits with code 1."""
         said = json.dumps({"event": event, **fields}).encode()
         with self._one_at_a_time:
-            if self._connection is None or self.is_over.is_set():
+            if self._connection is None:
                 return
             try:
                 self._connection.send_bytes(said)
@@ -135,11 +137,13 @@ class Activity:
 class Reporter(Instrument):
     """Reports a node's progress to the launcher a few times a second.
 
-    It reports after steps, and once a second from a thread while a step takes longer.
+    It reports after steps, and once a second from a thread while a step takes longer, and calls `prepare`
+    before.
     """
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, prepare: Callable[[], None] = lambda: None) -> None:
         self._control = control
+        self._prepare = prepare
         self._activity = Activity()
         self._began: float | None = None
         self._next = 0.0
@@ -173,6 +177,7 @@ class Reporter(Instrument):
                 self._tell(engine, now - self._began)
 
     def _tell(self, engine: Engine, elapsed: float) -> None:
+        self._prepare()
         said = progress(engine, elapsed, self._samples_before, self._waited_before, self._activity)
         self._control.tell("progress", **said)
         if (

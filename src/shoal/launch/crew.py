@@ -253,8 +253,11 @@ class Crew:
                 elapsed = time.monotonic() - self._went_at
                 self._order(member, {"order": "go", "elapsed": elapsed, "finished": finished})
         elif event == "progress":
-            member.progress = said
-            self._tell(member)
+            if member.report is None:  # its thread may have sent one more
+                member.progress = said
+                self._tell(member)
+        elif event == "figures":
+            self._tell(member, **said)
         elif event == "warning":
             if not self._has_warned:  # all workers may send the same warning
                 LOG.warning("%s", said["text"])
@@ -265,7 +268,8 @@ class Crew:
             member.is_idle = True
         elif event == "done":
             member.report = said
-            self._tell(member, state="done")
+            member.progress["state"] = "done"
+            self._tell(member)
         elif event == "interrupted":
             self._interrupted = True
         elif event == "failed":

@@ -128,6 +128,7 @@ const shoalCharts = (() => {
     }
 
     resize() {
+      if (!this.holder.clientWidth) return; // hidden
       const { width, height } = this.size();
       if (width !== this.plot.width || height !== this.plot.height) this.plot.setSize({ width, height });
     }

@@ -64,6 +64,9 @@ class Timeline:
         if event.get("lost"):  # its figures are those of its last report
             event = {**self._nodes.get(rank, event), "state": "dead", "awaits": ""}
         self._nodes[rank] = event
+        if (reached := finite(event.get("test_accuracy"))) is not None and rank == 0:  # the script's own test
+            samples = sum(int(node.get("samples") or 0) for node in self._nodes.values())
+            self.points.append({"seconds": self._seconds, "samples": samples, "test_accuracy": reached})
         self.phase = "running"
         if now is not None:
             self._heard[rank] = now

@@ -100,7 +100,8 @@
     set(byId("facts"), facts(run));
     const isLive = !run.over && !ended;
     phase(isLive || run.over ? run.phase : "no longer connected", run.phase === "running" && isLive ? "running" : "");
-    set(byId("text"), frame.text);
+    set(byId("text"), isLatest && run.verdict ? "" : frame.text);
+    byId("text").hidden = !byId("text").textContent;
     const pays = isLatest && run.verdict ? run.verdict : frame.pays ?? "";
     byId("pays").hidden = !pays;
     set(byId("pays").lastElementChild, pays);
@@ -257,27 +258,36 @@
       `${one.name}: ${p.test_accuracy.toFixed(2)} % after ${seconds(one, p.seconds)}, ${number(p.samples)} samples`,
     ]));
     const marks = run.marks.map((mark) => ({ x: over === "time" ? mark.t : samplesAt(run, mark.t), text: mark.text }));
-    const chart = (id, title, drawn, y = {}) => {
+    const chart = (id, title, drawn, instead, y = {}) => {
+      const known = drawn.some((line) => line.points.some((point) => point[1] !== 0 || id !== "bytes"));
+      byId(id).hidden = !known;
+      set(byId(`no-${id}`), known ? "" : instead);
       const spec = { title, x: { label }, y, lines: drawn, marks };
-      if (charts[id]) charts[id].update(spec);
-      else charts[id] = new Chart(byId(id), spec);
+      if (known && charts[id]) charts[id].update(spec);
+      else if (known) charts[id] = new Chart(byId(id), spec);
     };
-    chart("loss", "Training loss", frames("loss", (y) => `loss ${number(y)}`));
-    const known = scores.some((line) => line.points.length);
-    byId("accuracy").hidden = !known;
-    set(byId("no-accuracy"), known ? "" : noAccuracy(run));
-    if (known) chart("accuracy", "Test accuracy, %", scores);
-    chart("bytes", "Bytes sent", frames("bytes", bytes), { floor: 0, text: bytes });
+    chart("loss", "Training loss", frames("loss", (y) => `loss ${number(y)}`), noLoss(run));
+    chart("accuracy", "Test accuracy, %", scores, noAccuracy(run));
+    chart("bytes", "Bytes sent", frames("bytes", bytes), "Nothing sent so far.", { floor: 0, text: bytes });
     const staleness = frames("staleness", (y) => `${number(y)} versions behind`);
-    byId("staleness-figure").hidden = staleness.every((line) => !line.points.length);
-    if (!byId("staleness-figure").hidden) chart("staleness", "Staleness", staleness, { floor: 0 });
+    chart("staleness", "Staleness", staleness, noStaleness(run), { floor: 0 });
     drawLegend();
   }
 
+  const OWN_LOOP = "A script with its own loop tells it with training.report";
+
+  function noLoss(run) {
+    return run.phase === "starting" ? "Not known yet." : `Not known. ${OWN_LOOP}(loss).`;
+  }
+
   function noAccuracy(run) {
-    if (run.over) return "There is none: a script tests its own model and prints the result, see its output below.";
-    return "Not known yet. Copies of the model are tested after training, so that tests take none of its time. "
-      + "A script with its own loop tests its model itself.";
+    const test = `${OWN_LOOP}(test_accuracy=…).`;
+    if (run.over) return `Not known. ${test}`;
+    return `Not known yet. Copies of the model are tested after training, so that tests take none of its time. ${test}`;
+  }
+
+  function noStaleness(run) {
+    return run.servers ? "No update so far." : "Not counted: this strategy has no server.";
   }
 
   function samplesAt(run, t) {
