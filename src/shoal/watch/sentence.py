@@ -33,7 +33,6 @@ class Standing:
 
     def count(self, event: Mapping[str, Any], is_worker: bool) -> None:
         """Add a node's last report."""
-        self.bytes_sent += int(event.get("bytes_sent") or 0)
         if (staleness := finite(event.get("staleness"))) is not None:
             self._staleness += staleness
             self._with_staleness += 1

@@ -47,6 +47,7 @@ class Timeline:
     is_over: bool = False
     _nodes: dict[int, Event] = field(default_factory=dict)
     _heard: dict[int, float] = field(default_factory=dict)  # when, on the clock of `add`
+    _bytes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of earlier incarnations, of this one
     _seconds: float = 0.0
     _spacing: float = 0.0
 
@@ -61,6 +62,7 @@ class Timeline:
         self._seconds = max(self._seconds, finite(event.get("seconds")) or finite(event.get("time")) or 0.0)
         if event.get("fault") and len(self.marks) < MOST_MARKS:
             self.marks.append({"t": self._seconds, "text": str(event["fault"]), "rank": rank})
+        self._count_bytes(rank, int(event.get("bytes_sent") or 0))
         if event.get("lost"):  # its figures are those of its last report
             event = {**self._nodes.get(rank, event), "state": "dead", "awaits": ""}
         self._nodes[rank] = event
@@ -85,10 +87,11 @@ class Timeline:
     def frame(self, now: float | None = None) -> Frame:
         """The state of all nodes now; `now` is on the clock of `add`."""
         standing = Standing(self.workers, self.baseline, self.virtual)
+        standing.bytes_sent = sum(map(sum, self._bytes.values()))
         nodes: list[list[Any]] = []
         for rank in range(self.workers + self.servers):
             event = self._nodes.get(rank)
-            nodes.append(_cells(event, self._is_silent(rank, now)))
+            nodes.append(_cells(event, sum(self._bytes.get(rank, ())), self._is_silent(rank, now)))
             if event is not None:
                 standing.count(event, is_worker=rank < self.workers)
         return {
@@ -133,11 +136,16 @@ class Timeline:
             ],
         }
 
+    def _count_bytes(self, rank: int, sent: int) -> None:
+        """A node that was restarted counts from zero: what it had sent before counts on."""
+        earlier, now = self._bytes.get(rank, (0, 0))
+        self._bytes[rank] = (earlier, sent) if sent >= now else (earlier + now, sent)
+
     def _is_silent(self, rank: int, now: float | None) -> bool:
         return now is not None and rank in self._heard and now - self._heard[rank] > SILENT_SECONDS
 
 
-def _cells(event: Event | None, silent: bool) -> list[Any]:
+def _cells(event: Event | None, bytes_sent: int, silent: bool) -> list[Any]:
     if event is None:
         return ["joining", 0, None, None, None, None, 0, ""]
     state = str(event.get("state") or "computing")
@@ -148,7 +156,7 @@ def _cells(event: Event | None, silent: bool) -> list[Any]:
         int(event.get("step") or 0),
         event.get("steps"),
         *(_digits(finite(event.get(key))) for key in ("loss", "samples_per_second", "wait_fraction")),
-        int(event.get("bytes_sent") or 0),
+        bytes_sent,
         str(event.get("awaits") or ""),
     ]
 

@@ -178,7 +178,7 @@
     const spoken = `${nodeName(run, rank)}: ${word(run, rank, state)}. ${text}`;
     if (total > 16 && item.title !== spoken) item.title = spoken;
     const done = node[STEPS] ? Math.min(1, node[STEP] / node[STEPS]) : 0;
-    bar.hidden = !node[STEPS];
+    bar.hidden = !node[STEPS] || rank >= run.workers;
     bar.firstChild.style.transform = `scaleX(${done})`;
   }
 
@@ -187,7 +187,7 @@
     const isServer = rank >= run.workers;
     if (node[STATE] === "joining") return "has not reported yet";
     parts.push(isServer ? `version ${number(node[STEP])}`
-      : `step ${number(node[STEP])}${node[STEPS] ? ` of ${number(node[STEPS])}` : ""}`);
+      : `step ${number(node[STEP])}${node[STEPS] >= node[STEP] ? ` of ${number(node[STEPS])}` : ""}`);
     if (node[LOSS] !== null && !isServer) parts.push(`loss ${number(node[LOSS])}`);
     if (node[RATE] && !isServer) parts.push(`${number(Math.round(node[RATE]))} samples/s`);
     if (node[WAIT] !== null && !isServer && run.workers > 1) parts.push(`${Math.round(100 * node[WAIT])} % waiting`);
