@@ -26,6 +26,8 @@ for logger in logging.root.manager.loggerDict.values():
         logger.propagate = True  # or pytest adds a handler to each of some forty, six times a test
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
 
+os.environ["SHOAL_RUNS"] = "none"  # or every run of a test would leave a folder here
+
 GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way out
 POLL_SECONDS = 0.01
 

@@ -28,6 +28,7 @@ FRONT = "__init__"  # the room of shoal/__init__.py itself
 _LOW = {"core", "engine", "vocabulary", "topologies", "strategies", "codecs", "collectives"}
 _PARTS = _LOW | {"sim", "transports", "replicas", "storage", "programs"}
 _STARTED = _PARTS | {"launch", "runs"}
+_KEPT = {"loggers", "records"}
 
 MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import each other
     "core": set(),
@@ -44,14 +45,16 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "programs": _LOW,
     "launch": _PARTS,
     "runs": _PARTS | {"launch"},
-    "api": _STARTED,
     "report": {"core"},
-    "watch": {"core", "report"},
+    "loggers": {"core"},
+    "records": {"core", "loggers", "report"},
+    "watch": {"core", "records", "report"},
+    "api": _STARTED | _KEPT,
     "studies": _STARTED | {"api", "report"},
     "demo": _STARTED | {"api", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
-    "cli": _STARTED | {"api", "report", "watch", "testing", "studies", "demo", FRONT},
-    FRONT: _STARTED | {"api"},
+    "cli": _STARTED | _KEPT | {"api", "report", "watch", "testing", "studies", "demo", FRONT},
+    FRONT: _STARTED | _KEPT | {"api"},
     "__main__": {"cli"},
 }
 

@@ -10,6 +10,7 @@ transports    how bytes move               sim          virtual time
 replicas      a model at one worker        runs         one run: plan, processes, result
 launch        who starts the nodes         storage      checkpoints, journals
 programs      built-in models and tasks    studies      published tables, made again
+records       what a run leaves behind     loggers      TensorBoard, W&B, MLflow, CSV
 report        tables, charts, progress     cli          the command line
 demo          what Shoal is good for       testing      checks for a strategy, codec or transport of yours
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.core.identity import SERVER
     from shoal.core.task import Data, Task
     from shoal.core.transport import Message, Transport
+    from shoal.loggers.logger import Logger
     from shoal.runs.result import Result
     from shoal.sim import Compute, Faults, Network
     from shoal.strategies.bmuf import BMUF
@@ -71,6 +73,7 @@ _HOMES = {
     "Faults": "shoal.sim:Faults",
     "Interrupted": "shoal.core.errors:Interrupted",
     "Local": "shoal.strategies.local:Local",
+    "Logger": "shoal.loggers.logger:Logger",
     "Message": "shoal.core.transport:Message",
     "Network": "shoal.sim:Network",
     "Node": "shoal.vocabulary.node:Node",
@@ -114,6 +117,7 @@ __all__ = [
     "Faults",
     "Interrupted",
     "Local",
+    "Logger",
     "Message",
     "Network",
     "Node",

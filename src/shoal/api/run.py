@@ -26,7 +26,11 @@ from shoal.launch.audience import Audience
 from shoal.launch.control import PROGRESS_SECONDS, Activity, Control, progress
 from shoal.launch.crew import Listener
 from shoal.launch.join import choose_mean
+from shoal.loggers.log_option import make_loggers
+from shoal.loggers.logger import Logger
 from shoal.programs.tasks import TASKS
+from shoal.records.recording import RunRecording, both, record_run
+from shoal.records.run_store import RunDescription, RunStore, open_store
 from shoal.replicas.module import build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Curve, holders, put_together
 from shoal.runs.evaluation import Buffers
@@ -64,6 +68,8 @@ def run(
     balance: bool = False,
     scale_lr: str = "none",
     on_progress: Listener | None = None,
+    log: str | Logger | Iterable[str | Logger] | None = None,
+    runs: str | Path | RunStore | None = None,
 ) -> Result:
     """Train `task` on many workers that `strategy` synchronises, and return the result.
 
@@ -82,6 +88,9 @@ def run(
     number of steps between checkpoints. A node that waits `timeout` seconds for a message gives up and names
     the peer. `threads` is the number of torch threads per process; by default they share the host's cores.
     `on_progress` is called with the nodes' progress.
+    `log` names loggers, as in "tensorboard:runs/" or ["csv", MyLogger()]: "tensorboard", "wandb", "mlflow",
+    "csv", or an object with the methods of `Logger`. `runs` is a folder in which the run is kept, for
+    `shoal runs` and `shoal report`; by default it is not.
     Raises WorkerFailed with the traceback of a worker that raised, and Interrupted after Ctrl-C.
     """
     chosen = TASKS.make(task) if isinstance(task, str) else task
@@ -103,17 +112,36 @@ def run(
         balance=balance,
         scale_lr=scale_lr,
     )
-    listener = Audience(on_progress)
     if transport != "sim" and (network or compute or faults):
         raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
-    try:
-        if transport != "sim":
-            return run_processes(plan, listener)
-        links = Network.parse(network) if isinstance(network, str) else network or Network()
-        speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
-        return _simulate(plan, links, speeds, faults, listener)
-    except KeyboardInterrupt:  # in virtual time, or while models are tested after training
-        raise Interrupted("stopped by Ctrl-C") from None
+    links = Network.parse(network) if isinstance(network, str) else network or Network()
+    speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
+    config = plan.config() if transport != "sim" else _config(plan, None, links, speeds)
+    with _recording(plan, config, log, runs) as kept:
+        listener = Audience(both(kept.event, on_progress))
+        if transport == "sim":
+            result = _simulate(plan, links, speeds, faults, listener)
+        else:
+            result = run_processes(plan, listener)
+        kept.done(result.record())
+    return result
+
+
+@contextmanager
+def _recording(
+    plan: Plan,
+    config: dict[str, Any],
+    log: str | Logger | Iterable[str | Logger] | None,
+    runs: str | Path | RunStore | None,
+) -> Iterator[RunRecording]:
+    """The recording of a run; Ctrl-C ends it with Interrupted."""
+    word, servers = STRATEGIES.name_of(plan.strategy), plan.nodes - plan.workers
+    about = RunDescription(plan.task.name, word, plan.workers, servers, config)
+    with record_run(about, open_store(runs), make_loggers(log)) as kept:
+        try:
+            yield kept
+        except KeyboardInterrupt:  # in virtual time, or while models are tested after training
+            raise Interrupted("stopped by Ctrl-C") from None
 
 
 # -- virtual time ----------------------------------------------------------------------------------
@@ -180,7 +208,7 @@ def _choose_mean(plan: Plan, network: Network) -> Mean:
     return choose_mean(plan.collective, None, plan.codec, plan.workers, link)
 
 
-def _config(plan: Plan, data: Data, network: Network, compute: Compute) -> dict[str, Any]:
+def _config(plan: Plan, data: Data | None, network: Network, compute: Compute) -> dict[str, Any]:
     """All settings as plain values, for the record of the run."""
     links = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
     return {

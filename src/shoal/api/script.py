@@ -74,7 +74,12 @@ def run_script(
         raise ShoalError(
             f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
         )
-    config: dict[str, Any] = {
+    return summarise(script_config(script, arguments, workers, place), reports)
+
+
+def script_config(script: str | Path, arguments: Sequence[str], workers: int, place: Place) -> dict[str, Any]:
+    """The settings of a script's run as plain values."""
+    return {
         "task": Path(script).name,
         "strategy": place.strategy or "as in the script",
         "codec": place.codec or "none",
@@ -86,7 +91,6 @@ def run_script(
         "arguments": list(arguments),
         **{f"strategy.{name}": value for name, value in place.strategy_options.items()},
     }
-    return summarise(config, reports)
 
 
 def _start(

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.paths import check_folder
 from shoal.core.errors import Interrupted
+from shoal.core.paths import check_folder
 
 CheckpointFolder = Annotated[
     Path | None,

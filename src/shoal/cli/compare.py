@@ -11,6 +11,7 @@ import typer
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
 from shoal.cli.command import DOTTED, WORDS, Collective, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word, nearest
@@ -119,6 +120,8 @@ def compare(
     json: JsonFile = None,
     report: ReportFile = None,
     watch: Watch = False,
+    runs: KeptRuns = None,
+    log: Loggers = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing table only.")] = False,
 ) -> None:
     """Train one task with several strategies and compare the results.
@@ -134,7 +137,7 @@ def compare(
     chosen, numbers = check_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
     virtual = read_virtual(transport == "sim", network, compute)
     command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
-    outcome = Outcome(json, report, target, watch, command)
+    outcome = Outcome(json, report, target, command, watch=watch, **read_records(runs, log, command))
 
     from shoal.cli.comparison import compare_strategies  # imports torch
 

@@ -12,12 +12,13 @@ import typer
 
 from shoal.api.run import run
 from shoal.cli.checkpoint_options import resumable
-from shoal.cli.outcome import Outcome, both, last_progress
+from shoal.cli.outcome import Outcome
 from shoal.cli.watch_options import live_page
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.task import Data, Task
 from shoal.launch.join import local_threads
+from shoal.records.recording import both, last_progress
 from shoal.report import ProgressDisplay
 from shoal.report.units import scaled_text
 from shoal.runs.plan import Plan
@@ -118,7 +119,13 @@ def run_all(
                 page.start(word, plan.workers, plan.nodes - plan.workers, **about(plan))
                 settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
                 with named(word), resumable(plan.checkpoint):
-                    result = run(**settings, **virtual, on_progress=both(progress.update, page.update))
+                    result = run(
+                        **settings,
+                        **virtual,
+                        on_progress=both(progress.update, page.update),
+                        log=outcome.loggers,
+                        runs=outcome.store,
+                    )
                 for event in last_progress(result.nodes):
                     progress.update(event)
                     page.update(event)

@@ -11,14 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from shoal.api.script import Printer, run_here, run_script
+from shoal.api.script import Printer, run_here, run_script, script_config
 from shoal.cli.checkpoint_options import resumable
-from shoal.cli.outcome import Outcome, both, last_progress
+from shoal.cli.outcome import Outcome
 from shoal.cli.watch_options import live_page
 from shoal.codecs import CODECS
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
 from shoal.launch.join import check_collective
+from shoal.records.recording import both, last_progress, record_run
+from shoal.records.run_store import RunDescription
 from shoal.report import ProgressDisplay
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
@@ -43,9 +45,7 @@ def launch(
         strategy.check(Setting(there, codec, place.durability, own_loop=True))
     check_durability(place.durability, place.transport)
     if place.is_joined:
-        check_joining(place, strategy, workers, outcome.json or outcome.report)
-        if outcome.watch:
-            raise ValueError(f"--watch shows processes that Shoal started; {place.launched} started these")
+        check_joining(place, strategy, workers, outcome)
         run_here(script, arguments, place)
     else:
         refuse_mpi(place.transport)
@@ -64,7 +64,7 @@ def make_strategy(place: Place) -> Strategy | None:
     return strategy
 
 
-def check_joining(place: Place, strategy: Strategy | None, workers: int | None, file: Path | None) -> None:
+def check_joining(place: Place, strategy: Strategy | None, workers: int | None, outcome: Outcome) -> None:
     """Raise ValueError for options that do not work where another launcher started the processes."""
     if place.transport not in {"torchrun": ("gloo", "grpc"), "mpi": ("mpi",)}[place.launched]:
         raise ValueError(f"transport {place.transport!r} cannot join processes that {place.launched} started")
@@ -79,8 +79,10 @@ def check_joining(place: Place, strategy: Strategy | None, workers: int | None, 
             f"-n {workers} does not fit: the launcher started {place.nodes} processes, {servers} of them for "
             f"servers. Omit -n, or start {workers + servers}"
         )
-    if file is not None:
-        raise ValueError(f"{file} cannot be written: figures are collected only from processes Shoal started")
+    if (wanted := outcome.asked_for()) is not None:
+        raise ValueError(
+            f"{wanted} does not work here: figures are collected only from processes that Shoal started"
+        )
 
 
 def start(
@@ -97,8 +99,15 @@ def start(
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
     count = "1 worker" if workers == 1 else f"{workers} workers"
     servers = strategy.servers * place.servers if strategy else 0
+    config = script_config(script, arguments, workers, place)
+    about = RunDescription(config["task"], config["strategy"], workers, servers, config)
     display = ProgressDisplay(enabled=not quiet, console=console)
-    with live_page(outcome.watch) as page, display as progress, resumable(place.checkpoint):
+    with (
+        live_page(outcome.watch) as page,
+        display as progress,
+        resumable(place.checkpoint),
+        record_run(about, outcome.store, outcome.loggers) as kept,
+    ):
         progress.start(f"{name}, {count}", workers, servers)
         page.start(name, workers, servers, facts=place.transport, task=Path(script).name)
         result = run_script(
@@ -107,9 +116,10 @@ def start(
             workers=workers,
             strategy=strategy,
             place=place,
-            on_progress=both(progress.update, page.update),
-            on_output=both(printer(console), page.print),
+            on_progress=both(kept.event, both(progress.update, page.update)),
+            on_output=both(kept.output, both(printer(console), page.print)),
         )
+        kept.done(result.record())
         for event in last_progress(result.nodes):
             progress.update(event)
             page.update(event)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.paths import check_file
+from shoal.core.paths import check_file
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from shoal.loggers.logger import Logger
+    from shoal.records.run_store import RunStore
 
 JsonFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.", rich_help_panel="Files")
@@ -28,8 +30,11 @@ class Outcome:
     json: Path | None = None
     report: Path | None = None
     target: float | None = None  # the score to which runs are timed
-    watch: bool = False  # on a live page
     command: str = ""  # the user's own, to which advice adds an option
+    watch: bool = False  # on a live page
+    store: RunStore | None = None  # where runs are kept
+    loggers: Sequence[Logger] = ()
+    named: str = ""  # the option that asks for a store or a logger, if one was given
 
     def __post_init__(self) -> None:
         for option, path in (("--json", self.json), ("--report", self.report)):
@@ -37,6 +42,13 @@ class Outcome:
                 check_file(option, path)
         if self.json is not None and self.json == self.report:
             raise ValueError(f"--json and --report both name {self.json}; they need a file each")
+
+    def asked_for(self) -> str | None:
+        """What the command line names as a place for figures, if anything."""
+        file = self.json or self.report
+        if self.watch:
+            return "--watch"
+        return str(file) if file is not None else self.named or None
 
     def write(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Update the files. Called after every run, so that a failure later loses no figures."""
@@ -62,41 +74,15 @@ class Outcome:
             console.print("\n" + "\n".join(why), markup=False, soft_wrap=True)
         files = [
             f"{kind}: {path}"
-            for kind, path in (("report", self.report), ("json", self.json))
+            for kind, path in (("report", self.report), ("json", self.json), ("kept", self._kept()))
             if path is not None
         ]
         if files:
             console.print("\n" + "\n".join(files), markup=False, soft_wrap=True)
 
-
-def both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
-    """A function that passes its arguments to two, one after the other."""
-
-    def call(*args: P.args, **options: P.kwargs) -> None:
-        first(*args, **options)
-        second(*args, **options)
-
-    return call
-
-
-def last_progress(nodes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A last progress event of each node, from the nodes of a result, so that the display ends complete."""
-    for node in nodes:
-        seconds = node["seconds"] or float("inf")
-        steps = {"step": node["steps"], "steps": node["steps"]} if node["role"] == "worker" else {}
-        yield {
-            **node,
-            **steps,
-            "state": "done",
-            "samples_per_second": (node["samples"] - node["samples_before"]) / seconds,
-            "wait_fraction": node["wait_seconds"] / seconds,
-            "compute_fraction": node["compute_seconds"] / seconds,
-            "staleness": mean_staleness(node["staleness"]),
-            "saved_seconds": node["saved_seconds"] if node["coded_bytes"] else None,
-        }
-
-
-def mean_staleness(counts: Mapping[str, int]) -> float | None:
-    """How many versions behind updates were on average, from the counts of each."""
-    updates = sum(counts.values())
-    return sum(int(late) * count for late, count in counts.items()) / updates if updates else None
+    def _kept(self) -> str | None:
+        """Where the runs are kept."""
+        if self.store is None or not self.store.kept:
+            return None
+        kept = self.store.kept
+        return str(kept[0]) if len(kept) == 1 else f"{len(kept)} runs in {self.store.path}"

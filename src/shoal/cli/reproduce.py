@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.outcome import JsonFile
-from shoal.cli.paths import check_file
+from shoal.core.paths import check_file
 from shoal.studies import STUDIES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
-from shoal.cli.command import DOTTED, PASSED, Collective, Durability, Servers, Timeout
+from shoal.cli.command import DOTTED, PASSED, WORDS, Collective, Durability, Servers, Timeout
 from shoal.cli.grpc_options import (
     Advertise,
     Authority,
@@ -22,6 +23,7 @@ from shoal.cli.grpc_options import (
     read_access,
 )
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
@@ -110,6 +112,8 @@ def run(
     json: JsonFile = None,
     report: ReportFile = None,
     watch: Watch = False,
+    runs: KeptRuns = None,
+    log: Loggers = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the workers' own output.")] = False,
 ) -> None:
     """Start a training script once for each worker.
@@ -118,7 +122,8 @@ def run(
     --codec may also follow the script's name. All other words after that name
     are arguments of the script, and so is everything after a bare --.
     """
-    script, rest = find_script([script, *(arguments or [])] if script else [], ctx.meta[PASSED])
+    passed = ctx.meta[PASSED]
+    script, rest = find_script([script, *(arguments or [])] if script else [], passed)
     check_strategy(strategy, ctx.meta[DOTTED], servers)
     check_words(codec, transport, collective, durability)
     if workers is not None and workers < 1:
@@ -135,7 +140,8 @@ def run(
         token_file=token_file,
         insecure=insecure,
     )
-    outcome = Outcome(json, report, watch=watch)
+    command = shlex.join(["shoal", "run", *ctx.meta[WORDS], *(["--", *passed] if passed else [])])
+    outcome = Outcome(json, report, watch=watch, **read_records(runs, log, command))
 
     from shoal.cli.launching import launch  # imports torch
 

@@ -155,13 +155,18 @@ class Plan:
             **({"scale_lr": self.scale_lr} if self.scale_lr != "none" else {}),
         }
 
-    def config(self, data: Data) -> dict[str, Any]:
-        """All settings as plain values, for the record of the run; `lr` is the rate that was trained with."""
+    def config(self, data: Data | None = None) -> dict[str, Any]:
+        """All settings as plain values, for the record of the run; `lr` is the rate that was trained with.
+
+        Without `data`, loads it if the learning rate is scaled: the factor may depend on the data's size.
+        """
+        scaled = self.scale_lr != "none"
+        factor = self.lr_factor(data or self.task.data()) if scaled else 1.0
         return {
             **self.same_run(),
-            "lr": self.scaled_task(data).lr,
+            "lr": self.task.lr * factor,
             "scale_lr": self.scale_lr,
-            "lr_factor": self.lr_factor(data),
+            "lr_factor": factor,
             "steps_per_update": self.strategy.steps_per_update(self.workers),
             "codec": CODECS.text_of(self.codec),
             "epochs": self.epochs,

@@ -1,10 +1,4 @@
-"""Replay: a run that was recorded in a folder, finished or still under way, as the frames of a page.
-
-run.json      what was asked for, and the state: running, done, failed or interrupted
-events.jsonl  the progress events, one a line
-log.txt       the output of the workers, each line with its node's name
-result.json   the figures, once there are any
-"""
+"""Replay: a run that is kept in a folder, ended or under way, as the frames of a page."""
 
 from __future__ import annotations
 
@@ -13,44 +7,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shoal.records.places import EVENTS, LOG
+from shoal.records.stored_runs import StoredRun, read_run
+from shoal.report.reading import Record, baseline_of
 from shoal.report.units import finite
 from shoal.report.verdicts import verdict
 from shoal.watch.feed import MOST_LINES, Feed
 from shoal.watch.timeline import MOST_FRAMES, Timeline
 
-ABOUT, EVENTS, LOG, RESULT = "run.json", "events.jsonl", "log.txt", "result.json"
-MOST_FOLDERS = 3  # named in a message
-
-
-def check_run(folder: Path) -> None:
-    """Raise ValueError if the folder holds no run."""
-    if (folder / ABOUT).is_file():
-        return
-    runs = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT}"))[-MOST_FOLDERS:]
-    if runs:
-        raise ValueError(f"{folder} holds several runs; name one, such as {folder / runs[-1]}")
-    what = f"{folder} holds no {ABOUT}" if folder.is_dir() else f"there is no folder {str(folder)!r}"
-    raise ValueError(f"{what}; name the folder of a run, or HOST:PORT/TOKEN as a run with --watch prints it")
-
 
 class Replay:
-    """Reads a run's folder into a feed: all that is there, then what is added while the run is under way."""
+    """Reads a run's folder into a feed: all that is there, then what is added while the run is under way.
 
-    def __init__(self, folder: Path, feed: Feed) -> None:
-        self._folder = folder
+    `others` are the records of the runs before it, to compare it with.
+    """
+
+    def __init__(self, stored: StoredRun, feed: Feed, others: list[Record] | None = None) -> None:
+        self._path = stored.path
         self._feed = feed
-        self._events = _NewLines(folder / EVENTS)
-        self._log = _NewLines(folder / LOG)
-        about = self._about()
+        self._records: list[Record] = [] if others is None else others
+        self._events = _NewLines(stored.path / EVENTS)
+        self._log = _NewLines(stored.path / LOG)
+        about = stored.about
         config = about.get("config") or {}
-        task = about.get("task") or config.get("task") or ""
-        strategy = about.get("strategy") or config.get("strategy") or "run"
+        task, strategy = about.get("task") or "", str(about.get("strategy") or stored.name)
+        virtual = config.get("transport") == "sim"
+        asked = {"task": task, "transport": "sim" if virtual else None}
+        single = baseline_of(asked, self._records)
         self.run = Timeline(
-            f"{strategy} on {task}" if task else str(strategy),
-            int(about.get("workers") or config.get("workers") or 1),
+            f"{strategy} on {task}" if task else strategy,
+            int(about.get("workers") or 1),
             int(about.get("servers") or 0),
-            virtual=config.get("transport") == "sim",
-            facts=" · ".join(str(fact) for fact in (config.get("transport"), about.get("name")) if fact),
+            virtual,
+            facts=" · ".join(str(fact) for fact in (config.get("transport"), stored.name) if fact),
+            baseline=None if single is None else finite(single.get("samples_per_second")),
         )
 
     def load(self) -> None:
@@ -66,20 +56,16 @@ class Replay:
         if events:
             self.run.keep(self.run.frame())
         self._feed.start(self.run)
-        self._print(list(self._log.read())[-MOST_LINES:])
+        self._print_new_lines()
         self._end_if_over()
 
     def follow(self) -> bool:
         """Take in what was added; whether the run is still under way."""
         for event in self._read_events():
             self._feed.add(event)
-        self._print(list(self._log.read())[-MOST_LINES:])
+        self._print_new_lines()
         self._end_if_over()
         return not self.run.is_over
-
-    def _about(self) -> dict[str, Any]:
-        about = json.loads((self._folder / ABOUT).read_text(encoding="utf-8"))
-        return about if isinstance(about, dict) else {}
 
     def _read_events(self) -> Iterator[dict[str, Any]]:
         nodes = self.run.workers + self.run.servers
@@ -91,27 +77,21 @@ class Replay:
             if isinstance(event, dict) and isinstance(event.get("rank"), int) and event["rank"] < nodes:
                 yield event
 
-    def _print(self, lines: list[str]) -> None:
-        for line in lines:
+    def _print_new_lines(self) -> None:
+        for line in list(self._log.read())[-MOST_LINES:]:
             name, _, text = line.partition(" | ")
             self._feed.print(name, text)
 
     def _end_if_over(self) -> None:
-        about = self._about()
-        state = str(about.get("state") or "running")
-        if state == "running" or self.run.is_over:
+        stored = read_run(self._path)
+        if stored.state in ("running", "running?") or self.run.is_over:
             return
-        record, why = self._record(), about.get("error")
-        how = f"{state}: {why}" if why else state
-        told = verdict(record) if record else ""
-        self._feed.finish(how, told, record.get("curve") or ())
-
-    def _record(self) -> dict[str, Any]:
-        try:
-            runs = json.loads((self._folder / RESULT).read_text(encoding="utf-8"))["runs"]
-        except (OSError, ValueError, KeyError):
-            return {}
-        return runs[0] if runs and isinstance(runs[0], dict) else {}
+        records = stored.records()
+        record: Record = records[0] if records else {}
+        self._records += [record] * bool(record)
+        told = verdict(record, baseline_of(record, self._records)) if record else ""
+        why = stored.about.get("error")
+        self._feed.finish(f"{stored.state}: {why}" if why else stored.state, told, record.get("curve") or ())
 
 
 class _NewLines:

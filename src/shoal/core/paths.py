@@ -1,4 +1,4 @@
-"""Files and folders named on the command line, tried before anything runs."""
+"""Files and folders that the user names, tried before anything runs."""
 
 from __future__ import annotations
 
