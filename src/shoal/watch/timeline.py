@@ -63,6 +63,8 @@ class Timeline:
         if event.get("fault") and len(self.marks) < MOST_MARKS:
             self.marks.append({"t": self._seconds, "text": str(event["fault"]), "rank": rank})
         self._count_bytes(rank, int(event.get("bytes_sent") or 0))
+        if "step" not in event:  # the report of a server at its end
+            event = {**event, "step": self._nodes.get(rank, {}).get("step")}
         if event.get("lost"):  # its figures are those of its last report
             event = {**self._nodes.get(rank, event), "state": "dead", "awaits": ""}
         self._nodes[rank] = event

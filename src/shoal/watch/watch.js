@@ -317,6 +317,7 @@
     const marks = run.marks.filter((mark) => mark.t <= frame.t || place < 0);
     const list = byId("faults");
     byId("no-faults").hidden = marks.length > 0;
+    for (const id of ["no-faults", "no-output"]) set(byId(id), run.over ? "None." : "None so far.");
     const told = marks.map((mark) => `${mark.t} ${mark.text}`).join("\n");
     if (list.dataset.told === told) return;
     list.dataset.told = told;
