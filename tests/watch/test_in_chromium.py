@@ -15,6 +15,7 @@ from watch_events import report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("chromium")]
 
+NAME, KILLED = "bmuf on train.py", "worker 2 was ended by SIGKILL"
 EVIL = "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
 
 
@@ -31,23 +32,26 @@ def page() -> Iterator[LivePage]:
         yield page
 
 
-def play(
-    page: LivePage, workers: int = 4, servers: int = 0, frames: int = 12, name: str = "bmuf on train.py"
-) -> None:
-    """A run of some seconds: all compute, one waits, and with a server worker 2 and the server are killed."""
+def play(page: LivePage, workers: int = 4, servers: int = 0, frames: int = 12, name: str = NAME) -> None:
+    """A run of some seconds: all compute, one waits, and with a server worker 2 is killed."""
     page.start(name, workers, servers, facts="processes")
     for k in range(1, frames + 1):
         for rank in range(workers + servers):
             role = "worker" if rank < workers else "server"
             waits = {"state": "waiting", "awaits": "'mean' from worker 0"} if rank == 1 else {}
-            event = report(rank, role=role, seconds=k / 2, step=8 * k, loss=2 * math.exp(-k / 6), samples=64 * k,
-                           bytes_sent=9000 * k, staleness=1.5 if role == "server" else None, **waits)  # fmt: skip
-            if servers and rank == 2 and k >= 5:
-                event |= {"lost": True, "state": "dead"} | (
-                    {"fault": "worker 2 was ended by SIGKILL"} if k == 5 else {}
-                )
-            page.update(event)
+            counts = {"seconds": k / 2, "step": 8 * k, "samples": 64 * k, "bytes_sent": 9000 * k}
+            figures = {"loss": 2 * math.exp(-k / 6), "staleness": 1.5 if role == "server" else None}
+            event = report(rank, role=role, **counts, **figures, **waits)
+            if servers and rank == 2 and k == 5:
+                event |= {"lost": True, "state": "dead", "fault": KILLED}
+            if not (servers and rank == 2 and k > 5):
+                page.update(event)
         page._feed.tick()
+
+
+def enter(browser: Chromium, field: str, value: str, event: str) -> None:
+    element = f"document.getElementById('{field}')"
+    browser.value(f"{element}.value = '{value}'; {element}.dispatchEvent(new Event('{event}'))")
 
 
 def curve(workers: int) -> dict[str, object]:
@@ -73,9 +77,7 @@ def test_the_page_shows_workers_curves_and_faults(browser, page):
     browser.open(page.address)
     browser.until("document.querySelectorAll('#nodes > li').length === 5")
     assert (shown(browser, "dead"), shown(browser, "waiting"), shown(browser, "computing")) == (1, 1, 3)
-    assert browser.value("document.getElementById('faults').textContent").endswith(
-        "worker 2 was ended by SIGKILL"
-    )
+    assert browser.value("document.getElementById('faults').textContent").endswith(KILLED)
     assert browser.value("document.querySelectorAll('.plot canvas').length") == 3  # no accuracy so far
     assert "tested after training" in browser.value("document.getElementById('no-accuracy').textContent")
     assert browser.value("document.getElementById('text').textContent").startswith("3 workers train")
@@ -89,9 +91,7 @@ def test_the_slider_goes_back_to_an_earlier_moment(browser, page):
     play(page, workers=4, servers=1)
     browser.open(page.address)
     browser.until("document.querySelectorAll('#nodes > li.dead').length === 1")
-    browser.value(
-        "(s => { s.value = 1; s.dispatchEvent(new Event('input')); })(document.getElementById('slider'))"
-    )
+    enter(browser, "slider", "1", "input")
     browser.until("document.querySelectorAll('#nodes > li.dead').length === 0")
     assert browser.value("document.getElementById('moment').textContent") == "1 of 6 s"
     assert browser.value("document.getElementById('faults').children.length") == 0
@@ -121,9 +121,7 @@ def test_runs_can_be_hidden_and_chosen(browser, page):
     browser.until("document.querySelectorAll('#legend button').length === 2")
     browser.value("document.querySelector('#legend button').click()")
     assert browser.value("document.querySelector('#legend button').getAttribute('aria-pressed')") == "false"
-    browser.value(
-        "(s => { s.value = '0'; s.dispatchEvent(new Event('change')); })(document.getElementById('run'))"
-    )
+    enter(browser, "run", "0", "change")
     browser.until("document.getElementById('name').textContent === 'single'")
 
 
@@ -154,9 +152,7 @@ def test_names_and_output_that_hold_a_script_are_harmless(browser, page):
     page.finish({**curve(2), "strategy": EVIL})
     browser.open(page.address)
     browser.until("document.querySelectorAll('#legend button').length === 2")
-    browser.value(
-        "(s => { s.value = '0'; s.dispatchEvent(new Event('change')); })(document.getElementById('run'))"
-    )
+    enter(browser, "run", "0", "change")
     browser.until("document.getElementById('faults').children.length === 1")
     assert EVIL in browser.value("document.getElementById('output').textContent")
     assert browser.value("document.querySelectorAll('main script, main img').length") == 0
