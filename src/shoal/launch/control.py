@@ -59,10 +59,10 @@ class Control:
 
     def tell(self, event: str, **fields: Any) -> None:
         """Send an event to the launcher. If the launcher is gone, this process exits with code 1."""
+        if self._connection is None:
+            return
         said = json.dumps({"event": event, **fields}).encode()
         with self._one_at_a_time:
-            if self._connection is None:
-                return
             try:
                 self._connection.send_bytes(said)
             except OSError:
