@@ -36,7 +36,7 @@ class WandB(Logger):
             name=name,
             config=dict(config),
             reinit="create_new",  # the user's own run, if there is one, stays as it is
-            settings=self._wandb.Settings(console="off"),
+            settings=self._wandb.Settings(console="off", quiet=True),  # the terminal is ours
         )
         self._run.define_metric("*", step_metric="step")
 

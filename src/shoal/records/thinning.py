@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 EVENT_SECONDS = 0.5
-EVENTS = 2000
+EVENTS = 1500
 """Each node's events come this far apart, and after EVENTS of all nodes ever further.
 
 The gap between two events of a node then grows with the time t as t * nodes / EVENTS. So ten times the time
-adds 4,600 events, about a megabyte, whatever the number of nodes.
+adds 3,500 events, about a megabyte, whatever the number of nodes.
 """
 
 MOST_LOG_BYTES = 2_000_000

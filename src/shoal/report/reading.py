@@ -27,14 +27,17 @@ def run_name(record: Record) -> str:
 
 
 def run_names(records: Sequence[Record]) -> list[str]:
-    """A name for each run. Runs with the same name also get the first settings in which they differ."""
+    """A name for each run. Of runs with the same name, those that were kept get the name of their folder.
+
+    The others get the first settings in which they differ.
+    """
     names = [run_name(record) for record in records]
     counts = Counter(names)
     settings = [_settings(record) for record in records]
     told: list[str] = []
     for name, mine in zip(names, settings, strict=True):
-        if counts[name] == 1:
-            told.append(name)
+        if counts[name] == 1 or "run" in mine:
+            told.append(str(mine["run"]) if counts[name] > 1 else name)
             continue
         alike = [other for twin, other in zip(names, settings, strict=True) if twin == name]
         differing = [key for key in mine if len({repr(other.get(key)) for other in alike}) > 1]
