@@ -6,6 +6,9 @@ from typing import Any
 
 from shoal.launch.crew import Listener
 
+NEWS = ("fault", "lost", "test_accuracy")
+"""Fields that an event has only when something happened, once."""
+
 
 class Audience:
     """Passes the nodes' progress to a listener, if there is one, and at the end that of the evaluation."""
@@ -26,4 +29,5 @@ class Audience:
         The event also has the fields of the last progress event, so that listeners can rely on its keys.
         """
         if self._last and self._listener is not None:
-            self._listener({**self._last, "tested": number, "copies": copies, "point": point})
+            last = {key: value for key, value in self._last.items() if key not in NEWS}
+            self._listener({**last, "tested": number, "copies": copies, "point": point})
