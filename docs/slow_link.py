@@ -33,7 +33,9 @@ def picture(records: list[dict[str, object]]) -> str:
         for k, (swatch, name) in enumerate(swatches)
     )
     figure = learning_curves(records, "test_accuracy").split("</figure>")[0]  # over time; then over samples
-    chart = figure[figure.index("<svg") :].replace("<svg ", '<svg y="54" width="640" height="386" ', 1)
+    chart = figure[figure.index("<svg") : figure.rindex("</svg>") + len("</svg>")].replace(
+        "<svg ", '<svg y="54" width="640" height="386" ', 1
+    )
     return PICTURE.format(css=CSS, legend="\n".join(legend), chart=chart)
 
 

@@ -48,11 +48,12 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "report": {"core"},
     "loggers": {"core"},
     "records": {"core", "loggers", "report"},
+    "watch": {"core", "records", "report"},
     "api": _STARTED | _KEPT,
     "studies": _STARTED | {"api", "report"},
     "demo": _STARTED | {"api", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
-    "cli": _STARTED | _KEPT | {"api", "report", "testing", "studies", "demo", FRONT},
+    "cli": _STARTED | _KEPT | {"api", "report", "watch", "testing", "studies", "demo", FRONT},
     FRONT: _STARTED | _KEPT | {"api"},
     "__main__": {"cli"},
 }

@@ -102,6 +102,24 @@ def test_progress_goes_on_while_the_copies_are_tested(transport):
 
 
 @pytest.mark.slow
+def test_a_lost_worker_is_told_once_in_virtual_time():
+    heard = []
+    shoal.run(
+        blobs(),
+        "asgd",
+        workers=4,
+        epochs=2,
+        transport="sim",
+        faults=shoal.Faults(noticed_after=0.01).crash(rank=1, step=2),
+        on_progress=heard.append,
+    )
+    (lost,) = [event for event in heard if event.get("fault")]
+    assert (lost["rank"], lost["role"], lost["state"], lost["lost"]) == (1, "worker", "dead", True)
+    assert lost["fault"] == "worker 1 was lost" and lost["seconds"] > 0
+    assert {event["state"] for event in heard if event["role"] == "server"} >= {"computing"}
+
+
+@pytest.mark.slow
 def test_an_ensemble_does_without_a_member_that_is_killed(crews):
     killed = []
 

@@ -204,4 +204,40 @@ def test_who_dies_and_is_done_without_is_told_to_the_listener():
     crew = Crew(2, 1, lambda rank, _: pairs[rank][0], heard.append)
     crew._went_at = 1.0
     crew.see_through()
-    assert heard[-1] == {"rank": 1, "role": "worker", "step": 7, "lost": True}
+    last = {event["rank"]: event for event in heard}
+    assert last[1]["lost"] is True and last[1]["state"] == "dead" and last[1]["step"] == 7
+    assert str(last[1]["fault"]).startswith("worker 1 was ended by SIG")
+    assert last[0]["state"] == last[2]["state"] == "done"
+    assert (last[0]["role"], last[2]["role"]) == ("worker", "server")
+    assert all(float(str(event["seconds"])) >= 0 for event in heard)
+
+
+def test_a_server_that_is_started_again_is_lost_then_joining_then_back():
+    worker, first, second = member(0), member(1), member(1)
+    second[0].incarnation = 1
+    heard: list[dict[str, object]] = []
+
+    def listener(event: dict[str, object]) -> None:
+        heard.append(event)
+        if event.get("state") == "joining":
+            say(second[1], "ready")
+            say(second[1], "done", rank=1)
+            second[1].close()
+            say(worker[1], "done", rank=0)
+            worker[1].close()
+
+    def start(rank: int, incarnation: int) -> Member:
+        return (worker[0], (first, second)[incarnation][0])[rank]
+
+    say(worker[1], "ready")
+    say(first[1], "ready")
+    say(first[1], "progress", rank=1, role="server", step=40, state="computing")
+    first[0].process.terminate()
+    first[1].close()
+    crew = Crew(1, 1, start, listener, restarts=True)
+    crew._went_at = 1.0
+    crew.see_through()
+    told = [(event["state"], event["step"], event.get("fault")) for event in heard if event["rank"] == 1]
+    assert told[0] == ("computing", 40, None)
+    assert told[1][:2] == ("dead", 40) and "SIG" in str(told[1][2])
+    assert told[2:] == [("joining", 40, None), ("waiting", 40, "worker 1 is back"), ("done", 40, None)]

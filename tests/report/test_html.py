@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from html.parser import HTMLParser
 
@@ -9,6 +12,8 @@ import pytest
 
 from shoal.report import write_html
 from shoal.report.html import page
+from shoal.report.reading import run_names
+from shoal.report.scripts import source
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -81,14 +86,38 @@ def test_all_charts_are_there_and_described(runs):
     assert len(labels) == 4 + 2 + len(runs) + 1
 
 
-def test_nothing_is_fetched_and_no_script_runs(runs):
-    document = page(runs)
+def without_library(document):
+    """The page without uPlot, whose first comment names its home."""
+    return document.replace(source("uplot.js"), "").replace(source("uplot.css"), "")
+
+
+def test_nothing_is_fetched(runs):
+    document = without_library(page(runs))
     reader = read(document)
-    assert not {"script", "link", "iframe", "img", "object"} & set(reader.tags)
+    assert not {"link", "iframe", "img", "object"} & set(reader.tags)
     assert not [
         value for _, name, value in reader.attributes if name in ("src", "href", "xlink:href", "action")
     ]
-    assert not re.search(r"https?://|url\(|@import|//", document)
+    assert not re.search(r"https?://|url\(|@import", document)
+    assert "default-src 'none'" in document
+    assert source("uplot_license.txt") in document and "uPlot 1.6.32" in document
+
+
+def test_only_the_scripts_of_the_package_may_run(runs):
+    document = page(runs)
+    allowed = re.search(r"script-src '(sha256-[^']+)'", document)[1]
+    (script,) = re.findall(r"<script>(.*?)</script>", document, flags=re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert allowed == f"sha256-{digest}"
+
+
+def test_a_chart_carries_its_points(runs):
+    found = re.findall(r'<script type="application/json" class="points">(.*?)</script>', page(runs))
+    charts = [json.loads(text) for text in found]
+    assert [chart["title"] for chart in charts] == ["Test accuracy, %"] * 2 + ["Test loss"] * 2
+    lines = {line["name"]: line["points"] for line in charts[0]["lines"]}
+    last = runs[1]["curve"][-1]
+    assert lines[run_names(runs)[1]][-1][:2] == [last["seconds"], last["test_accuracy"]]
 
 
 def test_every_string_is_escaped(make_run, make_node):
@@ -103,8 +132,9 @@ def test_every_string_is_escaped(make_run, make_node):
         staleness={"0": 1},
     )
     document = page([run, run], title=evil)
-    assert "<script" not in document
-    assert "script" not in read(document).tags
+    assert evil not in document and "<script>alert" not in document
+    kinds = [value for tag, name, value in read(document).attributes if tag == "script" and name == "type"]
+    assert read(document).tags.count("script") == len(kinds) + 1  # data, and the script of the page
     assert "&lt;script&gt;" in document
 
 
@@ -150,7 +180,7 @@ def test_summary_marks_the_best_run(runs):
 
 
 def test_simulated_runs_are_in_virtual_time(runs):
-    assert "virtual" not in page(runs)
+    assert "virtual" not in without_library(page(runs)).replace(source("charts.js"), "")
     document = page([{**run, "transport": "sim"} for run in runs])
     assert "virtual time" in document
     assert "over virtual seconds" in document
@@ -165,10 +195,12 @@ def test_empty_and_single_point_curves_are_drawn(make_run, curve):
 
 def test_holes_in_a_curve_are_left_out(make_run):
     hole = {"seconds": 1.0, "samples": 64, "test_accuracy": None, "test_loss": float("nan")}
-    document = page([make_run("bmuf", curve=[hole], test_accuracy=None, test_loss=float("inf"))])
+    document = without_library(
+        page([make_run("bmuf", curve=[hole], test_accuracy=None, test_loss=float("inf"))])
+    )
     read(document)
     assert "no measurements" in document
-    assert "nan" not in re.sub(r"<style>.*?</style>", "", document, flags=re.S).lower()
+    assert "nan" not in re.sub(r"<(style|script)>.*?</\\1>", "", document, flags=re.S).lower()
 
 
 def test_a_record_with_nothing_but_a_name_is_reported():

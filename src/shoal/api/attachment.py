@@ -72,6 +72,7 @@ class Attachment:
         self._buffers = buffers
         self._strategy = strategy
         self._control = place.open_control()
+        self._told_loss: Tensor | float | None = None
         self._replica = AttachedReplica(model, *optimizers)
         me = place.identity(strategy)
         self._between_steps = self._make_between_steps(place, codec, me.workers)
@@ -118,7 +119,7 @@ class Attachment:
             codec=codec,
             timeout=place.timeout,
             between_steps=self._between_steps,
-            observers=(Reporter(self._control),),
+            observers=(Reporter(self._control, self._note_loss),),
             **place.recovery.settings(me, self._replica.layout, x.nbytes),
         )
 
@@ -235,6 +236,22 @@ class Attachment:
             leaving.start()
             leaving.join(LEAVING_SECONDS)  # what ended training must be heard of, whoever does not answer
             set_current(None)
+
+    def report(
+        self, loss: Tensor | float | None = None, *, test_accuracy: Tensor | float | None = None
+    ) -> None:
+        """Tell the launcher figures that only your loop knows, for the live page and the records of the run.
+
+        Call it after any step, or all: a loss is read only when this worker's next report is due. The test
+        accuracy, in per cent, is passed on at once, also after `finish()`; worker 0's is shown.
+        """
+        self._told_loss = self._told_loss if loss is None else loss
+        if test_accuracy is not None:
+            self._control.tell("figures", test_accuracy=float(test_accuracy))
+
+    def _note_loss(self) -> None:
+        if self._told_loss is not None:
+            self.engine.meter.loss = float(self._told_loss)
 
     def _hang_up(self) -> None:
         with contextlib.suppress(Exception):  # training has failed already, and that is what is reported
@@ -361,6 +378,7 @@ class Attachment:
     def _close(self) -> None:
         engine = self.engine
         seconds = engine.channel.now() - self._began
+        self._note_loss()
         drive(engine.transport.close())
         if not engine.is_server:
             self._give_back()

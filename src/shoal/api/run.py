@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,8 +21,9 @@ from shoal.core.task import Data, Task
 from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
 from shoal.engine.group import Mean
-from shoal.launch.control import PROGRESS_SECONDS, Control, progress
-from shoal.launch.crew import Audience, Listener
+from shoal.launch.audience import Audience
+from shoal.launch.control import PROGRESS_SECONDS, Activity, Control, progress
+from shoal.launch.crew import Listener
 from shoal.launch.join import choose_codec, choose_mean
 from shoal.loggers.log_option import make_loggers
 from shoal.loggers.logger import Logger
@@ -234,9 +236,33 @@ class _Ticker(Instrument):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._next: dict[int, float] = {}
+        self._activities: defaultdict[int, Activity] = defaultdict(Activity)
+        self._lost: set[int] = set()  # told of, and not seen since
 
     def step(self, engine: Engine) -> None:
         rank = engine.rank
         if (now := monotonic()) >= self._next.get(rank, 0.0):
             self._next[rank] = now + PROGRESS_SECONDS
-            self._listener(progress(engine, engine.channel.now(), engine.progress.samples_before))
+            self._listener(self._progress(engine, rank))
+
+    def update(self, engine: Engine) -> None:
+        self.step(engine)
+
+    def fault(self, engine: Engine, what: str) -> None:
+        """Tell once of a lost node; every node that misses it reports the same."""
+        lost = next(reversed(engine.mailbox.gone), None)
+        if lost is None or lost in self._lost:
+            return
+        self._lost.add(lost)
+        role = "worker" if lost < engine.identity.workers else "server"
+        of_it = {"rank": lost, "role": role, "step": 0, "steps": None, "loss": float("nan")}
+        news = {"seconds": engine.channel.now(), "lost": True, "state": "dead", "fault": what}
+        self._listener({**of_it, **news})
+
+    def _progress(self, engine: Engine, rank: int) -> dict[str, Any]:
+        before, activity = engine.progress.samples_before, self._activities[rank]
+        said = progress(engine, engine.channel.now(), before, activity=activity)
+        if rank in self._lost:
+            self._lost.discard(rank)
+            said["fault"] = f"{engine.name} is back"
+        return said

@@ -1,4 +1,4 @@
-"""The command line: shoal demo | compare | run | runs | report | reproduce | list | doctor.
+"""The command line: shoal demo | compare | run | runs | report | watch | reproduce | list | doctor.
 
 Each command's module reads and checks its arguments without importing torch, then calls the module beside it.
 
@@ -6,11 +6,12 @@ demo        what Shoal is good for             shoal.demo   its acts
 compare     one task, several strategies       comparison   the runs of a comparison
 run         a script on several workers        launching    starts its processes, or joins a launcher's
 runs        runs that are kept                 report       table and page of several of them
+watching    runs on a live page                shoal.watch  the page, live or replayed
 reproduce   a published table, made again      listing      every word and its options: shoal list
 doctor      what works on this machine         machine      the tests behind it; probe.py tries the transports
 command     how arguments are read, errors reported
 outcome     the closing table and files
-checkpoint_options, grpc_options, record_options   options that commands share
+checkpoint_options, grpc_options, record_options, watch_options   options that commands share
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import compare, demo, doctor, listing, report, reproduce, run, runs
+from shoal.cli import compare, demo, doctor, listing, report, reproduce, run, runs, watching
 from shoal.cli.command import Command, Commands, ScriptCommand, StrategyCommand
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
@@ -45,6 +46,7 @@ app.command(
     options_metavar="[OPTIONS] RUN...",
     epilog=EXIT_CODES,
 )(report.report_runs)
+app.command("watch", cls=Command, epilog=EXIT_CODES)(watching.watch)
 app.command("reproduce", cls=Command, epilog=EXIT_CODES)(reproduce.reproduce)
 app.command(
     "list",

@@ -12,6 +12,7 @@ from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoi
 from shoal.cli.command import DOTTED, WORDS, Collective, Durability, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
+from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word, nearest
 from shoal.core.growth import Growth
@@ -123,6 +124,7 @@ def compare(
     every: Every = None,
     json: JsonFile = None,
     report: ReportFile = None,
+    watch: Watch = False,
     runs: KeptRuns = None,
     log: Loggers = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing table only.")] = False,
@@ -140,7 +142,7 @@ def compare(
     chosen, numbers = check_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
     virtual = read_virtual(transport == "sim", network, compute)
     command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
-    outcome = Outcome(json, report, target, command, **read_records(runs, log, command))
+    outcome = Outcome(json, report, target, command, watch=watch, **read_records(runs, log, command))
 
     from shoal.cli.comparison import compare_strategies  # imports torch
 

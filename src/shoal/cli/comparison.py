@@ -13,11 +13,12 @@ import typer
 from shoal.api.run import run
 from shoal.cli.checkpoint_options import resumable
 from shoal.cli.outcome import Outcome
+from shoal.cli.watch_options import live_page
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.task import Data, Task
 from shoal.launch.join import choose_codec, local_threads
-from shoal.records.recording import last_progress
+from shoal.records.recording import both, last_progress
 from shoal.report import ProgressDisplay
 from shoal.report.units import scaled_text
 from shoal.runs.plan import Plan
@@ -111,26 +112,35 @@ def run_all(
     """Run them one after the other. If one fails, the figures of those before it are written and shown."""
     records: list[dict[str, Any]] = []
     try:
-        with progress:
+        with live_page(outcome.watch) as page, progress:
             for number, (word, plan) in enumerate(plans.items(), 1):
                 title = f"{word} on {plan.task.name}, {told(plan, data)} ({number} of {len(plans)})"
                 progress.start(title, plan.workers, plan.nodes - plan.workers)
+                page.start(word, plan.workers, plan.nodes - plan.workers, **about(plan))
                 settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
                 with named(word), resumable(plan.checkpoint):
                     result = run(
                         **settings,
                         **virtual,
-                        on_progress=progress.update,
+                        on_progress=both(progress.update, page.update),
                         log=outcome.loggers,
                         runs=outcome.store,
                     )
                 for event in last_progress(result.nodes):
                     progress.update(event)
+                    page.update(event)
+                page.finish(result.record())
                 records.append(result.record())
                 outcome.write(records)
     finally:
         if records:
             outcome.show(records)
+
+
+def about(plan: Plan) -> dict[str, Any]:
+    """What the live page says of a run."""
+    facts = f"{plan.task.name} · {plan.transport}"
+    return {"virtual": plan.transport == "sim", "facts": facts, "task": plan.task.name}
 
 
 def told(plan: Plan, data: Data) -> str:

@@ -14,6 +14,7 @@ from rich.text import Text
 from shoal.api.script import Printer, run_here, run_script, script_config
 from shoal.cli.checkpoint_options import resumable
 from shoal.cli.outcome import Outcome
+from shoal.cli.watch_options import live_page
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
 from shoal.launch.join import check_collective, choose_codec
@@ -79,7 +80,7 @@ def check_joining(place: Place, strategy: Strategy | None, workers: int | None, 
         )
     if (wanted := outcome.asked_for()) is not None:
         raise ValueError(
-            f"{wanted} cannot be written: figures are collected only from processes Shoal started"
+            f"{wanted} does not work here: figures are collected only from processes that Shoal started"
         )
 
 
@@ -99,22 +100,29 @@ def start(
     servers = strategy.servers * place.servers if strategy else 0
     config = script_config(script, arguments, workers, strategy, place)
     about = RunDescription(config["task"], config["strategy"], workers, servers, config)
-    recording = record_run(about, outcome.store, outcome.loggers)
     display = ProgressDisplay(enabled=not quiet, console=console)
-    with display as progress, resumable(place.checkpoint), recording as kept:
+    with (
+        live_page(outcome.watch) as page,
+        display as progress,
+        resumable(place.checkpoint),
+        record_run(about, outcome.store, outcome.loggers) as kept,
+    ):
         progress.start(f"{name}, {count}", workers, servers)
+        page.start(name, workers, servers, facts=place.transport, task=Path(script).name)
         result = run_script(
             script,
             arguments,
             workers=workers,
             strategy=strategy,
             place=place,
-            on_progress=both(kept.event, progress.update),
-            on_output=both(kept.output, printer(console)),
+            on_progress=both(kept.event, both(progress.update, page.update)),
+            on_output=both(kept.output, both(printer(console), page.print)),
         )
         kept.done(result.record())
         for event in last_progress(result.nodes):
             progress.update(event)
+            page.update(event)
+        page.finish(result.record())
     outcome.write([result.record()])
     outcome.show([result.record()])
 

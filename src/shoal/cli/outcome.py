@@ -31,6 +31,7 @@ class Outcome:
     report: Path | None = None
     target: float | None = None  # the score to which runs are timed
     command: str = ""  # the user's own, to which advice adds an option
+    watch: bool = False  # on a live page
     store: RunStore | None = None  # where runs are kept
     loggers: Sequence[Logger] = ()
     named: str = ""  # the option that asks for a store or a logger, if one was given
@@ -45,6 +46,8 @@ class Outcome:
     def asked_for(self) -> str | None:
         """What the command line names as a place for figures, if anything."""
         file = self.json or self.report
+        if self.watch:
+            return "--watch"
         return str(file) if file is not None else self.named or None
 
     def write(self, records: Sequence[Mapping[str, Any]]) -> None:

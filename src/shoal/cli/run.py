@@ -24,6 +24,7 @@ from shoal.cli.grpc_options import (
 )
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
+from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability
@@ -110,6 +111,7 @@ def run(
     insecure: Insecure = False,
     json: JsonFile = None,
     report: ReportFile = None,
+    watch: Watch = False,
     runs: KeptRuns = None,
     log: Loggers = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the workers' own output.")] = False,
@@ -139,7 +141,7 @@ def run(
         insecure=insecure,
     )
     command = shlex.join(["shoal", "run", *ctx.meta[WORDS], *(["--", *passed] if passed else [])])
-    outcome = Outcome(json, report, **read_records(runs, log, command))
+    outcome = Outcome(json, report, watch=watch, **read_records(runs, log, command))
 
     from shoal.cli.launching import launch  # imports torch
 

@@ -1,6 +1,7 @@
 """Control: the messages between a node's process and its launcher, as JSON on a pipe.
 
-node -> launcher   ready | progress | warning | paused (step) | idle | done (report) | interrupted | failed
+node -> launcher   ready | progress | figures | warning | paused (step) | idle | done (report) | interrupted |
+                   failed
 launcher -> node   go (elapsed, finished) | stop | run to (step; final: stop there, else pause again)
 """
 
@@ -13,7 +14,9 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +31,11 @@ COSTLY = 0.05
 """The share of a node's time that compression may lose before the node warns."""
 
 PROGRESS_SECONDS = 0.2
+
+QUIET_SECONDS = 1.0
+"""How long a step may take before the node reports in the middle of it, computing or waiting."""
+
+LAST_EVENTS = {"done", "interrupted", "failed"}
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -42,7 +50,9 @@ class Control:
     """A node's connection to its launcher. Without a launcher there is none, and the node starts at once."""
 
     def __init__(self, connection: Connection | None = None) -> None:
+        self.is_over = threading.Event()  # set when the node has nothing more to tell
         self._connection = connection
+        self._one_at_a_time = threading.Lock()  # a node also reports from a thread: see Reporter
         self._arrivals = select.poll()  # reused: creating one at every step takes longer than polling
         if connection is not None:
             self._arrivals.register(connection.fileno(), select.POLLIN)
@@ -51,10 +61,14 @@ class Control:
         """Send an event to the launcher. If the launcher is gone, this process exits with code 1."""
         if self._connection is None:
             return
-        try:
-            self._connection.send_bytes(json.dumps({"event": event, **fields}).encode())
-        except OSError:
-            os._exit(1)
+        said = json.dumps({"event": event, **fields}).encode()
+        with self._one_at_a_time:
+            try:
+                self._connection.send_bytes(said)
+            except OSError:
+                os._exit(1)
+            if event in LAST_EVENTS:
+                self.is_over.set()
 
     def heard(self) -> dict[str, Any] | None:
         """The next order if one has arrived, else None; never waits."""
@@ -89,15 +103,48 @@ class Control:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
+        self.is_over.set()
+        with self._one_at_a_time:
+            if self._connection is not None:
+                self._connection.close()
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether anybody listens."""
+        return self._connection is not None
+
+
+class Activity:
+    """What a node does: for whom it waits at this moment, else what it did most since the last report."""
+
+    def __init__(self) -> None:
+        self._before = (0.0, 0.0, 0.0)
+        self._version = 0
+
+    def now(self, engine: Engine) -> tuple[str, str]:
+        """One word, computing, sending or waiting, and the message that it waits for, if it does."""
+        meter, version, awaited = engine.meter, engine.progress.version, engine.mailbox.waiting
+        totals = (meter.compute_seconds, meter.send_seconds, meter.wait_seconds)
+        spent = [total - before for total, before in zip(totals, self._before, strict=True)]
+        was, self._before, self._version = self._version, totals, version
+        if engine.is_server:
+            return ("computing", "") if version > was else ("waiting", awaited)
+        if awaited:
+            return "waiting", awaited
+        return ("computing", "sending", "waiting")[spent.index(max(spent))], ""
 
 
 class Reporter(Instrument):
-    """Reports a node's progress to the launcher a few times a second."""
+    """Reports a node's progress to the launcher a few times a second.
 
-    def __init__(self, control: Control) -> None:
+    It reports after steps, and once a second from a thread while a step takes longer, and calls `prepare`
+    before.
+    """
+
+    def __init__(self, control: Control, prepare: Callable[[], None] = lambda: None) -> None:
         self._control = control
+        self._prepare = prepare
+        self._activity = Activity()
         self._began: float | None = None
         self._next = 0.0
         self._samples_before = 0
@@ -115,11 +162,24 @@ class Reporter(Instrument):
         if self._began is None:
             self._began, self._samples_before = now, engine.progress.samples
             self._waited_before = engine.meter.wait_seconds
+            if self._control.has_launcher:
+                threading.Thread(target=self._stand_by, args=[engine], name="progress", daemon=True).start()
         if now < self._next:
             return
         self._next = now + PROGRESS_SECONDS
-        elapsed = now - self._began
-        self._control.tell("progress", **progress(engine, elapsed, self._samples_before, self._waited_before))
+        self._tell(engine, now - self._began)
+
+    def _stand_by(self, engine: Engine) -> None:
+        """Report while no step ends."""
+        while not self._control.is_over.wait(QUIET_SECONDS):
+            now = engine.channel.now()
+            if self._began is not None and now > self._next + QUIET_SECONDS - PROGRESS_SECONDS:
+                self._tell(engine, now - self._began)
+
+    def _tell(self, engine: Engine, elapsed: float) -> None:
+        self._prepare()
+        said = progress(engine, elapsed, self._samples_before, self._waited_before, self._activity)
+        self._control.tell("progress", **said)
         if (
             not self._has_warned
             and elapsed > WARNING_SECONDS
@@ -130,7 +190,11 @@ class Reporter(Instrument):
 
 
 def progress(
-    engine: Engine, elapsed: float, samples_before: int = 0, waited_before: float = 0.0
+    engine: Engine,
+    elapsed: float,
+    samples_before: int = 0,
+    waited_before: float = 0.0,
+    activity: Activity | None = None,
 ) -> dict[str, Any]:
     """The progress of a node as plain values.
 
@@ -138,6 +202,7 @@ def progress(
     `samples_before` samples and `waited_before` seconds of waiting.
     """
     meter, done = engine.meter, engine.progress
+    state, awaited = (activity or Activity()).now(engine)
     staleness = meter.staleness.copy()  # in one piece: another thread may be counting
     updates = sum(staleness.values())
     return {
@@ -152,7 +217,10 @@ def progress(
         "wait_fraction": (meter.wait_seconds - waited_before) / elapsed if elapsed else 0.0,
         "bytes_sent": meter.bytes_sent,
         "saved_seconds": meter.saved_seconds if meter.coded_bytes else None,
+        "compute_fraction": meter.compute_seconds / elapsed if elapsed else 0.0,
         "staleness": sum(late * count for late, count in staleness.items()) / updates if updates else None,
+        "state": state,
+        "awaits": awaited,
     }
 
 

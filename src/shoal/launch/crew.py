@@ -73,28 +73,6 @@ class ProcessHandle(Protocol):
         ...
 
 
-class Audience:
-    """Passes the nodes' progress to a listener, if there is one, and at the end that of the evaluation."""
-
-    def __init__(self, listener: Listener | None) -> None:
-        self._listener = listener
-        self._last: dict[str, Any] = {}
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        """Pass on a progress event of a node."""
-        self._last = event
-        if self._listener is not None:
-            self._listener(event)
-
-    def tested(self, number: int, copies: int) -> None:
-        """Report that `number` of `copies` snapshots are tested.
-
-        The event also has the fields of the last progress event, so that listeners can rely on its keys.
-        """
-        if self._last and self._listener is not None:
-            self._listener({**self._last, "tested": number, "copies": copies})
-
-
 @dataclass
 class Member:
     """One node's process, with the launcher's end of its control connection."""
@@ -270,12 +248,16 @@ class Crew:
         if event == "ready":
             member.ready = True
             if member.incarnation:
+                self._tell(member, state="waiting", fault=f"{member.name} is back")
                 finished = [m.rank for m in self.members if m.rank < self.workers and m.report]
                 elapsed = time.monotonic() - self._went_at
                 self._order(member, {"order": "go", "elapsed": elapsed, "finished": finished})
         elif event == "progress":
-            member.progress = said
-            self.on_progress(said)
+            if member.report is None:  # its thread may have sent one more
+                member.progress = said
+                self._tell(member)
+        elif event == "figures":
+            self._tell(member, **said)
         elif event == "warning":
             if not self._has_warned:  # all workers may send the same warning
                 LOG.warning("%s", said["text"])
@@ -286,6 +268,8 @@ class Crew:
             member.is_idle = True
         elif event == "done":
             member.report = said
+            member.progress["state"] = "done"
+            self._tell(member)
         elif event == "interrupted":
             self._interrupted = True
         elif event == "failed":
@@ -312,17 +296,26 @@ class Crew:
             if left:
                 undone = "" if self.takes_over else f". Nobody does {_undone_steps(member)}"
                 LOG.warning("%s %s; the other %d go on%s", member.name, how, left, undone)
-                last = {"rank": member.rank, "role": "worker", "step": 0, **member.progress}
-                self.on_progress({**last, "lost": True})
+                self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
             return left > 0
         if not self.restarts or not member.ready:  # one that died before it was ready would do so again
             return False
         LOG.warning("%s %s; it is started again", member.name, how)
+        self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
         successor = self.start(member.rank, member.incarnation + 1)
         self.members[self.members.index(member)] = successor
         member.connection.close()
         member.process.close()
+        successor.progress = {**member.progress, "state": "joining"}
+        self._tell(successor)
         return True
+
+    def _tell(self, member: Member, **news: Any) -> None:
+        """Pass a member's last progress on to the listener, with the time of the run and the news, if any."""
+        role = "worker" if member.rank < self.workers else "server"
+        nothing_yet = {"rank": member.rank, "role": role, "step": 0, "steps": None, "loss": float("nan")}
+        elapsed = time.monotonic() - self._went_at if self._went_at else 0.0
+        self.on_progress({**nothing_yet, **member.progress, "seconds": elapsed, **news})
 
     def _fail(self) -> None:
         """Raise WorkerFailed for the root cause. A lost peer is a consequence of that peer's own failure."""

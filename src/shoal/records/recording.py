@@ -140,4 +140,6 @@ def last_progress(nodes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
             "wait_fraction": node["wait_seconds"] / seconds,
             "saved_seconds": node["saved_seconds"] if node["coded_bytes"] else None,
             "staleness": behind / pushes if pushes else None,
+            "compute_fraction": node["compute_seconds"] / seconds,
+            "state": "done",
         }

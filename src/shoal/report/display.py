@@ -152,8 +152,8 @@ class ProgressDisplay:
     def _cells(self, role: str, rank: int) -> list[RenderableType]:
         event = self._nodes.get((role, rank))
         name = Text(self._name(role, rank))
-        if event is None or event.get("lost"):
-            return [name, Text("lost" if event else "starting", "dim"), "", "", "", "", ""]
+        if event is None or event.get("lost") or event.get("state") == "joining":
+            return [name, Text("lost" if event and event.get("lost") else "starting", "dim"), *[""] * 5]
         steps = event.get("steps")
         done = float(event.get("step") or 0)
         bar = ProgressBar(total=float(steps), completed=done, width=BAR_WIDTH) if steps else ""

@@ -1,4 +1,4 @@
-"""The HTML report: one file that opens offline, needs no script and can be printed."""
+"""The HTML report: one file that opens offline, fetches nothing and can be printed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shoal.report.advice import advice
 from shoal.report.files import plain, write_whole
 from shoal.report.goal import highest_end
 from shoal.report.reading import BASELINE, Record, is_virtual, node_name, run_names
+from shoal.report.scripts import digest, report_script, uplot_style
 from shoal.report.style import CSS
 from shoal.report.svg import line_swatch
 from shoal.report.table import columns_for
@@ -49,14 +50,16 @@ def page(records: Sequence[Record], title: str | None = None, target: float | No
 
 
 def document(title: str, facts: str, body: str) -> str:
-    """An HTML page: title, a line of facts, body."""
-    name = escape(title)
+    """An HTML page: title, a line of facts, body. Its policy allows its own script and style alone."""
+    name, style, script = escape(title), f"{CSS}\n{uplot_style()}", report_script()
+    policy = f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}"
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="generator" content="shoal">\n<title>{name}</title>\n<style>\n{CSS}\n</style>\n</head>\n'
+        f'<meta name="generator" content="shoal">\n<title>{name}</title>\n<style>{style}</style>\n</head>\n'
         f'<body>\n<main>\n<h1>{name}</h1>\n<p class="facts">{escape(facts)}</p>\n'
-        f"{body}\n</main>\n</body>\n</html>\n"
+        f"{body}\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
     )
 
 

@@ -1,18 +1,18 @@
-"""The style sheet of the report: light, dark and paper; nothing is fetched."""
+"""The style sheet of the report and of the live page: light, dark and paper; nothing is fetched."""
 
 CSS = """
 :root {
   color-scheme: light dark;
   --page: #ffffff; --ink: #1b2126; --soft: #5a646d; --rule: #e2e6e9; --grid: #eceff1; --tint: #f6f8f9;
-  --s0: #0068a8; --s1: #cc5500; --s2: #00855f; --s3: #b0468a; --s4: #a07400; --s5: #3b94cf;
-  --base: #5a646d;
+  --s0: #0068a8; --s1: #cc5500; --s2: #00855f; --s3: #b0468a; --s4: #a07400; --s5: #2f9fd8;
+  --s6: #6a4fc9; --fault: #c2262e; --base: #5a646d;
   --compute: #0068a8; --send: #d98200; --wait: #d2a3bf; --other: #d5dade;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #14181b; --ink: #e4e8ea; --soft: #9ba6ae; --rule: #2c3338; --grid: #242a2e; --tint: #1b2024;
     --s0: #58aee6; --s1: #f28b4a; --s2: #35c496; --s3: #e08fc0; --s4: #dcb03f; --s5: #a5d8fa;
-    --base: #aab4bb;
+    --s6: #b09cf5; --fault: #ff7b7b; --base: #aab4bb;
     --compute: #4a9fd8; --send: #e9a63c; --wait: #8c5f79; --other: #3d464c;
   }
 }
@@ -20,8 +20,8 @@ CSS = """
   :root {
     color-scheme: light;
     --page: #ffffff; --ink: #000000; --soft: #444444; --rule: #cccccc; --grid: #e6e6e6; --tint: #ffffff;
-    --s0: #0068a8; --s1: #cc5500; --s2: #00855f; --s3: #b0468a; --s4: #a07400; --s5: #3b94cf;
-    --base: #5a646d;
+    --s0: #0068a8; --s1: #cc5500; --s2: #00855f; --s3: #b0468a; --s4: #a07400; --s5: #2f9fd8;
+    --s6: #6a4fc9; --fault: #c2262e; --base: #5a646d;
     --compute: #0068a8; --send: #d98200; --wait: #d2a3bf; --other: #d5dade;
   }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
@@ -87,7 +87,7 @@ figcaption { margin-bottom: 12px; font-size: 15px; font-weight: 600; line-height
 .mark { stroke: var(--page); stroke-width: 1; }
 .piece { stroke: var(--page); stroke-width: 1; }
 .s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); }
-.s3 { --c: var(--s3); } .s4 { --c: var(--s4); } .s5 { --c: var(--s5); }
+.s3 { --c: var(--s3); } .s4 { --c: var(--s4); } .s5 { --c: var(--s5); } .s6 { --c: var(--s6); }
 .base { --c: var(--base); } .line.base { stroke-dasharray: 2 5; }
 .line.d1 { stroke-dasharray: 7 5; } .line.d2 { stroke-dasharray: 1 5 7 5; }
 .t-compute { --c: var(--compute); } .t-send { --c: var(--send); }
@@ -105,6 +105,35 @@ summary:hover { color: var(--s0); }
 .config th { color: var(--soft); }
 .config td { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: 14px; }
 .config td { overflow-wrap: anywhere; }
+.live > svg.chart { display: none; }
+.plot { position: relative; min-height: 210px; border-radius: 3px; }
+.plot:focus-visible, button:focus-visible, input:focus-visible, a:focus-visible {
+  outline: 2px solid var(--s0); outline-offset: 3px;
+}
+.plot .u-select { background: var(--ink); opacity: 0.1; }
+.plot .u-hz .u-cursor-x { border-right: 1px solid var(--soft); opacity: 0.5; }
+.tip { position: absolute; top: 0; left: 0; z-index: 3; max-width: min(280px, 100%); padding: 5px 9px; }
+.tip { background: var(--ink); color: var(--page); border-radius: 4px; font-size: 13px; line-height: 1.4; }
+.tip { pointer-events: none; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.dot { position: absolute; top: -5px; left: -5px; width: 10px; height: 10px; border-radius: 50%; }
+.dot { border: 2px solid var(--page); pointer-events: none; z-index: 2; }
+.unseen { position: absolute; width: 1px; height: 1px; margin: 0; overflow: hidden; clip-path: inset(50%); }
+button { font: inherit; color: inherit; cursor: pointer; }
+.reset { position: absolute; top: 6px; right: 14px; z-index: 4; padding: 2px 10px; font-size: 13px; }
+.reset { background: var(--page); border: 1px solid var(--soft); border-radius: 4px; }
+.toggle { display: flex; align-items: center; margin: -4px -6px; padding: 4px 6px; text-align: left; }
+.toggle { background: none; border: 0; border-radius: 4px; overflow-wrap: anywhere; }
+.toggle:hover, .sort:hover { color: var(--s0); }
+.toggle[aria-pressed="false"] { color: var(--soft); text-decoration: line-through; }
+.toggle[aria-pressed="false"] .swatch { opacity: 0.3; }
+.sort { padding: 0; background: none; border: 0; text-align: inherit; font-weight: inherit; }
+[aria-sort="ascending"] .sort::after { content: " ↑"; }
+[aria-sort="descending"] .sort::after { content: " ↓"; }
+[hidden] { display: none !important; }
+@media print {
+  .live > svg.chart { display: block; }
+  .plot { display: none; }
+}
 @media (max-width: 560px) {
   main { padding-top: 32px; }
   h2 { margin-top: 56px; }

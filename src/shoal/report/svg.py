@@ -1,11 +1,13 @@
 """Charts as inline SVG: lines, columns and stacked bars, coloured by the classes of the page around them.
 
-No colours are written here, only classes (`s0` … `s5` for series, `base` for the run the others are measured
-against), so that one style sheet serves light, dark and paper.
+No colours are written here, only classes (`s0` … `s6` for series, `base` for the run the others are measured
+against), so that one style sheet serves light, dark and paper. Beside a line chart lie its points as JSON:
+`charts.js` draws from them a chart to point at and to zoom. The SVG serves paper and pages without scripts.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from html import escape
 
 WIDTH, HEIGHT = 480, 290
 LEFT, RIGHT, TOP, BOTTOM = 48, 468, 12, 244  # the plot area inside them
-COLOURS = 6
+COLOURS = 7
 BASE = -1  # style of the run the others are measured against
 MOST_MARKERS = 24
 MOST_COUNTS = 12  # numbers of workers and the like that each have a tick
@@ -123,12 +125,12 @@ def _counts_or_round(values: set[float]) -> list[float]:
 
 
 def series_class(style: int) -> str:
-    """The classes of a series: one of six colours, a dash for each further round."""
+    """The classes of a series: one of seven colours, a dash for each further round."""
     return "base" if style == BASE else f"s{style % COLOURS} d{style // COLOURS % 3}"
 
 
 def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, floor: float | None = None) -> str:
-    """A line for each series, cut off below `floor`. Without points, an empty frame."""
+    """A line for each series, cut off below `floor`, with its points as JSON; an empty frame without any."""
     points = [point for line in series for point in line.points]
     if not points:
         return _svg(f"{title}: no measurements", _nothing("no measurements"))
@@ -149,7 +151,40 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, floor: fl
     grid = _x_axis(x, along, [tick for tick in x_ticks if tick <= along.high * 1.0001]) + _y_axis(
         y, up, y_ticks
     )
-    return _svg(f"{title}, over {x.label}: {ends}", f"{grid}{inner}{lines}</svg>")
+    drawn = _svg(f"{title}, over {x.label}: {ends}", f"{grid}{inner}{lines}</svg>")
+    return drawn + _points(title, series, x, y, floor)
+
+
+def _points(title: str, series: Sequence[Series], x: Axis, y: Axis, floor: float | None) -> str:
+    """A line chart as `charts.js` reads it."""
+    lines = [
+        {
+            "name": line.name,
+            "style": line.style,
+            "points": [
+                [_six(point.x), _six(point.y), point.note]
+                for point in sorted(line.points, key=lambda point: point.x)
+            ],
+        }
+        for line in series
+    ]
+    chart = {
+        "title": title,
+        "x": {"label": x.label, "log": x.log},
+        "y": {"label": y.label, "log": y.log, "floor": floor},
+        "lines": lines,
+    }
+    return f'<script type="application/json" class="points">{script_json(chart)}</script>'
+
+
+def _six(value: float) -> float:
+    """Six digits, which is more than a screen has."""
+    return float(f"{value:.6g}")
+
+
+def script_json(value: object) -> str:
+    """JSON that cannot end the script element around it."""
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def column_chart(

@@ -100,21 +100,23 @@ def put_together(
     buffers: Sequence[Buffers],
     task: Task,
     data: Data,
-    told: Callable[[int, int], None],
+    told: Callable[[int, int, dict[str, Any] | None], None],
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Return the trained model and its learning curve.
 
     `modules` and `copies` are the modules and snapshots of the nodes that hold the solution, `buffers` are
-    those of the workers. Testing may take a while: `told(tested, total)` is called before each test.
+    those of the workers. Testing may take a while: `told(tested, total, last point)` is called before each
+    test.
     """
     model = modules[0]
     if strategy.independent:
         model = EnsembleModel(modules, classes=not data.y.is_floating_point())
     else:
         load_mean_buffers(model, buffers)
-    points, whole = [], join_slices(copies, strategy.independent)
+    points: list[dict[str, Any]] = []
+    whole = join_slices(copies, strategy.independent)
     for number, snapshot in enumerate(whole):
-        told(number, len(whole))
+        told(number, len(whole), points[-1] if points else None)
         points.append(score(snapshot, model, task, data))
     return model, points
 

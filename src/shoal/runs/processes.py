@@ -19,10 +19,11 @@ from shoal.core.replica import Replica
 from shoal.core.task import Data
 from shoal.core.vector import trainable
 from shoal.engine.engine import Engine, Instrument
+from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control, Reporter, leave_with_parent
-from shoal.launch.crew import Audience, Crew, Member, ctrl_c_ignored
+from shoal.launch.crew import Crew, Member, ctrl_c_ignored
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.recovery import Recovery
