@@ -46,10 +46,12 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "runs": _PARTS | {"launch"},
     "api": _STARTED,
     "report": {"core"},
+    "manifests": {"core"},
+    "ray": _STARTED | {"api"},
     "studies": _STARTED | {"api", "report"},
     "demo": _STARTED | {"api", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
-    "cli": _STARTED | {"api", "report", "testing", "studies", "demo", FRONT},
+    "cli": _STARTED | {"api", "report", "manifests", "ray", "testing", "studies", "demo", FRONT},
     FRONT: _STARTED | {"api"},
     "__main__": {"cli"},
 }

@@ -158,7 +158,7 @@ class ScriptProcess:
 
 
 def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:
-    """Run `script` in this process, which torchrun or mpiexec has started as the node at `place`.
+    """Run `script` in this process, which torchrun, srun or mpiexec has started as the node at `place`.
 
     Raises WorkerFailed with the traceback of what the script raised.
     """
@@ -166,8 +166,8 @@ def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None
     sys.argv = [str(script), *arguments]
     if place.launched == "mpi":
         start_mpi(place.timeout)  # before the script: if the script fails, MPI then ends the whole job
-        if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it, mpiexec does not
-            torch.set_num_threads(local_threads(place.local_nodes))
+    if place.launched != "torchrun" and "OMP_NUM_THREADS" not in os.environ:  # which torchrun sets
+        torch.set_num_threads(place.threads)
     try:
         _run_to_its_end(sys.argv[0])
     except ShoalError:

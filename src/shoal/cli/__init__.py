@@ -1,10 +1,11 @@
-"""The command line: shoal demo | compare | run | reproduce | list | doctor.
+"""The command line: shoal demo | compare | run | manifest | reproduce | list | doctor.
 
 Each command's module reads and checks its arguments without importing torch, then calls the module beside it.
 
 demo        what Shoal is good for             shoal.demo   its acts
 compare     one task, several strategies       comparison   the runs of a comparison
 run         a script on several workers        launching    starts its processes, or joins a launcher's
+manifest    the file that starts a run on a cluster: Slurm, Kubernetes
 reproduce   a published table, made again      listing      every word and its options: shoal list
 doctor      what works on this machine         machine      the tests behind it; probe.py tries the transports
 command     how arguments are read, errors reported
@@ -19,8 +20,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import compare, demo, doctor, listing, reproduce, run
-from shoal.cli.command import Command, Commands, ScriptCommand, StrategyCommand
+from shoal.cli import compare, demo, doctor, listing, manifest, reproduce, run
+from shoal.cli.command import Command, CommandGroup, Commands, ScriptCommand, StrategyCommand
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
 
@@ -30,6 +31,16 @@ app.command("compare", cls=StrategyCommand, epilog=EXIT_CODES)(compare.compare)
 app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES)(
     run.run
 )
+manifests = typer.Typer(cls=CommandGroup, help="Print the file that starts a run on Slurm or Kubernetes.")
+for kind, show in (
+    ("slurm", manifest.slurm),
+    ("jobset", manifest.jobset_yaml),
+    ("trainjob", manifest.trainjob_yaml),
+):
+    manifests.command(
+        kind, cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES
+    )(show)
+app.add_typer(manifests, name="manifest")
 app.command("reproduce", cls=Command, epilog=EXIT_CODES)(reproduce.reproduce)
 app.command(
     "list",

@@ -40,10 +40,13 @@ def resumable(checkpoint: str | None) -> Iterator[None]:
     try:
         yield
     except (Interrupted, KeyboardInterrupt):
-        if checkpoint is None:
-            advice = "No checkpoint was saved; add --checkpoint DIR to be able to resume"
-        elif any(Path(checkpoint).glob("step-*")):
-            advice = f"The checkpoint is in {checkpoint}; the same command resumes from it"
-        else:
-            advice = f"There is no checkpoint in {checkpoint} yet; the same command starts again"
-        raise Interrupted(f"stopped by Ctrl-C. {advice}.") from None
+        raise Interrupted(f"stopped by Ctrl-C. {advice(checkpoint)}.") from None
+
+
+def advice(checkpoint: str | None) -> str:
+    """Whether a stopped run has left a checkpoint, and how to resume from it."""
+    if checkpoint is None:
+        return "No checkpoint was saved; add --checkpoint DIR to be able to resume"
+    if any(Path(checkpoint).glob("step-*")):
+        return f"The checkpoint is in {checkpoint}; the same command resumes from it"
+    return f"There is no checkpoint in {checkpoint} yet; the same command starts again"

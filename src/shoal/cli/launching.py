@@ -8,13 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
+from shoal.api.attachment import current
 from shoal.api.script import Printer, run_here, run_script
-from shoal.cli.checkpoint_options import resumable
+from shoal.cli.checkpoint_options import advice, resumable
+from shoal.cli.command import INTERRUPTED
 from shoal.cli.outcome import Outcome, last_progress
 from shoal.codecs import CODECS
+from shoal.core.errors import Interrupted
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
 from shoal.launch.join import check_collective
@@ -32,7 +36,7 @@ def launch(
     quiet: bool,
 ) -> None:
     """Run `script` on so many workers. `settings` are fields of Place."""
-    place = replace(Place.find(), **settings)
+    place = replace(Place.find(settings.get("transport")), **settings)
     strategy = make_strategy(place)
     codec = CODECS.read(place.codec or "none")
     check_collective(place.collective, codec)
@@ -43,7 +47,7 @@ def launch(
     check_durability(place.durability, place.transport)
     if place.is_joined:
         check_joining(place, strategy, workers, outcome.json or outcome.report)
-        run_here(script, arguments, place)
+        join(script, arguments, place)
     else:
         refuse_mpi(place.transport)
         start(script, arguments, number, strategy, place, outcome, quiet)
@@ -63,11 +67,12 @@ def make_strategy(place: Place) -> Strategy | None:
 
 def check_joining(place: Place, strategy: Strategy | None, workers: int | None, file: Path | None) -> None:
     """Raise ValueError for options that do not work where another launcher started the processes."""
-    if place.transport not in {"torchrun": ("gloo", "grpc"), "mpi": ("mpi",)}[place.launched]:
-        raise ValueError(f"transport {place.transport!r} cannot join processes that {place.launched} started")
+    starter = {"slurm": "srun"}.get(place.launched, place.launched)
+    if place.transport not in (("mpi",) if place.launched == "mpi" else ("gloo", "grpc")):
+        raise ValueError(f"transport {place.transport!r} cannot join processes that {starter} started")
     if place.durability == "journal":
         raise ValueError(
-            f"{place.launched} started the processes, and does not restart a server that dies; "
+            f"{starter} started the processes, and does not restart a server that dies; "
             "take durability 'memory', and --checkpoint"
         )
     servers = 0 if strategy is None else strategy.servers * place.servers
@@ -78,6 +83,21 @@ def check_joining(place: Place, strategy: Strategy | None, workers: int | None, 
         )
     if file is not None:
         raise ValueError(f"{file} cannot be written: figures are collected only from processes Shoal started")
+
+
+def join(script: str, arguments: Sequence[str], place: Place) -> None:
+    """Run the script as one node of a run whose processes another program has started.
+
+    When all were asked to stop, the node of rank 0 says so; the exit code of the others tells.
+    """
+    try:
+        run_here(script, arguments, place)
+    except Interrupted as stop:
+        if (attachment := current()) is not None:
+            attachment.abandon()  # say goodbye, or the others would take this worker for lost
+        if place.rank:
+            raise typer.Exit(INTERRUPTED) from None
+        raise Interrupted(f"{stop}. {advice(place.checkpoint)}.") from None
 
 
 def start(

@@ -80,8 +80,11 @@ class BetweenSteps:
 
     async def _stops_here(self, engine: Engine) -> bool:
         """Whether this node stops here. After the order to stop, pauses until the launcher knows the step."""
-        order, t = self._control.heard(), engine.progress.t
-        if order is not None and order["order"] == "stop":
+        t = engine.progress.t
+        order = self._control.heard(t)
+        if order is not None and order["order"] == "run to":
+            self._run_to, self._final = order["step"], order["final"]
+        elif order is not None and order["order"] == "stop":
             if self._checkpoints is None and engine.identity.servers:
                 return True  # there is nothing to save, and servers continue when workers leave
             self._run_to, self._final = t, False
@@ -97,7 +100,7 @@ class BetweenSteps:
     async def _next_order(self, engine: Engine) -> dict[str, Any]:
         """Wait for the launcher's next order, and answer the requests of other nodes meanwhile."""
         while engine.rounds.answers:
-            if (order := self._control.heard()) is not None:
+            if (order := self._control.heard(engine.progress.t)) is not None:
                 return order
             await engine.mailbox.attend(engine.rounds.answers, LOOK_SECONDS)
         return self._control.await_order()

@@ -56,8 +56,8 @@ class Control:
         except OSError:
             os._exit(1)
 
-    def heard(self) -> dict[str, Any] | None:
-        """The next order if one has arrived, else None; never waits."""
+    def heard(self, step: int = 0) -> dict[str, Any] | None:
+        """The next order if one has arrived, else None; never waits. The node is before `step`."""
         if self._connection is None or not self._arrivals.poll(0):
             return None
         return self.await_order()
