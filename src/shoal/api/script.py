@@ -128,7 +128,12 @@ def _on_hosts(
     """Yields a function that starts a node on its host."""
     with Fleet(hosts, shared.nodes, shared.transport, on_output) as fleet:
         fleet.prepare(script, arguments, asdict(shared))
-        yield lambda rank, incarnation: fleet.start(rank, incarnation, names[rank], hosts.workers)
+        try:
+            yield lambda rank, incarnation: fleet.start(rank, incarnation, names[rank], hosts.workers)
+        except (Interrupted, KeyboardInterrupt) as stop:
+            stopped = Interrupted(str(stop))
+            stopped.saved = fleet.has_checkpoint
+            raise stopped from None
 
 
 def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:

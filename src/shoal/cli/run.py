@@ -138,7 +138,7 @@ def run(
     check_words(codec, transport, collective, durability)
     if workers is not None and workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
-    check_checkpoint(checkpoint, every)
+    check_checkpoint(checkpoint, every, is_here=hosts is None)
     transport = transport or ("grpc" if hosts else None)
     access = read_access(
         transport,

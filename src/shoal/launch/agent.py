@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from shoal.launch.message_lines import MessageLines
 from shoal.launch.script_process import ScriptProcess
 from shoal.launch.versions import digest_of, version
+from shoal.storage.step_folders import remove_before
 
 LOOK_SECONDS = 0.1
 
@@ -72,6 +73,8 @@ class Agent:
                 self._tell(said="prepared")
         elif do == "start":
             self._start(**message)
+        elif do == "forget":
+            remove_before(Path(self._settings["place"]["checkpoint"]), message["before"])
         elif do != "pulse" and (node := self._nodes.get(message["rank"])) is not None:
             if do == "order":
                 _pass_on(node.control, message["order"])
@@ -127,6 +130,8 @@ class Agent:
             )
         if digest_of(Path(script)) != digest:
             raise HostRefused(f"{script} in {folder} is not the same as the launcher's; copy it there")
+        if place.get("checkpoint") is not None:
+            _check_writing(Path(place["checkpoint"]))
         os.environ.update(variables)
         access = dict(place["access"])
         for name, content in files.items():
@@ -182,6 +187,16 @@ class Agent:
                     pipe.close()
             del self._nodes[rank]
             self._tell(said="ended", rank=rank, code=code)
+
+
+def _check_writing(folder: Path) -> None:
+    """Raise HostRefused unless checkpoints can be written in that folder. Creates it if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise HostRefused(f"--checkpoint: cannot write in {folder} ({error.strerror})") from None
 
 
 def _pass_on(pipe: Connection | None, message: dict[str, Any]) -> None:

@@ -105,6 +105,7 @@ class BetweenSteps:
     def _save(self, engine: Engine) -> None:
         if self._checkpoints is not None:
             self._checkpoints.save(engine, self._model(engine))
+            self._control.tell("saved", step=engine.progress.t)
 
     def _load(self, checkpoints: Checkpoints, step: int, engine: Engine) -> int | None:
         if step == NO_STEP:
@@ -112,6 +113,7 @@ class BetweenSteps:
         checkpoints.load(step, engine)
         engine.service.resume()
         self._resumed_at = step
+        self._control.tell("saved", step=step)
         return step
 
 

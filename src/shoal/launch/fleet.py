@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from shoal.launch.host_link import HELLO_SECONDS, HostLink, Printer, ssh_command
 from shoal.launch.hosts import HostList
 from shoal.launch.relayed_store import StoreValues
 from shoal.launch.versions import digest_of, version
+from shoal.storage.step_folders import KEPT
 
 PREPARE_SECONDS = 30.0
 
@@ -34,6 +36,8 @@ class Fleet:
         self._homes = self.hosts.place_nodes(nodes)
         self._on_output = on_output
         self._values = StoreValues()
+        self._saved: list[set[int]] = [set() for _ in range(nodes)]
+        self._saved_lock = threading.Lock()
         self._links: list[HostLink] = []
         self._stack = ExitStack()
 
@@ -42,7 +46,13 @@ class Fleet:
         with self._stack:
             for host in self.hosts.hosts:
                 command = ssh_command(self.hosts.ssh, host.name, python)
-                link = HostLink(host, command, self._values.answer, self._on_output)
+                link = HostLink(
+                    host,
+                    command,
+                    answer=self._values.answer,
+                    on_saved=self._note_saved,
+                    on_output=self._on_output,
+                )
                 self._stack.callback(link.close)
                 self._links.append(link)
             own = version()
@@ -88,6 +98,27 @@ class Fleet:
         address = link.host.address
         listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         return link.start(rank, name, {"incarnation": incarnation, "access": {"listen": listen}})
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether all nodes have saved the same step, so that the run can be resumed."""
+        return bool(set.intersection(*self._saved))
+
+    def _note_saved(self, rank: int, step: int) -> None:
+        """Have the hosts remove checkpoints that are older than those kept.
+
+        A host sees only its own files, and cannot tell which steps are complete at all nodes.
+        """
+        with self._saved_lock:
+            self._saved[rank].add(step)
+            complete = sorted(set.intersection(*self._saved))
+            if len(complete) <= KEPT:
+                return
+            oldest = complete[-KEPT]
+            for saved in self._saved:
+                saved -= {step for step in saved if step < oldest}
+        for link in self._links:
+            link.send(do="forget", before=oldest)
 
     def _credentials(self) -> list[dict[str, str]]:
         """For each host the files that Access names: its certificate and key, the authority, the token."""

@@ -108,13 +108,23 @@ class HostLink:
     """Starts the agent of a host and passes messages between it and the members of a crew.
 
     A thread moves all messages: it reads the agent's, and the orders that the crew writes to its members'
-    connections. `answer` answers a node's questions to the store.
+    connections. `answer` answers a node's questions to the store; `on_saved` hears of every checkpoint, by
+    the node's rank and step.
     """
 
-    def __init__(self, host: Host, command: Sequence[str], answer: Answer, on_output: Printer) -> None:
+    def __init__(
+        self,
+        host: Host,
+        command: Sequence[str],
+        *,
+        answer: Answer,
+        on_saved: Callable[[int, int], None],
+        on_output: Printer,
+    ) -> None:
         self.host = host
         self._command = command
         self._answer = answer
+        self._on_saved = on_saved
         self._on_output = on_output
         self._nodes: dict[int, RemoteNode] = {}
         self._lock = threading.Lock()
@@ -228,6 +238,8 @@ class HostLink:
         elif said == "ask":
             self._lines.send(do="answer", rank=rank, answer=self._answer(message["ask"]))
         elif said == "event":
+            if message["event"]["event"] == "saved":
+                self._on_saved(rank, message["event"]["step"])
             node.tell_crew(message["event"])
         elif said == "hung up":
             node.hang_up()

@@ -1,6 +1,6 @@
 """MessageLines: messages between the launcher and the agent of a host, one JSON object a line.
 
-launcher -> agent   prepare (settings, files) | start (rank) | order | answer | signal | pulse
+launcher -> agent   prepare (settings, files) | start (rank) | order | answer | signal | forget | pulse
 agent -> launcher   hello | prepared | refused (why) | event | ask | line (of output) | hung up | ended (code)
 
 `order` and `event` are what the launcher and a node tell each other on a control connection; `ask` and
