@@ -7,16 +7,15 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import shoal
+from launched import SCRIPT, SECONDS, Launched, lab_or_skip
 from scripts import final_weights, run_loop
-from ssh_hosts import SshLab, obstacle
+from ssh_hosts import SshLab
 
 pytest.importorskip("grpc", reason="needs grpcio: pip install 'shoal[grpc]'")
 pytest.importorskip("cryptography", reason="needs cryptography: pip install 'shoal[hosts]'")
@@ -24,78 +23,17 @@ pytest.importorskip("cryptography", reason="needs cryptography: pip install 'sho
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 RATE = 12.5e6  # bytes a second
-SCRIPT = Path(__file__).parents[1] / "support" / "hosts_loop.py"
-SECONDS = 300.0  # limit for anything, on a busy machine
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[SshLab]:
-    if (why := obstacle()) is not None:
-        pytest.skip(why)
-    variables = {"PYTHONPATH": str(Path(shoal.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
-        try:
-            made = SshLab(2, RATE, Path(folder), variables).__enter__()
-        except RuntimeError as refused:  # root in a container may lack the right
-            pytest.skip(str(refused))
-        try:
-            yield made
-        finally:
-            made.__exit__(None, None, None)
+    with lab_or_skip(2, RATE) as made:
+        yield made
 
 
-class Launched:
-    """`shoal run --hosts host0:2,host1:2` under way; the lines that its nodes have printed."""
-
-    def __init__(self, lab: SshLab, *options: str, arguments: tuple[str, ...] = (), hosts: str = "") -> None:
-        self._log = lab.folder / "launcher.log"
-        words = ["run", "--hosts", hosts or "host0:2,host1:2", "--ssh", lab.command, "--quiet"]
-        words += ["--remote-python", str(lab.python), *options, str(SCRIPT), *arguments]
-        self.process = lab.call([sys.executable, "-m", "shoal", *words], self._log)
-        self.lines: list[str] = []
-
-    def __enter__(self) -> Launched:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def await_line(self, pattern: str, times: int = 1) -> None:
-        """Read lines until so many match."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if re.search(pattern, line):
-                times -= 1
-                if not times:
-                    return
-        pytest.fail(f"no line {pattern!r}\n{self.printed}\n{self.errors}")
-
-    def finish(self) -> int:
-        """Read all, and return the exit code."""
-        out, _ = self.process.communicate(timeout=SECONDS)
-        self.lines += out.splitlines()
-        return self.process.returncode
-
-    @property
-    def printed(self) -> str:
-        return "\n".join(self.lines)
-
-    @property
-    def errors(self) -> str:
-        return self._log.read_text()
-
-    def of(self, name: str) -> str:
-        return "\n".join(
-            line.removeprefix(f"{name} | ") for line in self.lines if line.startswith(f"{name} |")
-        )
-
-    def pid(self, name: str) -> int:
-        """The process id of a node on its own host."""
-        found = re.search(r"^pid (\d+)", self.of(name), re.MULTILINE)
-        assert found, self.printed
-        return int(found[1])
+def launched(lab: SshLab, *options: str, arguments: tuple[str, ...] = (), hosts: str = "") -> Launched:
+    """`shoal run --hosts` on two workers of each host."""
+    return Launched(lab, hosts or "host0:2,host1:2", *options, arguments=arguments)
 
 
 def nodes_on(lab: SshLab, host: int) -> list[str]:
@@ -111,24 +49,43 @@ def await_nothing_left(lab: SshLab) -> None:
         time.sleep(0.1)
 
 
-def folders() -> set[Path]:
-    """The folders of agents: those with a private key."""
-    return {path.parent for path in Path(tempfile.gettempdir()).glob("shoal-*/key")}
+def left_in_folders(lab: SshLab) -> str:
+    """What runs have left in the temporary folders of the hosts."""
+    return "".join(lab.on_host(host, f"ls -d {lab.private}/shoal-*") for host in (0, 1))
+
+
+def secrets_of(pid: int) -> dict[str, str]:
+    """The secrets that a process holds open, by name."""
+    found = {}
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            name = str(path.readlink())
+            if name.startswith("/memfd:shoal-") and path.stat().st_mode & 0o777 == 0o600:
+                found[name.removeprefix("/memfd:shoal-").split()[0]] = path.read_text()
+        except OSError:
+            continue  # closed meanwhile
+    return found
+
+
+def agents_secrets(lab: SshLab, host: int) -> dict[str, str]:
+    """The secrets of a run, as the nodes and the agent of a host hold them."""
+    held = [secrets for pid in lab.pids(host) if (secrets := secrets_of(pid))]
+    assert len(held) == 3 and held[0] == held[1] == held[2]  # two workers and the agent
+    return held[0]
 
 
 def test_bmuf_is_bit_equal_to_one_host_and_its_secrets_stay_secret(lab):
-    with Launched(lab, "--strategy", "bmuf", "--strategy.period", "4", arguments=("--pause", "0.2")) as run:
+    with launched(lab, "--strategy", "bmuf", "--strategy.period", "4", arguments=("--pause", "0.2")) as run:
         run.await_line("trains", times=4)
-        secrets = [folder / name for folder in folders() for name in ("key", "token_file")]
-        assert len(secrets) == 4  # of two hosts: here they share a file system
-        for secret in secrets:
-            assert secret.stat().st_mode & 0o777 == 0o600 and secret.parent.stat().st_mode & 0o777 == 0o700
-        token = secrets[1].read_bytes()
-        assert all(path.read_bytes() == token for path in secrets if path.name == "token_file")
+        first, second = (agents_secrets(lab, host) for host in (0, 1))
+        token = first["token_file"]
+        assert token == second["token_file"] and len(token) == 64 and first["key"] != second["key"]
         shown = b"".join(read_all("cmdline") + read_all("environ"))
-        assert token not in shown and b"PRIVATE KEY" not in shown
+        assert token.encode() not in shown and b"PRIVATE KEY" not in shown
+        for host in (0, 1):
+            assert not lab.on_host(host, f"grep -rl 'PRIVATE KEY' {lab.private} /run /dev/shm")
         assert run.finish() == 0, run.errors
-    assert not folders()
+    assert not left_in_folders(lab)
     assert not nodes_on(lab, 0) + nodes_on(lab, 1)
     one_host = run_loop(
         workers=4, strategy="bmuf", strategy_options={"period": "4"}, script=SCRIPT, transport="processes"
@@ -150,7 +107,7 @@ def read_all(name: str) -> list[bytes]:
 
 def test_asgd_goes_on_without_a_killed_agent_and_leaves_nothing_on_either_host(lab, tmp_path):
     options = ("--strategy", "asgd", "--json", str(tmp_path / "result.json"))
-    with Launched(lab, *options, arguments=("--pause", "0.2", "--epochs", "6")) as run:
+    with launched(lab, *options, arguments=("--pause", "0.2", "--epochs", "6")) as run:
         run.await_line("trains", times=4)
         lab.on_host(1, "pkill -KILL -f '^[^ ]*python[^ ]* -m shoal.launch.agent'")
         assert run.finish() == 0, run.errors
@@ -165,7 +122,7 @@ def test_asgd_goes_on_without_a_killed_agent_and_leaves_nothing_on_either_host(l
 
 @pytest.mark.soak
 def test_a_killed_agent_ends_a_run_without_a_server_in_one_sentence(lab):
-    with Launched(lab, "--strategy", "sync", arguments=("--pause", "0.2", "--epochs", "60")) as run:
+    with launched(lab, "--strategy", "sync", arguments=("--pause", "0.2", "--epochs", "60")) as run:
         run.await_line("trains", times=4)
         lab.on_host(1, "pkill -KILL -f '^[^ ]*python[^ ]* -m shoal.launch.agent'")
         assert run.finish() == 1
@@ -176,7 +133,7 @@ def test_a_killed_agent_ends_a_run_without_a_server_in_one_sentence(lab):
 @pytest.mark.soak
 def test_a_killed_worker_and_a_killed_server_do_not_end_the_run(lab):
     options = ("--strategy", "asgd", "--durability", "journal", "--servers-on", "host1")
-    with Launched(lab, *options, arguments=("--pause", "0.3", "--epochs", "10")) as run:
+    with launched(lab, *options, arguments=("--pause", "0.3", "--epochs", "10")) as run:
         run.await_line("trains", times=4)
         lab.on_host(0, f"kill -KILL {run.pid('worker 1')}")
         lab.on_host(1, f"kill -KILL {server_pid(lab, run)}")
@@ -198,7 +155,7 @@ def server_pid(lab: SshLab, run: Launched) -> int:
 def test_ctrl_c_saves_on_each_host_and_the_same_command_resumes_to_the_same_bits(lab):
     folder = lab.private / "ckpt"
     options = ("--strategy", "bmuf", "--strategy.period", "4", "--checkpoint", str(folder), "--every", "2")
-    with Launched(lab, *options, arguments=("--pause", "0.3")) as run:
+    with launched(lab, *options, arguments=("--pause", "0.5", "--epochs", "6")) as run:
         run.await_line("trains", times=4)
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 130
@@ -207,28 +164,31 @@ def test_ctrl_c_saves_on_each_host_and_the_same_command_resumes_to_the_same_bits
     assert {Path(name).name for name in files[0]} == {"worker-0.json", "worker-1.json"}
     assert {Path(name).name for name in files[1]} == {"worker-2.json", "worker-3.json"}
     assert not folder.exists()  # not on this host
-    with Launched(lab, *options) as again:
+    with launched(lab, *options, arguments=("--epochs", "6")) as again:
         assert again.finish() == 0, again.errors
     assert re.search(r"resumed from [1-9]", again.of("worker 2"))
     for host in (0, 1):
         assert len(lab.on_host(host, f"ls {folder}").split()) <= 4  # old steps are removed on both
-    whole = run_loop(workers=4, strategy="bmuf", strategy_options={"period": "4"}, script=SCRIPT)
+    whole = run_loop(
+        "--epochs", "6", workers=4, strategy="bmuf", strategy_options={"period": "4"}, script=SCRIPT
+    )
     assert final_weights(again.of("worker 3")).equal(final_weights(whole[3]))
 
 
 @pytest.mark.soak
 def test_no_node_outlives_a_killed_launcher(lab):
-    with Launched(lab, "--strategy", "bmuf", arguments=("--pause", "0.2", "--epochs", "600")) as run:
+    before = left_in_folders(lab)
+    with launched(lab, "--strategy", "bmuf", arguments=("--pause", "0.2", "--epochs", "600")) as run:
         run.await_line("trains", times=4)
         assert len(nodes_on(lab, 1)) >= 3
         os.kill(run.process.pid, signal.SIGKILL)
         await_nothing_left(lab)
-    assert not folders()
+        assert left_in_folders(lab) == before
 
 
 @pytest.mark.soak
 def test_gloo_reaches_across_hosts_too(lab):
-    with Launched(lab, "--strategy", "sync", "--transport", "gloo") as run:
+    with launched(lab, "--strategy", "sync", "--transport", "gloo") as run:
         assert run.finish() == 0, run.errors
     one_host = run_loop(workers=4, strategy="sync", script=SCRIPT, transport="gloo")
     assert final_weights(run.of("worker 3")).allclose(final_weights(one_host[3]), atol=1e-6)
@@ -242,11 +202,14 @@ def test_a_stranger_s_certificate_and_a_stranger_s_token_are_refused(lab, tmp_pa
     certificate, key = stranger.issue(lab.address(2))
     for name, text in (("authority", stranger.certificate), ("certificate", certificate), ("key", key)):
         (tmp_path / name).write_text(text)
-    with Launched(
+    admitted = tmp_path / "admitted"
+    admitted.mkdir()
+    with launched(
         lab, "--strategy", "sync", "--port", "50777", arguments=("--pause", "0.2", "--epochs", "60")
     ) as run:
         run.await_line("trains", times=4)
-        admitted = next(iter(folders()))
+        for name, text in agents_secrets(lab, 1).items():
+            (admitted / name).write_text(text)
         assert (
             call_hub(lab, admitted, admitted, right_token=True) == "FAILED_PRECONDITION"
         )  # read, then refused
@@ -272,7 +235,7 @@ except grpc.RpcError as error:
 
 def call_hub(lab: SshLab, authority: Path, own: Path, *, right_token: bool) -> str:
     """The status that worker 0 answers a call from another host with."""
-    token = next(iter(folders())).joinpath("token_file").read_text() if right_token else "0" * 64
+    token = agents_secrets(lab, 0)["token_file"] if right_token else "0" * 64
     words = [sys.executable, "-c", CALL, str(authority), str(own), token, f"{lab.address(0)}:50777"]
     process = lab.call(words, lab.folder / "call.log")
     out, _ = process.communicate(timeout=SECONDS)
@@ -288,7 +251,7 @@ def call_hub(lab: SshLab, authority: Path, own: Path, *, right_token: bool) -> s
     ],
 )
 def test_a_host_that_ssh_does_not_reach_is_named(lab, hosts, sentence):
-    with Launched(lab, "--strategy", "sync", hosts=hosts) as run:
+    with launched(lab, "--strategy", "sync", hosts=hosts) as run:
         assert run.finish() == 1
     assert sentence in run.errors and run.errors.count("\n") == 1
     assert not nodes_on(lab, 0)

@@ -20,7 +20,7 @@ import namespaces
 from namespaces import Lab
 
 SSHD = "/usr/sbin/sshd"
-START_SECONDS = 20.0
+START_SECONDS = 60.0  # limit for a daemon to answer, on a busy machine
 SETUP = """
 mount -t tmpfs none /run && mkdir /run/sshd
 mount -t tmpfs none /dev/shm

@@ -60,6 +60,7 @@ class Agent:
         self._folder = folder
         self._nodes: dict[int, RunningNode] = {}
         self._settings: dict[str, Any] = {}
+        self._inherited: list[int] = []  # file descriptors that every node gets
 
     def obey(self, message: dict[str, Any]) -> None:
         """Do what a message of the launcher says."""
@@ -135,12 +136,23 @@ class Agent:
         os.environ.update(variables)
         access = dict(place["access"])
         for name, content in files.items():
-            path = self._folder / name
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123
-                file.write(content)
-            access[name] = str(path)
+            access[name] = self._keep_secret(name, content)
         place = {**place, "store": str(self._folder), "access": access}
         self._settings = {"script": script, "arguments": arguments, "place": place}
+
+    def _keep_secret(self, name: str, content: str) -> str:
+        """Keep a secret in a file that nodes can open. Returns its path, as they see it."""
+        if hasattr(os, "memfd_create"):  # in no folder: nothing is left of it when the processes end
+            descriptor = os.memfd_create(f"shoal-{name}")
+            os.fchmod(descriptor, 0o600)
+            self._inherited.append(descriptor)
+            path = f"/proc/self/fd/{descriptor}"
+        else:
+            path = str(self._folder / name)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", closefd=descriptor not in self._inherited) as file:
+            file.write(content)
+        return path
 
     def _start(self, *, rank: int, place: dict[str, Any]) -> None:
         own = {**self._settings["place"], **place, "rank": rank}
@@ -151,6 +163,7 @@ class Agent:
             own,
             lambda line: self._print(rank, line),
             ("control", "store_connection"),
+            self._inherited,
         )
         self._nodes[rank] = RunningNode(process, control, store)
 
@@ -250,7 +263,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder = Path(tempfile.mkdtemp(prefix="shoal-"))  # mode 0700
+    folder = Path(tempfile.mkdtemp(prefix="shoal-agent-"))  # mode 0700
     agent = Agent(lines.send, folder)
 
     def end() -> None:

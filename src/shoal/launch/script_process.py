@@ -33,10 +33,12 @@ class ScriptProcess:
         place: Mapping[str, Any],
         on_line: Callable[[str], None],
         pipes: Sequence[str] = ("control",),
+        inherited: Sequence[int] = (),
     ) -> tuple[ScriptProcess, list[Connection]]:
         """Start the node at `place`, given as the fields of Place. Returns the process and its pipes.
 
-        `pipes` names the fields of Place that hold the file descriptor of a pipe to us.
+        `pipes` names the fields of Place that hold the file descriptor of a pipe to us. The process also gets
+        the file descriptors in `inherited`.
         """
         ours, theirs = zip(*(Pipe() for _ in pipes), strict=True)
         descriptors = [end.fileno() for end in theirs]
@@ -44,7 +46,7 @@ class ScriptProcess:
         process = subprocess.Popen(
             [sys.executable, "-m", "shoal.api.script", str(script), *arguments],
             env={**os.environ, "PYTHONUNBUFFERED": "1", VARIABLE: json.dumps(place)},
-            pass_fds=descriptors,
+            pass_fds=[*descriptors, *inherited],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
