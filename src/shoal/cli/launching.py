@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shoal.api.attachment import current
-from shoal.api.script import Printer, run_here, run_script
+from shoal.api.script import run_here, run_script
 from shoal.cli.checkpoint_options import advice, resumable
 from shoal.cli.command import INTERRUPTED
 from shoal.cli.outcome import Outcome, last_progress
@@ -21,6 +21,8 @@ from shoal.codecs import CODECS
 from shoal.core.errors import Interrupted
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
+from shoal.launch.host_link import Printer
+from shoal.launch.hosts import HostList
 from shoal.launch.join import check_collective
 from shoal.report import ProgressDisplay
 from shoal.strategies import STRATEGIES
@@ -34,23 +36,26 @@ def launch(
     settings: Mapping[str, Any],
     outcome: Outcome,
     quiet: bool,
+    hosts: HostList | None = None,
 ) -> None:
     """Run `script` on so many workers. `settings` are fields of Place."""
     place = replace(Place.find(settings.get("transport")), **settings)
     strategy = make_strategy(place)
     codec = CODECS.read(place.codec or "none")
     check_collective(place.collective, codec)
-    number = 1 if workers is None else workers
+    number = hosts.workers if hosts is not None else workers or 1
     if strategy is not None:
         there = max(1, place.identity(strategy).workers) if place.is_joined else number
         strategy.check(Setting(there, codec, place.durability, own_loop=True))
     check_durability(place.durability, place.transport)
+    if place.is_joined and hosts is not None:
+        raise ValueError(f"{place.launched} has started this process; --hosts starts processes of its own")
     if place.is_joined:
         check_joining(place, strategy, workers, outcome.json or outcome.report)
         join(script, arguments, place)
     else:
         refuse_mpi(place.transport)
-        start(script, arguments, number, strategy, place, outcome, quiet)
+        start(script, arguments, number, strategy, place, outcome, quiet, hosts)
 
 
 def make_strategy(place: Place) -> Strategy | None:
@@ -108,11 +113,13 @@ def start(
     place: Place,
     outcome: Outcome,
     quiet: bool,
+    hosts: HostList | None = None,
 ) -> None:
     """Run the script in processes of our own, show their progress, then the closing table."""
     console = Console(stderr=True)
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
     count = "1 worker" if workers == 1 else f"{workers} workers"
+    count += "" if hosts is None else f" on {len(hosts.hosts)} hosts"
     with ProgressDisplay(enabled=not quiet, console=console) as progress, resumable(place.checkpoint):
         progress.start(f"{name}, {count}", workers, strategy.servers * place.servers if strategy else 0)
         result = run_script(
@@ -123,6 +130,7 @@ def start(
             place=place,
             on_progress=progress.update,
             on_output=printer(console),
+            hosts=hosts,
         )
         for event in last_progress(result.nodes):
             progress.update(event)

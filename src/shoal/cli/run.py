@@ -21,6 +21,16 @@ from shoal.cli.grpc_options import (
     TokenFile,
     read_access,
 )
+from shoal.cli.hosts_options import (
+    Env,
+    Hosts,
+    Port,
+    RemoteFolder,
+    RemotePython,
+    ServersOn,
+    Ssh,
+    read_hosts,
+)
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
@@ -85,7 +95,7 @@ def run(
         typer.Option(
             metavar="WORD",
             help="processes, gloo or grpc; mpi under mpiexec.",
-            show_default="processes",
+            show_default="processes; grpc with --hosts",
         ),
     ] = None,
     collective: Collective = "auto",
@@ -106,6 +116,13 @@ def run(
     mutual: Mutual = False,
     token_file: TokenFile = None,
     insecure: Insecure = False,
+    hosts: Hosts = None,
+    servers_on: ServersOn = None,
+    port: Port = None,
+    remote_python: RemotePython = None,
+    remote_folder: RemoteFolder = None,
+    ssh: Ssh = None,
+    env: Env = None,
     json: JsonFile = None,
     report: ReportFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the workers' own output.")] = False,
@@ -121,7 +138,8 @@ def run(
     check_words(codec, transport, collective, durability)
     if workers is not None and workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
-    check_checkpoint(checkpoint, every)
+    check_checkpoint(checkpoint, every, is_here=hosts is None)
+    transport = transport or ("grpc" if hosts else None)
     access = read_access(
         transport,
         listen=listen,
@@ -133,6 +151,7 @@ def run(
         token_file=token_file,
         insecure=insecure,
     )
+    host_list = read_hosts(ctx.params, transport, tuple(access))
     outcome = Outcome(json, report)
 
     from shoal.cli.launching import launch  # imports torch
@@ -150,7 +169,7 @@ def run(
         "timeout": timeout,
         **({} if transport is None else {"transport": transport}),
     }
-    launch(script, rest, workers, settings, outcome, quiet)
+    launch(script, rest, workers, settings, outcome, quiet, host_list)
 
 
 def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:

@@ -50,6 +50,8 @@ class BetweenSteps:
         self._checkpoints.check()
         step = await _agreed_step(self._checkpoints, engine)
         engine.meter.reset()  # do not count the messages so far
+        if step == NO_STEP and (own := self._checkpoints.newest(engine.identity)) != NO_STEP:
+            self._control.tell("warning", text=_starts_again(engine, own, self._checkpoints))
         return self._load(self._checkpoints, step, engine)
 
     def resume_all(self, engines: Sequence[Engine]) -> None:
@@ -108,6 +110,7 @@ class BetweenSteps:
     def _save(self, engine: Engine) -> None:
         if self._checkpoints is not None:
             self._checkpoints.save(engine, self._model(engine))
+            self._control.tell("saved", step=engine.progress.t)
 
     def _load(self, checkpoints: Checkpoints, step: int, engine: Engine) -> int | None:
         if step == NO_STEP:
@@ -115,7 +118,15 @@ class BetweenSteps:
         checkpoints.load(step, engine)
         engine.service.resume()
         self._resumed_at = step
+        self._control.tell("saved", step=step)
         return step
+
+
+def _starts_again(engine: Engine, own: int, checkpoints: Checkpoints) -> str:
+    return (
+        f"{engine.name} has a checkpoint of step {own} in {checkpoints.folder}, but not all nodes have one: "
+        "the run starts from the beginning. To resume, bring the files of every node to its host."
+    )
 
 
 async def _agreed_step(checkpoints: Checkpoints, engine: Engine) -> int:

@@ -1,6 +1,7 @@
 """Control: the messages between a node's process and its launcher, as JSON on a pipe.
 
-node -> launcher   ready | progress | warning | paused (step) | idle | done (report) | interrupted | failed
+node -> launcher   ready | progress | warning | saved (step) | paused (step) | idle | done (report) |
+                   interrupted | failed
 launcher -> node   go (elapsed, finished) | stop | run to (step; final: stop there, else pause again)
 """
 

@@ -1,4 +1,4 @@
-"""Crew: starts, steers and ends the processes of one run on this host, without orphans or hangs."""
+"""Crew: starts, steers and ends the processes of one run, without orphans or hangs."""
 
 from __future__ import annotations
 
@@ -111,6 +111,7 @@ class Member:
     report: dict[str, Any] | None = None  # its report, once it is done
     failure: dict[str, Any] | None = None
     ended: bool = False
+    why_lost: str = ""  # how it ended if its exit code does not tell, as when its host is lost
 
 
 @dataclass
@@ -298,6 +299,7 @@ class Crew:
         code = member.process.exitcode
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = member.why_lost or how
             if not (code < 0 and self._survives(member, how)):
                 member.failure = {"message": f"it {how}", "details": "", "follows": False}
 

@@ -17,12 +17,13 @@ from shoal.launch.control import Control
 from shoal.launch.join import file_store, local_threads
 from shoal.launch.meeting import choose_interface, meet
 from shoal.launch.recovery import Recovery
+from shoal.launch.relayed_store import RelayedStore
+from shoal.launch.script_process import VARIABLE
 from shoal.launch.slurm_step import SlurmStep
 from shoal.launch.stop_agreement import StopAgreement
 from shoal.transports.rendezvous import Store
 from shoal.vocabulary.strategy import Strategy
 
-VARIABLE = "SHOAL_PLACE"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MPIEXEC = (
     ("PMI_RANK", "PMI_SIZE"),  # MPICH and its kin, also under Slurm
@@ -46,7 +47,9 @@ class Place:
     durability: str = "memory"
     access: dict[str, Any] = field(default_factory=dict)  # fields of Access, for transport "grpc"
     incarnation: int = 0
-    store: str = ""  # folder of the run's FileStore, if `shoal run` started the process
+    store: str = ""  # folder of the run's FileStore and journals, if `shoal run` started the process
+    store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
+    on_host: int | None = None  # nodes on this host, if `shoal run` started the process
     control: int | None = None  # file descriptor of the connection to the launcher
     strategy: str | None = None
     strategy_options: dict[str, str] = field(default_factory=dict)
@@ -101,7 +104,9 @@ class Place:
 
     @property
     def local_nodes(self) -> int:
-        """Nodes on this host if srun or mpiexec says so, else all nodes."""
+        """Nodes on this host if the launcher says so, else all nodes."""
+        if self.on_host is not None:
+            return self.on_host
         if self.launched == "slurm":
             return _slurm_step().local_tasks
         told = (os.environ.get(name) for name in LOCAL_RANKS)
@@ -127,6 +132,8 @@ class Place:
 
     def open_store(self) -> Store | None:
         """The store through which the nodes find each other. None for a single process, and under MPI."""
+        if self.store_connection is not None:
+            return _relayed_store(self.store_connection)
         if self.store:
             return file_store(self.store, self.nodes)
         if self.launched not in ("torchrun", "slurm"):
@@ -169,3 +176,8 @@ def _mpi_rank() -> tuple[int, int] | None:
 @lru_cache
 def _control(descriptor: int | None) -> Control:
     return Control(None if descriptor is None else Connection(descriptor))
+
+
+@lru_cache
+def _relayed_store(descriptor: int) -> Store:
+    return RelayedStore(Connection(descriptor))
