@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from shoal.cli.checkpoint_options import advice, resumable
 from shoal.cli.command import INTERRUPTED
 from shoal.cli.outcome import Outcome, last_progress
 from shoal.codecs import CODECS
-from shoal.core.errors import Interrupted
+from shoal.core.errors import Interrupted, Unavailable
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
 from shoal.launch.host_link import Printer
@@ -37,8 +38,9 @@ def launch(
     outcome: Outcome,
     quiet: bool,
     hosts: HostList | None = None,
+    on: str | None = None,
 ) -> None:
-    """Run `script` on so many workers. `settings` are fields of Place."""
+    """Run `script` on so many workers. `settings` are fields of Place; `on` is a cluster, such as "ray"."""
     place = replace(Place.find(settings.get("transport")), **settings)
     strategy = make_strategy(place)
     codec = CODECS.read(place.codec or "none")
@@ -48,14 +50,28 @@ def launch(
         there = max(1, place.identity(strategy).workers) if place.is_joined else number
         strategy.check(Setting(there, codec, place.durability, own_loop=True))
     check_durability(place.durability, place.transport)
-    if place.is_joined and hosts is not None:
-        raise ValueError(f"{place.launched} has started this process; --hosts starts processes of its own")
+    if place.is_joined and (hosts is not None or on is not None):
+        option = "--hosts" if on is None else "--on"
+        raise ValueError(f"{place.launched} has started this process; {option} starts processes of its own")
     if place.is_joined:
         check_joining(place, strategy, workers, outcome.json or outcome.report)
         join(script, arguments, place)
     else:
         refuse_mpi(place.transport)
-        start(script, arguments, number, strategy, place, outcome, quiet, hosts)
+        servers = strategy.servers * place.servers if strategy else 0
+        with nullcontext(hosts) if on is None else find_hosts(number, servers) as found:
+            start(script, arguments, number, strategy, place, outcome, quiet, found)
+
+
+def find_hosts(workers: int, servers: int) -> AbstractContextManager[HostList]:
+    """The nodes of a Ray cluster with room for so many processes."""
+    try:
+        from shoal.ray.ray_hosts import ray_hosts
+    except ModuleNotFoundError as missing:
+        if missing.name != "ray":
+            raise
+        raise Unavailable("--on ray needs Ray. Install it with: pip install 'shoal[ray]'") from None
+    return ray_hosts(workers, servers)
 
 
 def make_strategy(place: Place) -> Strategy | None:

@@ -32,6 +32,7 @@ from shoal.cli.hosts_options import (
     read_hosts,
 )
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.ray_options import On, check_on
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability
@@ -95,7 +96,7 @@ def run(
         typer.Option(
             metavar="WORD",
             help="processes, gloo or grpc; mpi under mpiexec.",
-            show_default="processes; grpc with --hosts",
+            show_default="processes; grpc with --hosts and --on",
         ),
     ] = None,
     collective: Collective = "auto",
@@ -123,6 +124,7 @@ def run(
     remote_folder: RemoteFolder = None,
     ssh: Ssh = None,
     env: Env = None,
+    on: On = None,
     json: JsonFile = None,
     report: ReportFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the workers' own output.")] = False,
@@ -138,8 +140,8 @@ def run(
     check_words(codec, transport, collective, durability)
     if workers is not None and workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
-    check_checkpoint(checkpoint, every, is_here=hosts is None)
-    transport = transport or ("grpc" if hosts else None)
+    check_checkpoint(checkpoint, every, is_here=hosts is None and on is None)
+    transport = transport or ("grpc" if hosts or on else None)
     access = read_access(
         transport,
         listen=listen,
@@ -151,6 +153,7 @@ def run(
         token_file=token_file,
         insecure=insecure,
     )
+    check_on(on, hosts, transport, bool(access))
     host_list = read_hosts(ctx.params, transport, tuple(access))
     outcome = Outcome(json, report)
 
@@ -169,7 +172,7 @@ def run(
         "timeout": timeout,
         **({} if transport is None else {"transport": transport}),
     }
-    launch(script, rest, workers, settings, outcome, quiet, host_list)
+    launch(script, rest, workers, settings, outcome, quiet, host_list, on)
 
 
 def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:

@@ -7,13 +7,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from shoal.core.errors import Unavailable
 from shoal.launch.crew import Member
-from shoal.launch.host_link import HELLO_SECONDS, HostLink, Printer, ssh_command
+from shoal.launch.host_link import HELLO_SECONDS, HostLink, Printer, ssh_command, start_command
 from shoal.launch.hosts import HostList
 from shoal.launch.relayed_store import StoreValues
 from shoal.launch.versions import digest_of, version
@@ -52,6 +53,7 @@ class Fleet:
                     answer=self._values.answer,
                     on_saved=self._note_saved,
                     on_output=self._on_output,
+                    start=partial(self.hosts.start, host) if self.hosts.start else start_command,
                 )
                 self._stack.callback(link.close)
                 self._links.append(link)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import IO, Any, Protocol
 
 from shoal.core.errors import Unavailable, WorkerFailed
 from shoal.launch.agent import PULSE_SECONDS
@@ -45,6 +45,41 @@ NO_SUCH_PROGRAM = (126, 127)
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 Printer = Callable[[str, str], None]
+
+
+class AgentProcess(Protocol):
+    """The process through which an agent is reached: ssh's, or what stands in for it."""
+
+    stdin: IO[str] | None
+    stdout: IO[str] | None
+    stderr: IO[str] | None
+    returncode: Any
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+def start_command(command: Sequence[str]) -> AgentProcess:
+    """Start ssh, or what stands in for it, in a session of its own."""
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches the launcher alone
+        )
+    except FileNotFoundError:
+        raise Unavailable(
+            f"--hosts needs the program {command[0]!r}; install OpenSSH's client, or name another with --ssh"
+        ) from None
 
 
 class RemoteProcess:
@@ -109,7 +144,7 @@ class HostLink:
 
     A thread moves all messages: it reads the agent's, and the orders that the crew writes to its members'
     connections. `answer` answers a node's questions to the store; `on_saved` hears of every checkpoint, by
-    the node's rank and step.
+    the node's rank and step. `start` runs the command by which the agent is reached.
     """
 
     def __init__(
@@ -120,9 +155,9 @@ class HostLink:
         answer: Answer,
         on_saved: Callable[[int, int], None],
         on_output: Printer,
+        start: Callable[[Sequence[str]], AgentProcess] = start_command,
     ) -> None:
         self.host = host
-        self._command = command
         self._answer = answer
         self._on_saved = on_saved
         self._on_output = on_output
@@ -133,7 +168,7 @@ class HostLink:
         self._commands, self._to_agent = Pipe(duplex=False)
         self._is_up = False
         self._is_over = False
-        self._process = _start(command)
+        self._process = start(command)
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._process.stdin as theirs, self._process.stdout as ours:
             self._lines = MessageLines(os.dup(ours.fileno()), os.dup(theirs.fileno()))
@@ -281,7 +316,7 @@ def explain(code: int | None, complaints: Sequence[str], host: str, was_up: bool
     """What a person can do about an ssh that ended with this exit code after printing these lines."""
     text, last = "\n".join(complaints), complaints[-1] if complaints else "nothing"
     if was_up:
-        return f"ssh ended with exit code {code} and said: {last}"
+        return f"its connection ended with exit code {code} and said: {last}"
     if "Host key verification failed" in text:
         return f"ssh does not know its host key, or the key has changed; connect once by hand: ssh {host}"
     if "Permission denied" in text and code == SSH_FAILED:
@@ -300,20 +335,3 @@ def ssh_command(ssh: Sequence[str], host: str, python: str) -> list[str]:
     options = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", *ALIVE)
     settings = [word for option in options for word in ("-o", option)]
     return [*ssh, *settings, "-T", "--", host, f"exec {shlex.quote(python)} -m shoal.launch.agent"]
-
-
-def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches the launcher alone
-        )
-    except FileNotFoundError:
-        raise Unavailable(
-            f"--hosts needs the program {command[0]!r}; install OpenSSH's client, or name another with --ssh"
-        ) from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 FORM = "write --hosts as NAME:WORKERS,NAME:WORKERS, or NAME=ADDRESS:WORKERS"
 LOOK_UP_SECONDS = 10.0
@@ -30,15 +31,18 @@ class HostList:
 
     `python` and `folder` are the interpreter and the current folder there; None takes the launcher's own.
     `port` is that of the first server, of the next the next; None takes any free one.
+    `homes` places each node, by the number of its host; without it, `workers` and `servers_on` do.
     """
 
     hosts: tuple[Host, ...]
+    homes: tuple[int, ...] = ()
     servers_on: str = ""  # name of the host that holds the servers; the first one by default
     ssh: tuple[str, ...] = SSH
     python: str | None = None
     folder: str | None = None
     port: int | None = None
     variables: dict[str, str] = field(default_factory=dict)  # environment variables for the nodes
+    start: Callable[[Host, Sequence[str]], Any] | None = None  # runs the agent instead of ssh
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -54,6 +58,8 @@ class HostList:
 
     def place_nodes(self, nodes: int) -> list[int]:
         """For each of `nodes` ranks, the number of its host. The last ranks are the servers."""
+        if self.homes:
+            return list(self.homes)
         placed = [number for number, host in enumerate(self.hosts) for _ in range(host.workers)]
         names = [host.name for host in self.hosts]
         home = names.index(self.servers_on) if self.servers_on else 0
@@ -61,6 +67,8 @@ class HostList:
 
     def resolve(self) -> HostList:
         """The same hosts with the address of each. Raises ValueError for one that others cannot reach."""
+        if self.start is not None:  # whoever starts the agents knows the addresses
+            return self
         hosts = tuple(
             replace(host, address=resolve(host.address or real_name(self.ssh, host.name), host.name))
             for host in self.hosts
