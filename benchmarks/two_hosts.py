@@ -65,8 +65,7 @@ def main() -> None:
         for word in options.strategies:
             print(f"{word} …", file=sys.stderr, flush=True)
             results[word] = measure(lab, word, options)
-    for word, result in results.items():
-        result["virtual"] = simulate(word, options, result["step"], rate)
+            results[word]["virtual"] = simulate(word, options, results[word]["step"], rate)
     show(results, options)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1))
@@ -124,7 +123,7 @@ def simulate(word: str, options: argparse.Namespace, step: float, rate: float) -
     result = shoal.run(
         task(options.steps * BATCH * WORKERS),
         STRATEGIES.make(strategy, **settings),
-        codec=codec or None,
+        codec=codec or "none",
         workers=WORKERS,
         epochs=1,
         transport="sim",
@@ -137,23 +136,13 @@ def simulate(word: str, options: argparse.Namespace, step: float, rate: float) -
 def show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     table = Table(
         title=f"Two hosts, two workers each, links of {options.rate}, gRPC with TLS",
-        caption=f"{options.steps} steps of {BATCH} samples a worker; period {options.period}. others: the share "
-        "of the machine that other programs, sshd and TLS used, starting included; its load is "
+        caption=f"{options.steps} steps of {BATCH} samples a worker; period {options.period}. others: the "
+        "share of the machine that other programs, sshd and TLS used, starting included; its load is "
         f"{os.getloadavg()[0]:.1f}.",
     )
     table.add_column("strategy")
-    for column in (
-        "measured, s",
-        "virtual, s",
-        "ratio",
-        "start, s",
-        "sent",
-        "on the wire",
-        "computing, ms a step",
-        "waiting",
-    ):
-        table.add_column(column, justify="right")
-    for column in ("test acc. %", "others"):
+    columns = ("measured, s", "virtual, s", "ratio", "start, s", "sent", "on the wire")
+    for column in (*columns, "computing, ms a step", "waiting", "test acc. %", "others"):
         table.add_column(column, justify="right")
     for word, r in results.items():
         table.add_row(
