@@ -5,8 +5,8 @@ directions. Nodes talk over gRPC with TLS, and ssh carries the control messages 
 are those of the slowest node, from the start signal to the merged model; `start` is what the command took
 before and after. Bytes are the kernel's count at the second host, in both directions.
 
-Virtual time gets the same model, batches and strategy, a step that takes as long as one of `ensemble`, which
-sends nothing, on the same hosts, and a network that knows how these hosts are connected (see `network`).
+Virtual time gets the same model, batches and strategy, a step that takes as long as the workers computed for
+one on average in the measured run, and a network that knows how these hosts are connected (see `network`).
 
     python benchmarks/two_hosts.py [--rate 100mbit] [--strategies sync,bmuf,diloco+int8,asgd] [--steps 64]
         [--period 16] [--json FILE]
@@ -26,6 +26,7 @@ import tempfile
 import time
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -43,7 +44,6 @@ from ssh_hosts import SshLab, obstacle
 
 WORKER = Path(__file__).resolve().with_name("two_hosts_worker.py")
 WORKERS = 4  # two on each host
-ALONE = "ensemble"  # the strategy that sends nothing
 RUN_SECONDS = 1800.0  # limit for one run
 
 
@@ -62,15 +62,13 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="two-hosts-") as folder,
         SshLab(2, rate, Path(folder), variables) as lab,
     ):
-        for word in (ALONE, *options.strategies):
+        for word in options.strategies:
             print(f"{word} …", file=sys.stderr, flush=True)
             results[word] = measure(lab, word, options)
-    step = results.pop(ALONE)["seconds"] / options.steps
-    for word, result in results.items():
-        result["virtual"] = simulate(word, options, step, rate)
-    show(results, options, step)
+            results[word]["virtual"] = simulate(word, options, results[word]["step"], rate)
+    show(results, options)
     if options.json is not None:
-        options.json.write_text(json.dumps({"step": step, "results": results}, indent=1))
+        options.json.write_text(json.dumps(results, indent=1))
     kinds = {"measured": "seconds", "virtual": "virtual"}
     print(
         json.dumps({f"{word} {kind}": r[key] for word, r in results.items() for kind, key in kinds.items()})
@@ -93,15 +91,16 @@ def measure(lab: SshLab, word: str, options: argparse.Namespace) -> dict[str, An
         raise RuntimeError(f"{word} ended with exit code {process.returncode}\n{said}\n{log.read_text()}")
     (record,) = json.loads(json_file.read_text())["runs"]
     accuracy = re.search(r"accuracy ([0-9.]+)", said)
-    busy = sum(node["compute_seconds"] for node in record["nodes"])
+    computing = [node["compute_seconds"] for node in record["nodes"] if node["role"] == "worker"]
     return {
+        "step": fmean(computing) / options.steps,
         "seconds": record["seconds"],
         "start": time.monotonic() - began - record["seconds"],
         "accuracy": float(accuracy[1]) if accuracy else float("nan"),
         "bytes_sent": record["bytes_sent"],
         "on_the_wire": lab.counted(1) - before,
         "waiting": record["wait_fraction"],
-        "others": load.of_others(busy),
+        "others": load.of_others(sum(computing)),
     }
 
 
@@ -124,7 +123,7 @@ def simulate(word: str, options: argparse.Namespace, step: float, rate: float) -
     result = shoal.run(
         task(options.steps * BATCH * WORKERS),
         STRATEGIES.make(strategy, **settings),
-        codec=codec or None,
+        codec=codec or "none",
         workers=WORKERS,
         epochs=1,
         transport="sim",
@@ -134,17 +133,16 @@ def simulate(word: str, options: argparse.Namespace, step: float, rate: float) -
     return result.seconds
 
 
-def show(results: dict[str, dict[str, Any]], options: argparse.Namespace, step: float) -> None:
+def show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     table = Table(
         title=f"Two hosts, two workers each, links of {options.rate}, gRPC with TLS",
-        caption=f"{options.steps} steps of {BATCH} samples a worker, {1e3 * step:.1f} ms each without "
-        f"exchange; period {options.period}. others: the share of the machine that other programs, sshd and "
-        f"TLS used; its load is {os.getloadavg()[0]:.1f}.",
+        caption=f"{options.steps} steps of {BATCH} samples a worker; period {options.period}. others: the "
+        "share of the machine that other programs, sshd and TLS used, starting included; its load is "
+        f"{os.getloadavg()[0]:.1f}.",
     )
     table.add_column("strategy")
-    for column in ("measured, s", "virtual, s", "ratio", "start, s", "sent", "on the wire", "waiting"):
-        table.add_column(column, justify="right")
-    for column in ("test acc. %", "others"):
+    columns = ("measured, s", "virtual, s", "ratio", "start, s", "sent", "on the wire")
+    for column in (*columns, "computing, ms a step", "waiting", "test acc. %", "others"):
         table.add_column(column, justify="right")
     for word, r in results.items():
         table.add_row(
@@ -155,11 +153,12 @@ def show(results: dict[str, dict[str, Any]], options: argparse.Namespace, step: 
             f"{r['start']:.1f}",
             bytes_text(r["bytes_sent"]),
             bytes_text(r["on_the_wire"]),
+            f"{1e3 * r['step']:.1f}",
             f"{r['waiting']:.0%}",
             f"{r['accuracy']:.2f}",
             f"{r['others']:.0%}",
         )
-    Console(width=max(Console().width, 120)).print(table)
+    Console(width=max(Console().width, 132)).print(table)
 
 
 def parse() -> argparse.Namespace:

@@ -50,7 +50,7 @@ class BetweenSteps:
         self._checkpoints.check()
         step = await _agreed_step(self._checkpoints, engine)
         engine.meter.reset()  # do not count the messages so far
-        if step == NO_STEP and (own := self._checkpoints.newest(engine.identity)) != NO_STEP:
+        if step == NO_STEP and (own := self._checkpoints.newest(engine.identity, None)) != NO_STEP:
             self._control.tell("warning", text=_starts_again(engine, own, self._checkpoints))
         return self._load(self._checkpoints, step, engine)
 
