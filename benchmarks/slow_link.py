@@ -37,13 +37,15 @@ from statistics import median
 from types import FrameType
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
 from machine_load import Load
-from namespaces import INTERFACE, Lab, obstacle, undisturbed
 from rich.console import Console
 from rich.table import Table
 from slow_link_worker import DDP, POWER_SGD, Trial
 
 import shoal
+from namespaces import INTERFACE, Lab, obstacle, undisturbed
 from shoal.codecs import CODECS
 from shoal.programs.tasks import TASKS
 from shoal.report.units import bytes_text, ratio_text, seconds_text

@@ -17,14 +17,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
 import torch
 import torch.distributed as dist
-from namespaces import INTERFACE
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn import functional as F
 
 import shoal
+from namespaces import INTERFACE
 from shoal.launch.control import leave_with_parent
 from shoal.programs.tasks import TASKS
 from shoal.replicas.batches import Batches

@@ -49,11 +49,15 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "loggers": {"core"},
     "records": {"core", "loggers", "report"},
     "watch": {"core", "records", "report"},
+    "manifests": {"core"},
     "api": _STARTED | _KEPT,
+    "ray": _STARTED | {"api"},
     "studies": _STARTED | {"api", "report"},
     "demo": _STARTED | {"api", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
-    "cli": _STARTED | _KEPT | {"api", "report", "watch", "testing", "studies", "demo", FRONT},
+    "cli": _STARTED
+    | _KEPT
+    | {"api", "report", "watch", "manifests", "ray", "testing", "studies", "demo", FRONT},
     FRONT: _STARTED | _KEPT | {"api"},
     "__main__": {"cli"},
 }

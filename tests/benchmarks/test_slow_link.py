@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
+
+import namespaces
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--task", "digits", "--hidden", "256", "--batch", "16", "--steps", "8", "--period", "4"]
@@ -19,17 +19,6 @@ PARAMETERS = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
 ENDING_SECONDS = 60.0  # on a busy machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
-
-
-def load(name: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-namespaces = load("namespaces")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,6 +17,7 @@ class Readable:
 
     def __init__(self, steps):
         self.steps, self.asked, self.loaded = steps, [], {}
+        self.folder, self.told = "ckpt", []
 
     def check(self):
         pass
@@ -29,6 +30,17 @@ class Readable:
         self.loaded[engine.rank] = step
 
 
+class Listening(Control):
+    """A connection of which we keep what nodes say."""
+
+    def __init__(self, told):
+        super().__init__()
+        self._told = told
+
+    def tell(self, event, **fields):
+        self._told.append((event, fields))
+
+
 @dataclass(frozen=True)
 class Resumes(Strategy):
     """Resumes, and does nothing else."""
@@ -39,7 +51,7 @@ class Resumes(Strategy):
     began: dict[int, int | None] = field(default_factory=dict)
 
     async def worker(self, w):
-        self.began[w.rank] = await BetweenSteps(Control(), self.saved).resume(w.engine)
+        self.began[w.rank] = await BetweenSteps(Listening(self.saved.told), self.saved).resume(w.engine)
 
     async def server(self, s):
         await self.worker(s)
@@ -72,3 +84,5 @@ def test_nodes_that_name_different_steps_go_back_to_one_that_all_have():
 def test_without_a_step_that_all_have_all_start_from_the_beginning():
     began, saved = resumed([4, 8], [4, 8], [])
     assert began == [None, None, None] and not saved.loaded
+    texts = [fields["text"] for event, fields in saved.told if event == "warning"]
+    assert len(texts) == 2 and texts[0].startswith("worker 0 has a checkpoint of step 8 in ckpt, but not all")

@@ -83,17 +83,8 @@ def test_torchrun_s_variables_are_understood(monkeypatch):
     assert Place.find() == Place(rank=1, nodes=4, launched="torchrun", transport="gloo")
 
 
-def test_several_hosts_need_a_named_interface(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="set GLOO_SOCKET_IFNAME"):
-        Place.find().open_store()
-
-
 def test_a_process_started_by_hand_is_alone(monkeypatch):
-    for name in (VARIABLE, "RANK", "WORLD_SIZE"):
+    for name in (VARIABLE, "RANK", "WORLD_SIZE", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     assert Place.find() == Place()
 

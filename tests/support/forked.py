@@ -21,6 +21,7 @@ import pytest
 
 import shoal
 from shoal.api import script
+from shoal.launch import script_process
 from shoal.launch.crew import ctrl_c_ignored
 from shoal.launch.environment import Place
 from shoal.strategies import STRATEGIES
@@ -203,4 +204,4 @@ def run_warm(path: Path, *arguments: str, workers: int, strategy: str, transport
 def warm_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `run_script` take its processes from the fork server."""
     names = {name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "STDOUT", "TimeoutExpired")}
-    monkeypatch.setattr(script, "subprocess", types.SimpleNamespace(Popen=ForkedPython, **names))
+    monkeypatch.setattr(script_process, "subprocess", types.SimpleNamespace(Popen=ForkedPython, **names))

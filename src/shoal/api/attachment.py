@@ -71,10 +71,10 @@ class Attachment:
         self._model = model
         self._buffers = buffers
         self._strategy = strategy
-        self._control = place.open_control()
         self._told_loss: Tensor | float | None = None
-        self._replica = AttachedReplica(model, *optimizers)
         me = place.identity(strategy)
+        self._control = place.open_control(me)
+        self._replica = AttachedReplica(model, *optimizers)
         self._between_steps = self._make_between_steps(place, codec, me.workers)
         self.engine = self._join(place, me, codec)
         self.resumed_from: int | None = None  # step of the checkpoint

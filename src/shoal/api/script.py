@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import runpy
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from multiprocessing.connection import Pipe
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,11 +24,16 @@ from shoal.core.words import REJOINING
 from shoal.launch.control import leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Listener, Member
 from shoal.launch.environment import Place
+from shoal.launch.fleet import Fleet
+from shoal.launch.host_link import Printer
+from shoal.launch.hosts import HostList
 from shoal.launch.join import local_threads, start_mpi
+from shoal.launch.script_process import ScriptProcess
 from shoal.runs.result import Result, summarise
 from shoal.vocabulary.strategy import Strategy
 
-Printer = Callable[[str, str], None]
+Starter = Callable[[int, int], Member]
+"""Starts the node with a rank and an incarnation."""
 
 
 def run_script(
@@ -42,26 +45,27 @@ def run_script(
     place: Place,
     on_progress: Listener,
     on_output: Printer,
+    hosts: HostList | None = None,
 ) -> Result:
     """Run `script` in one process for each worker and server, and wait for all of them.
 
     `place` carries the settings that all nodes share; `attach` checks them in each. `on_output` gets each
-    printed line with the name of the node that printed it. Raises WorkerFailed with the traceback of the
-    first process that raised.
+    printed line with the name of the node that printed it. The processes run on `hosts`, by default on this
+    one. Raises WorkerFailed with the traceback of the first process that raised.
     """
     if workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
     if not Path(script).is_file():
         raise ValueError(f"there is no script {str(script)!r}")
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        shared = replace(place, nodes=nodes, launched="shoal", store=folder)
-
-        def start(rank: int, incarnation: int) -> Member:
-            own = replace(shared, rank=rank, incarnation=incarnation)
-            name = NodeIdentity(rank, workers, nodes - workers).name
-            return _start(name, own, script, arguments, on_output)
-
+    shared = replace(place, nodes=nodes, launched="shoal")
+    names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
+    starting = (
+        _on_this_host(script, arguments, shared, names, on_output)
+        if hosts is None
+        else _on_hosts(hosts, script, arguments, shared, names, on_output)
+    )
+    with starting as start:
         restarts = place.transport in REJOINING and (strategy is None or strategy.recovers != "none")
         goes_on = strategy is not None and strategy.survives
         crew = Crew(workers, nodes - workers, start, on_progress, place.timeout, restarts, goes_on)
@@ -74,11 +78,16 @@ def run_script(
         raise ShoalError(
             f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
         )
-    return summarise(script_config(script, arguments, workers, strategy, place), reports)
+    return summarise(script_config(script, arguments, workers, strategy, place, hosts), reports)
 
 
 def script_config(
-    script: str | Path, arguments: Sequence[str], workers: int, strategy: Strategy | None, place: Place
+    script: str | Path,
+    arguments: Sequence[str],
+    workers: int,
+    strategy: Strategy | None,
+    place: Place,
+    hosts: HostList | None = None,
 ) -> dict[str, Any]:
     """The settings of a script's run as plain values."""
     return {
@@ -91,80 +100,50 @@ def script_config(
         "durability": place.durability,
         "workers": workers,
         "arguments": list(arguments),
+        **({} if hosts is None else {"hosts": str(hosts)}),
         **{f"strategy.{name}": value for name, value in place.strategy_options.items()},
     }
 
 
-def _start(
-    name: str, place: Place, script: str | Path, arguments: Sequence[str], on_output: Printer
-) -> Member:
-    ours, theirs = Pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shoal.api.script", str(script), *arguments],
-        env={
-            **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            **replace(place, control=theirs.fileno()).to_environment(),
-        },
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C reaches the launcher alone
-    )
-    theirs.close()
-    running = ScriptProcess(process, lambda line: on_output(name, line))
-    return Member(place.rank, name, running, ours, place.incarnation)
+@contextmanager
+def _on_this_host(
+    script: str | Path, arguments: Sequence[str], shared: Place, names: Sequence[str], on_output: Printer
+) -> Iterator[Starter]:
+    """Yields a function that starts a node as a process of this host."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+
+        def start(rank: int, incarnation: int) -> Member:
+            own = replace(shared, rank=rank, incarnation=incarnation, store=folder, on_host=shared.nodes)
+            process, (control,) = ScriptProcess.start(
+                script, arguments, asdict(own), lambda line: on_output(names[rank], line)
+            )
+            return Member(rank, names[rank], process, control, incarnation)
+
+        yield start
 
 
-class ScriptProcess:
-    """A process that runs a script. Its output is passed on line by line."""
-
-    def __init__(self, process: subprocess.Popen[str], on_line: Callable[[str], None]) -> None:
-        self._process = process
-        self._on_line = on_line
-        self._reader = threading.Thread(target=self._read, name=f"output of {process.pid}", daemon=True)
-        self._reader.start()
-
-    @property
-    def exitcode(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
-        return self._process.poll()
-
-    def is_alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.poll() is None
-
-    def terminate(self) -> None:
-        """Send the process SIGTERM."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """Send the process SIGKILL."""
-        self._process.kill()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended and its output is read, each at most `timeout` seconds."""
+@contextmanager
+def _on_hosts(
+    hosts: HostList,
+    script: str | Path,
+    arguments: Sequence[str],
+    shared: Place,
+    names: Sequence[str],
+    on_output: Printer,
+) -> Iterator[Starter]:
+    """Yields a function that starts a node on its host."""
+    with Fleet(hosts, shared.nodes, shared.transport, on_output) as fleet:
+        fleet.prepare(script, arguments, asdict(shared))
         try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return
-        self._reader.join(timeout)
-
-    def close(self) -> None:
-        """Do nothing: the reader has closed the pipe."""
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            for line in output:
-                self._on_line(line.rstrip("\n"))
+            yield lambda rank, incarnation: fleet.start(rank, incarnation, names[rank], hosts.workers)
+        except (Interrupted, KeyboardInterrupt) as stop:
+            stopped = Interrupted(str(stop))
+            stopped.saved = fleet.has_checkpoint
+            raise stopped from None
 
 
 def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:
-    """Run `script` in this process, which torchrun or mpiexec has started as the node at `place`.
+    """Run `script` in this process, which torchrun, srun or mpiexec has started as the node at `place`.
 
     Raises WorkerFailed with the traceback of what the script raised.
     """
@@ -172,8 +151,8 @@ def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None
     sys.argv = [str(script), *arguments]
     if place.launched == "mpi":
         start_mpi(place.timeout)  # before the script: if the script fails, MPI then ends the whole job
-        if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it, mpiexec does not
-            torch.set_num_threads(local_threads(place.local_nodes))
+    if place.launched != "torchrun" and "OMP_NUM_THREADS" not in os.environ:  # which torchrun sets
+        torch.set_num_threads(place.threads)
     try:
         _run_to_its_end(sys.argv[0])
     except ShoalError:
@@ -188,7 +167,7 @@ def main() -> None:
     leave_with_parent()
     place = Place.find()
     control = place.open_control()
-    torch.set_num_threads(local_threads(place.nodes))
+    torch.set_num_threads(local_threads(place.local_nodes))
     sys.argv = sys.argv[1:]
     try:
         _run_to_its_end(sys.argv[0])

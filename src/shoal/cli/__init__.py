@@ -1,4 +1,4 @@
-"""The command line: shoal demo | compare | run | runs | report | watch | reproduce | list | doctor.
+"""The command line: `shoal demo`, `shoal run` and so on.
 
 Each command's module reads and checks its arguments without importing torch, then calls the module beside it.
 
@@ -7,6 +7,7 @@ compare     one task, several strategies       comparison   the runs of a compar
 run         a script on several workers        launching    starts its processes, or joins a launcher's
 runs        runs that are kept                 report       table and page of several of them
 watching    runs on a live page                shoal.watch  the page, live or replayed
+manifest    the file that starts a run on a cluster: Slurm, Kubernetes
 reproduce   a published table, made again      listing      every word and its options: shoal list
 doctor      what works on this machine         machine      the tests behind it; probe.py tries the transports
 command     how arguments are read, errors reported
@@ -21,8 +22,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import compare, demo, doctor, listing, report, reproduce, run, runs, watching
-from shoal.cli.command import Command, Commands, ScriptCommand, StrategyCommand
+from shoal.cli import compare, demo, doctor, listing, manifest, report, reproduce, run, runs, watching
+from shoal.cli.command import Command, CommandGroup, Commands, ScriptCommand, StrategyCommand
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
 
@@ -47,6 +48,16 @@ app.command(
     epilog=EXIT_CODES,
 )(report.report_runs)
 app.command("watch", cls=Command, epilog=EXIT_CODES)(watching.watch)
+manifests = typer.Typer(cls=CommandGroup, help="Print the file that starts a run on Slurm or Kubernetes.")
+for kind, show in (
+    ("slurm", manifest.slurm),
+    ("jobset", manifest.jobset_yaml),
+    ("trainjob", manifest.trainjob_yaml),
+):
+    manifests.command(
+        kind, cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES
+    )(show)
+app.add_typer(manifests, name="manifest")
 app.command("reproduce", cls=Command, epilog=EXIT_CODES)(reproduce.reproduce)
 app.command(
     "list",

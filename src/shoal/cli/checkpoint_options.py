@@ -26,11 +26,11 @@ Every = Annotated[
 ]
 
 
-def check_checkpoint(folder: Path | None, every: int | None) -> None:
-    """Raise ValueError where checkpoints cannot be written as asked."""
-    if folder is not None:
+def check_checkpoint(folder: Path | None, every: int | None, *, is_here: bool = True) -> None:
+    """Raise ValueError where checkpoints cannot be written as asked. Other hosts check their own folders."""
+    if folder is not None and is_here:
         check_folder("--checkpoint", folder)
-    elif every is not None:
+    elif folder is None and every is not None:
         raise ValueError("--every sets how often to write a checkpoint; add --checkpoint DIR")
 
 
@@ -39,11 +39,18 @@ def resumable(checkpoint: str | None) -> Iterator[None]:
     """After Ctrl-C, say whether a checkpoint was saved and how to resume."""
     try:
         yield
-    except (Interrupted, KeyboardInterrupt):
-        if checkpoint is None:
-            advice = "No checkpoint was saved; add --checkpoint DIR to be able to resume"
-        elif any(Path(checkpoint).glob("step-*")):
-            advice = f"The checkpoint is in {checkpoint}; the same command resumes from it"
-        else:
-            advice = f"There is no checkpoint in {checkpoint} yet; the same command starts again"
-        raise Interrupted(f"stopped by Ctrl-C. {advice}.") from None
+    except (Interrupted, KeyboardInterrupt) as stop:
+        raise Interrupted(f"stopped by Ctrl-C. {advice(checkpoint, getattr(stop, 'saved', None))}.") from None
+
+
+def advice(checkpoint: str | None, saved: bool | None = None) -> str:
+    """Whether a stopped run has left a checkpoint, and how to resume from it.
+
+    `saved` tells whether all hosts have one; None if the folder tells.
+    """
+    if checkpoint is None:
+        return "No checkpoint was saved; add --checkpoint DIR to be able to resume"
+    where = checkpoint if saved is None else f"{checkpoint} on every host"
+    if any(Path(checkpoint).glob("step-*")) if saved is None else saved:
+        return f"The checkpoint is in {where}; the same command resumes from it"
+    return f"There is no checkpoint in {where} yet; the same command starts again"

@@ -81,6 +81,10 @@ class Commands(_PlainFlags, TyperGroup):
             raise Interrupted("stopped by Ctrl-C") from None
 
 
+class CommandGroup(_PlainFlags, TyperGroup):
+    """Commands under one word, such as shoal manifest."""
+
+
 class Command(_PlainFlags, TyperCommand):
     """A command."""
 

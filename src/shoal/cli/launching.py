@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from shoal.api.script import Printer, run_here, run_script, script_config
-from shoal.cli.checkpoint_options import resumable
+from shoal.api.attachment import current
+from shoal.api.script import run_here, run_script, script_config
+from shoal.cli.checkpoint_options import advice, resumable
+from shoal.cli.command import INTERRUPTED
 from shoal.cli.outcome import Outcome
 from shoal.cli.watch_options import live_page
+from shoal.core.errors import Interrupted, Unavailable
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
+from shoal.launch.host_link import Printer
+from shoal.launch.hosts import HostList
 from shoal.launch.join import check_collective, choose_codec
 from shoal.records.recording import both, last_progress, record_run
 from shoal.records.run_store import RunDescription
@@ -32,23 +39,41 @@ def launch(
     settings: Mapping[str, Any],
     outcome: Outcome,
     quiet: bool,
+    hosts: HostList | None = None,
+    on: str | None = None,
 ) -> None:
-    """Run `script` on so many workers. `settings` are fields of Place."""
-    place = replace(Place.find(), **settings)
+    """Run `script` on so many workers. `settings` are fields of Place; `on` is a cluster, such as "ray"."""
+    place = replace(Place.find(settings.get("transport")), **settings)
     strategy = make_strategy(place)
     codec = choose_codec(place.codec, strategy)
     check_collective(place.collective, codec)
-    number = 1 if workers is None else workers
+    number = hosts.workers if hosts is not None else workers or 1
     if strategy is not None:
         there = max(1, place.identity(strategy).workers) if place.is_joined else number
         strategy.check(Setting(there, codec, place.durability, own_loop=True))
     check_durability(place.durability, place.transport)
+    if place.is_joined and (hosts is not None or on is not None):
+        option = "--hosts" if on is None else "--on"
+        raise ValueError(f"{place.launched} has started this process; {option} starts processes of its own")
     if place.is_joined:
         check_joining(place, strategy, workers, outcome)
-        run_here(script, arguments, place)
+        join(script, arguments, place)
     else:
         refuse_mpi(place.transport)
-        start(script, arguments, number, strategy, place, outcome, quiet)
+        servers = strategy.servers * place.servers if strategy else 0
+        with nullcontext(hosts) if on is None else find_hosts(number, servers) as found:
+            start(script, arguments, number, strategy, place, outcome, quiet, found)
+
+
+def find_hosts(workers: int, servers: int) -> AbstractContextManager[HostList]:
+    """The nodes of a Ray cluster with room for so many processes."""
+    try:
+        from shoal.ray.ray_hosts import ray_hosts
+    except ModuleNotFoundError as missing:
+        if missing.name != "ray":
+            raise
+        raise Unavailable("--on ray needs Ray. Install it with: pip install 'shoal[ray]'") from None
+    return ray_hosts(workers, servers)
 
 
 def make_strategy(place: Place) -> Strategy | None:
@@ -65,11 +90,12 @@ def make_strategy(place: Place) -> Strategy | None:
 
 def check_joining(place: Place, strategy: Strategy | None, workers: int | None, outcome: Outcome) -> None:
     """Raise ValueError for options that do not work where another launcher started the processes."""
-    if place.transport not in {"torchrun": ("gloo", "grpc"), "mpi": ("mpi",)}[place.launched]:
-        raise ValueError(f"transport {place.transport!r} cannot join processes that {place.launched} started")
+    starter = {"slurm": "srun"}.get(place.launched, place.launched)
+    if place.transport not in (("mpi",) if place.launched == "mpi" else ("gloo", "grpc")):
+        raise ValueError(f"transport {place.transport!r} cannot join processes that {starter} started")
     if place.durability == "journal":
         raise ValueError(
-            f"{place.launched} started the processes, and does not restart a server that dies; "
+            f"{starter} started the processes, and does not restart a server that dies; "
             "take durability 'memory', and --checkpoint"
         )
     servers = 0 if strategy is None else strategy.servers * place.servers
@@ -84,6 +110,21 @@ def check_joining(place: Place, strategy: Strategy | None, workers: int | None, 
         )
 
 
+def join(script: str, arguments: Sequence[str], place: Place) -> None:
+    """Run the script as one node of a run whose processes another program has started.
+
+    When all were asked to stop, the node of rank 0 says so; the exit code of the others tells.
+    """
+    try:
+        run_here(script, arguments, place)
+    except Interrupted as stop:
+        if (attachment := current()) is not None:
+            attachment.abandon()  # say goodbye, or the others would take this worker for lost
+        if place.rank:
+            raise typer.Exit(INTERRUPTED) from None
+        raise Interrupted(f"{stop}. {advice(place.checkpoint)}.") from None
+
+
 def start(
     script: str,
     arguments: Sequence[str],
@@ -92,13 +133,15 @@ def start(
     place: Place,
     outcome: Outcome,
     quiet: bool,
+    hosts: HostList | None = None,
 ) -> None:
     """Run the script in processes of our own, show their progress, then the closing table."""
     console = Console(stderr=True)
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
     count = "1 worker" if workers == 1 else f"{workers} workers"
+    count += "" if hosts is None else f" on {len(hosts.hosts)} hosts"
     servers = strategy.servers * place.servers if strategy else 0
-    config = script_config(script, arguments, workers, strategy, place)
+    config = script_config(script, arguments, workers, strategy, place, hosts)
     about = RunDescription(config["task"], config["strategy"], workers, servers, config)
     display = ProgressDisplay(enabled=not quiet, console=console)
     with (
@@ -117,6 +160,7 @@ def start(
             place=place,
             on_progress=both(kept.event, both(progress.update, page.update)),
             on_output=both(kept.output, both(printer(console), page.print)),
+            hosts=hosts,
         )
         kept.done(result.record())
         for event in last_progress(result.nodes):

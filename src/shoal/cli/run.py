@@ -22,7 +22,18 @@ from shoal.cli.grpc_options import (
     TokenFile,
     read_access,
 )
+from shoal.cli.hosts_options import (
+    Env,
+    Hosts,
+    Port,
+    RemoteFolder,
+    RemotePython,
+    ServersOn,
+    Ssh,
+    read_hosts,
+)
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.ray_options import On, check_on
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
@@ -88,7 +99,7 @@ def run(
         typer.Option(
             metavar="WORD",
             help="processes, gloo or grpc; mpi under mpiexec.",
-            show_default="processes",
+            show_default="processes; grpc with --hosts and --on",
         ),
     ] = None,
     collective: Collective = "auto",
@@ -109,6 +120,14 @@ def run(
     mutual: Mutual = False,
     token_file: TokenFile = None,
     insecure: Insecure = False,
+    hosts: Hosts = None,
+    servers_on: ServersOn = None,
+    port: Port = None,
+    remote_python: RemotePython = None,
+    remote_folder: RemoteFolder = None,
+    ssh: Ssh = None,
+    env: Env = None,
+    on: On = None,
     json: JsonFile = None,
     report: ReportFile = None,
     watch: Watch = False,
@@ -128,7 +147,8 @@ def run(
     check_words(codec, transport, collective, durability)
     if workers is not None and workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
-    check_checkpoint(checkpoint, every)
+    check_checkpoint(checkpoint, every, is_here=hosts is None and on is None)
+    transport = transport or ("grpc" if hosts or on else None)
     access = read_access(
         transport,
         listen=listen,
@@ -140,6 +160,8 @@ def run(
         token_file=token_file,
         insecure=insecure,
     )
+    check_on(on, hosts, transport, bool(access))
+    host_list = read_hosts(ctx.params, transport, tuple(access))
     command = shlex.join(["shoal", "run", *ctx.meta[WORDS], *(["--", *passed] if passed else [])])
     outcome = Outcome(json, report, watch=watch, **read_records(runs, log, command))
 
@@ -158,7 +180,7 @@ def run(
         "timeout": timeout,
         **({} if transport is None else {"transport": transport}),
     }
-    launch(script, rest, workers, settings, outcome, quiet)
+    launch(script, rest, workers, settings, outcome, quiet, host_list, on)
 
 
 def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:

@@ -45,7 +45,12 @@ class WorkerFailed(ShoalError):
 
 
 class Interrupted(ShoalError):
-    """Ctrl-C ended the run. In virtual time, and after a second Ctrl-C, nothing more was saved."""
+    """Ctrl-C ended the run. In virtual time, and after a second Ctrl-C, nothing more was saved.
+
+    `saved` is whether there is a checkpoint to resume from; None if its folder is on this host.
+    """
+
+    saved: bool | None = None
 
 
 class WireError(ShoalError):

@@ -50,6 +50,8 @@ class BetweenSteps:
         self._checkpoints.check()
         step = await _agreed_step(self._checkpoints, engine)
         engine.meter.reset()  # do not count the messages so far
+        if step == NO_STEP and (own := self._checkpoints.newest(engine.identity, None)) != NO_STEP:
+            self._control.tell("warning", text=_starts_again(engine, own, self._checkpoints))
         return self._load(self._checkpoints, step, engine)
 
     def resume_all(self, engines: Sequence[Engine]) -> None:
@@ -80,8 +82,11 @@ class BetweenSteps:
 
     async def _stops_here(self, engine: Engine) -> bool:
         """Whether this node stops here. After the order to stop, pauses until the launcher knows the step."""
-        order, t = self._control.heard(), engine.progress.t
-        if order is not None and order["order"] == "stop":
+        t = engine.progress.t
+        order = self._control.heard(t)
+        if order is not None and order["order"] == "run to":
+            self._run_to, self._final = order["step"], order["final"]
+        elif order is not None and order["order"] == "stop":
             if self._checkpoints is None and engine.identity.servers:
                 return True  # there is nothing to save, and servers continue when workers leave
             self._run_to, self._final = t, False
@@ -97,7 +102,7 @@ class BetweenSteps:
     async def _next_order(self, engine: Engine) -> dict[str, Any]:
         """Wait for the launcher's next order, and answer the requests of other nodes meanwhile."""
         while engine.rounds.answers:
-            if (order := self._control.heard()) is not None:
+            if (order := self._control.heard(engine.progress.t)) is not None:
                 return order
             await engine.mailbox.attend(engine.rounds.answers, LOOK_SECONDS)
         return self._control.await_order()
@@ -105,6 +110,7 @@ class BetweenSteps:
     def _save(self, engine: Engine) -> None:
         if self._checkpoints is not None:
             self._checkpoints.save(engine, self._model(engine))
+            self._control.tell("saved", step=engine.progress.t)
 
     def _load(self, checkpoints: Checkpoints, step: int, engine: Engine) -> int | None:
         if step == NO_STEP:
@@ -112,7 +118,15 @@ class BetweenSteps:
         checkpoints.load(step, engine)
         engine.service.resume()
         self._resumed_at = step
+        self._control.tell("saved", step=step)
         return step
+
+
+def _starts_again(engine: Engine, own: int, checkpoints: Checkpoints) -> str:
+    return (
+        f"{engine.name} has a checkpoint of step {own} in {checkpoints.folder}, but not all nodes have one: "
+        "the run starts from the beginning. To resume, bring the files of every node to its host."
+    )
 
 
 async def _agreed_step(checkpoints: Checkpoints, engine: Engine) -> int:

@@ -1,7 +1,7 @@
 """Control: the messages between a node's process and its launcher, as JSON on a pipe.
 
-node -> launcher   ready | progress | figures | warning | paused (step) | idle | done (report) | interrupted |
-                   failed
+node -> launcher   ready | progress | figures | warning | saved (step) | paused (step) | idle |
+                   done (report) | interrupted | failed
 launcher -> node   go (elapsed, finished) | stop | run to (step; final: stop there, else pause again)
 """
 
@@ -70,8 +70,8 @@ class Control:
             if event in LAST_EVENTS:
                 self.is_over.set()
 
-    def heard(self) -> dict[str, Any] | None:
-        """The next order if one has arrived, else None; never waits."""
+    def heard(self, step: int = 0) -> dict[str, Any] | None:
+        """The next order if one has arrived, else None; never waits. The node is before `step`."""
         if self._connection is None or not self._arrivals.poll(0):
             return None
         return self.await_order()

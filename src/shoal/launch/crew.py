@@ -1,4 +1,4 @@
-"""Crew: starts, steers and ends the processes of one run on this host, without orphans or hangs."""
+"""Crew: starts, steers and ends the processes of one run, without orphans or hangs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.launch.process_handle import ProcessHandle
 
 LOG = logging.getLogger("shoal")
 
@@ -32,7 +33,10 @@ END_SECONDS = 3.0
 LOOK_SECONDS = 0.1
 
 NUDGE_SECONDS = 0.3
-"""How long paused workers wait for the others before they run on to a later step."""
+"""How long paused workers wait for the others before they run on to a later step, and at least STEPS_WAITED
+steps of the slowest: it may just be in a long one."""
+
+STEPS_WAITED = 2.0
 
 PATIENCE = 1.5
 """The factor by which that wait grows each time, unless the strategy keeps all workers in step.
@@ -42,35 +46,6 @@ A worker that has not paused may just be in a long step.
 
 WORD_SECONDS = 5.0
 """How long a stop may take before a warning names the nodes that still run."""
-
-
-class ProcessHandle(Protocol):
-    """A process of either kind: of `multiprocessing` or of `subprocess`."""
-
-    @property
-    def exitcode(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Whether the process still runs."""
-        ...
-
-    def terminate(self) -> None:
-        """Send the process SIGTERM."""
-        ...
-
-    def kill(self) -> None:
-        """Send the process SIGKILL."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended, at most `timeout` seconds."""
-        ...
-
-    def close(self) -> None:
-        """Release the resources of a process that has ended."""
-        ...
 
 
 @dataclass
@@ -89,6 +64,23 @@ class Member:
     report: dict[str, Any] | None = None  # its report, once it is done
     failure: dict[str, Any] | None = None
     ended: bool = False
+    first_progress: tuple[float, int] | None = None  # when, and at which step
+    why_lost: str = ""  # how it ended if its exit code does not tell, as when its host is lost
+
+    def note_progress(self, said: dict[str, Any]) -> None:
+        """Take in a progress event."""
+        self.progress = said
+        if self.first_progress is None:
+            self.first_progress = (time.monotonic(), said.get("step", 0))
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds a step, on average; 0 before the second progress event."""
+        if self.first_progress is None:
+            return 0.0
+        began, step = self.first_progress
+        done: int = self.progress.get("step", 0) - step
+        return (time.monotonic() - began) / max(1, done)
 
 
 @dataclass
@@ -199,6 +191,8 @@ class Crew:
     def _tell_to_stop(self) -> None:
         """Order the workers to stop. Servers need no order: they end when every worker has left."""
         self._stop_told_at = time.monotonic()
+        slowest = max(m.step_seconds for m in self.members if m.rank < self.workers)
+        self._nudge_seconds = max(NUDGE_SECONDS, STEPS_WAITED * slowest)
         self._next_nudge = self._stop_told_at + self._nudge_seconds
         for m in self.members:
             if m.rank < self.workers and not m.ended:
@@ -254,7 +248,7 @@ class Crew:
                 self._order(member, {"order": "go", "elapsed": elapsed, "finished": finished})
         elif event == "progress":
             if member.report is None:  # its thread may have sent one more
-                member.progress = said
+                member.note_progress(said)
                 self._tell(member)
         elif event == "figures":
             self._tell(member, **said)
@@ -282,6 +276,7 @@ class Crew:
         code = member.process.exitcode
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = member.why_lost or how
             if not (code < 0 and self._survives(member, how)):
                 member.failure = {"message": f"it {how}", "details": "", "follows": False}
 

@@ -14,12 +14,16 @@ from torch.distributed.rendezvous import rendezvous
 
 from shoal.core.identity import NodeIdentity
 from shoal.launch.control import Control
-from shoal.launch.join import file_store
+from shoal.launch.join import file_store, local_threads
+from shoal.launch.meeting import choose_interface, meet
 from shoal.launch.recovery import Recovery
+from shoal.launch.relayed_store import RelayedStore
+from shoal.launch.script_process import VARIABLE
+from shoal.launch.slurm_step import SlurmStep
+from shoal.launch.stop_agreement import StopAgreement
 from shoal.transports.rendezvous import Store
 from shoal.vocabulary.strategy import Strategy
 
-VARIABLE = "SHOAL_PLACE"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MPIEXEC = (
     ("PMI_RANK", "PMI_SIZE"),  # MPICH and its kin, also under Slurm
@@ -37,13 +41,15 @@ class Place:
 
     rank: int = 0
     nodes: int = 1
-    launched: str = ""  # by "shoal", "torchrun", "mpi", or "" if the process was started by hand
+    launched: str = ""  # by "shoal", "torchrun", "slurm", "mpi", or "" if the process was started by hand
     transport: str = "processes"
     servers: int = 1  # nodes that share each server of the strategy
     durability: str = "memory"
     access: dict[str, Any] = field(default_factory=dict)  # fields of Access, for transport "grpc"
     incarnation: int = 0
-    store: str = ""  # folder of the run's FileStore, if `shoal run` started the process
+    store: str = ""  # folder of the run's FileStore and journals, if `shoal run` started the process
+    store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
+    on_host: int | None = None  # nodes on this host, if `shoal run` started the process
     control: int | None = None  # file descriptor of the connection to the launcher
     strategy: str | None = None
     strategy_options: dict[str, str] = field(default_factory=dict)
@@ -68,61 +74,110 @@ class Place:
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def find(cls) -> Place:
-        """Read the place of this process, started by Shoal, torchrun or the like, mpiexec, or by hand."""
+    def find(cls, transport: str | None = None) -> Place:
+        """Read the place of this process, started by Shoal, torchrun or the like, mpiexec, srun, or by hand.
+
+        Tasks of srun may also be ranks of MPI. They are, if srun has prepared MPI or `transport` is "mpi";
+        they are not, if `transport` is another.
+        """
         if VARIABLE in os.environ:
             fields: dict[str, Any] = json.loads(os.environ[VARIABLE])
             return cls(**fields)
         if all(name in os.environ for name in TORCHRUN):
             rank, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             return cls(rank, nodes, launched="torchrun", transport="gloo")
-        for names in MPIEXEC:
-            if all(name in os.environ for name in names):
-                rank, nodes = (int(os.environ[name]) for name in names)
-                if (
-                    nodes > 1
-                ):  # a single process counts as started by hand: it may be in a shell under mpiexec
-                    return cls(rank, nodes, launched="mpi", transport="mpi")
-        return cls()
+        step = SlurmStep.find()
+        ranks = None if step is not None and transport in ("gloo", "grpc") else _mpi_rank()
+        if ranks is None and step is not None:
+            ranks = step.rank, step.tasks
+            if ranks[1] > 1 and transport != "mpi":
+                return cls(*ranks, launched="slurm", transport="gloo")
+        # a single process counts as started by hand: it may be in a shell under mpiexec or srun
+        if ranks is None or ranks[1] == 1:
+            return cls()
+        return cls(*ranks, launched="mpi", transport="mpi")
 
     @property
     def is_joined(self) -> bool:
-        """Whether torchrun or mpiexec started the processes, so that Shoal must not."""
-        return self.launched in ("torchrun", "mpi")
+        """Whether torchrun, srun or mpiexec started the processes, so that Shoal must not."""
+        return self.launched in ("torchrun", "slurm", "mpi")
 
     @property
     def local_nodes(self) -> int:
-        """Nodes on this host if mpiexec says so, else all nodes."""
+        """Nodes on this host if the launcher says so, else all nodes."""
+        if self.on_host is not None:
+            return self.on_host
+        if self.launched == "slurm":
+            return _slurm_step().local_tasks
         told = (os.environ.get(name) for name in LOCAL_RANKS)
         return next((int(nodes) for nodes in told if nodes), self.nodes)
 
-    def open_control(self) -> Control:
-        """The connection to the launcher, if there is one. Every call returns the same object."""
+    @property
+    def threads(self) -> int:
+        """Torch threads for this process: the cores that Slurm gives a task, else its share of the host's."""
+        own = os.environ.get("SLURM_CPUS_PER_TASK", "") if self.launched == "slurm" else ""
+        return int(own) if own.isdecimal() else local_threads(self.local_nodes)
+
+    def open_control(self, me: NodeIdentity | None = None) -> Control:
+        """What gives this node its orders. Every call in a process that Shoal has started returns the same.
+
+        In a run that another program has started, the nodes agree among themselves when to stop, if there are
+        checkpoints to be saved then.
+        """
+        if self.is_joined and self.checkpoint is not None and me is not None:
+            store = self.open_store()
+            if store is not None and me.nodes > 1:
+                return StopAgreement(store, me)
         return _control(self.control)
 
     def open_store(self) -> Store | None:
         """The store through which the nodes find each other. None for a single process, and under MPI."""
+        if self.store_connection is not None:
+            return _relayed_store(self.store_connection)
         if self.store:
             return file_store(self.store, self.nodes)
-        if self.launched == "torchrun":
-            if self.transport == "gloo":
-                _check_interface(self.nodes)
-            store, _, _ = next(iter(rendezvous("env://", self.rank, self.nodes)))
-            shared: Store = PrefixStore("shoal", store)
-            return shared
-        return None
+        if self.launched not in ("torchrun", "slurm"):
+            return None
+        return _shared_store(self.launched, self.transport, self.rank, self.nodes, self.timeout)
 
 
-def _check_interface(nodes: int) -> None:
-    """Raise ValueError if the run spans hosts and Gloo, which defaults to loopback, has no interface set."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", nodes)) < nodes and "GLOO_SOCKET_IFNAME" not in os.environ:
-        raise ValueError(
-            f"this run has {nodes} processes on several hosts: set GLOO_SOCKET_IFNAME to the network "
-            "interface that connects them, such as eth0. Gloo neither encrypts nor authenticates, so use a "
-            "trusted network."
-        )
+@lru_cache
+def _shared_store(launched: str, transport: str, rank: int, nodes: int, timeout: float) -> Store:
+    """The store of a run that another program has started. Opened once: one process keeps it."""
+    if launched == "slurm":
+        step = _slurm_step()
+        host, port, spans_hosts = step.address, step.port, len(step.hosts) > 1
+        store = meet(host, port, rank, timeout)
+    else:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        spans_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", nodes)) < nodes
+        opened, _, _ = next(iter(rendezvous("env://", rank, nodes)))
+        store = PrefixStore("shoal", opened)
+    if spans_hosts and transport == "gloo":
+        choose_interface(store, host, port, rank, nodes, timeout)
+    return store
+
+
+def _slurm_step() -> SlurmStep:
+    step = SlurmStep.find()
+    if step is None:
+        raise ValueError("the variables of srun, such as SLURM_STEP_ID, are gone from the environment")
+    return step
+
+
+def _mpi_rank() -> tuple[int, int] | None:
+    """Rank and size as mpiexec says them, or srun where it starts MPI."""
+    for names in MPIEXEC:
+        if all(name in os.environ for name in names):
+            return int(os.environ[names[0]]), int(os.environ[names[1]])
+    return None
 
 
 @lru_cache
 def _control(descriptor: int | None) -> Control:
     return Control(None if descriptor is None else Connection(descriptor))
+
+
+@lru_cache
+def _relayed_store(descriptor: int) -> Store:
+    return RelayedStore(Connection(descriptor))

@@ -44,6 +44,8 @@ from shoal.vocabulary.strategy import Strategy
 RUN_KEY = "shoal/run"
 """The key under which the store holds the run's unique id."""
 
+LOOPBACK = "127.0.0.1:0"
+
 REJOIN_SECONDS = 10.0
 """How long a restarted server waits for the other nodes, some of which may have gone meanwhile."""
 
@@ -62,7 +64,7 @@ class Access:
     this host can connect. The token comes from `token_file` or from SHOAL_TOKEN.
     """
 
-    listen: str = "127.0.0.1:0"
+    listen: str = LOOPBACK
     advertise: str | None = None  # the address at which other hosts reach this one
     certificate: str | None = None
     key: str | None = None
@@ -110,7 +112,15 @@ def connect(
         )
     if kind == "grpc":
         return connect_grpc(me, store, access or Access(), limit, meeting, manifest)
-    return GlooTransport.connect(rank, nodes, store, workers=workers, limit_bytes=limit, timeout=timeout)
+    return GlooTransport.connect(
+        rank,
+        nodes,
+        store,
+        workers=workers,
+        limit_bytes=limit,
+        timeout=timeout,
+        address=None if access is None or access.listen == LOOPBACK else access.listen.rpartition(":")[0],
+    )
 
 
 def connect_grpc(

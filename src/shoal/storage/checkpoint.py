@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from torch import Tensor
 from shoal.core.errors import CheckpointError
 from shoal.core.identity import NodeIdentity
 from shoal.engine.engine import Engine
+from shoal.storage.step_folders import KEPT, remove_before, step_folder, steps_in
 
 FORMAT = 2
 
@@ -38,7 +38,7 @@ NO_STEP = -1
 class Checkpoints:
     """The checkpoints of one run in one folder. `config` is what must be the same for a run to be resumed."""
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], nodes: int, keep: int = 2) -> None:
+    def __init__(self, folder: str | Path, config: Mapping[str, Any], nodes: int, keep: int = KEPT) -> None:
         self.folder = Path(folder)
         self._config = json.loads(json.dumps(config))  # as it will be read back
         self._nodes = nodes
@@ -47,7 +47,7 @@ class Checkpoints:
     def save(self, engine: Engine, model: Mapping[str, Tensor] | None = None) -> None:
         """Write a node's state before its next step, and the model where this node holds it."""
         t, role = engine.progress.t, _role(engine.identity)
-        step = self._step_folder(t)
+        step = step_folder(self.folder, t)
         step.mkdir(parents=True, exist_ok=True, mode=0o700)
         sync_folder(self.folder)
         tensors: dict[str, Tensor] = {}
@@ -74,7 +74,7 @@ class Checkpoints:
 
         Reads what worker 0 saved, without the tensors.
         """
-        for step in self._steps():
+        for step in steps_in(self.folder):
             self._record(step, "worker-0")
 
     def newest(self, me: NodeIdentity, limit: int | None = None) -> int:
@@ -82,7 +82,7 @@ class Checkpoints:
 
         Reads this node's files only. Raises CheckpointError if they are of a run with other settings.
         """
-        for step in sorted(self._steps(), reverse=True):
+        for step in sorted(steps_in(self.folder), reverse=True):
             if (limit is None or step <= limit) and self._is_whole(step, _role(me)):
                 return step
         return NO_STEP
@@ -102,7 +102,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"the state of {engine.name} at step {step} in {self.folder} is missing or damaged"
             )
-        tensors = load_model(self._step_folder(step) / f"{role}.safetensors")
+        tensors = load_model(step_folder(self.folder, step) / f"{role}.safetensors")
         engine.load(harvest(record["state"], tensors))
 
     def _check_config(self, saved: dict[str, Any]) -> None:
@@ -116,15 +116,9 @@ class Checkpoints:
                 "Use the same settings, or another folder."
             )
 
-    def _steps(self) -> list[int]:
-        return [int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdigit()]
-
-    def _step_folder(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
-
     def _record(self, step: int, role: str) -> dict[str, Any] | None:
         """What a node saved besides tensors, or None if that is missing or damaged."""
-        path = self._step_folder(step) / f"{role}.json"
+        path = step_folder(self.folder, step) / f"{role}.json"
         try:
             record: dict[str, Any] = json.loads(path.read_bytes())
             wrote, config, _ = record["format"], dict(record["config"]), dict(record["files"])
@@ -140,7 +134,7 @@ class Checkpoints:
 
     def _is_whole(self, step: int, role: str) -> bool:
         """Whether all files of a node are there and undamaged."""
-        record, folder = self._record(step, role), self._step_folder(step)
+        record, folder = self._record(step, role), step_folder(self.folder, step)
         try:
             return record is not None and all(
                 hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
@@ -151,16 +145,13 @@ class Checkpoints:
 
     def _is_complete(self, step: int) -> bool:
         """Whether every node has written its state; whether it is undamaged is seen when it is loaded."""
-        return len(list(self._step_folder(step).glob("*.json"))) == self._nodes
+        return len(list(step_folder(self.folder, step).glob("*.json"))) == self._nodes
 
     def _prune(self) -> None:
         """Remove what is older than the newest `keep` whole steps."""
-        whole = [step for step in sorted(self._steps(), reverse=True) if self._is_complete(step)]
+        whole = [step for step in sorted(steps_in(self.folder), reverse=True) if self._is_complete(step)]
         if len(whole) > self._keep:
-            oldest_kept = whole[self._keep - 1]
-            for step in self._steps():
-                if step < oldest_kept:
-                    shutil.rmtree(self._step_folder(step), ignore_errors=True)
+            remove_before(self.folder, whole[self._keep - 1])
 
 
 def _role(me: NodeIdentity) -> str:

@@ -25,6 +25,10 @@ class Store(Protocol):
         """Whether all these keys are set."""
         ...
 
+    def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
+        """Publish a value if the present one is `expected`, "" for none. Returns the value from then on."""
+        ...
+
 
 def await_keys(
     store: Store, keys: dict[int, str], seconds: float, gone: Set[int] = frozenset()

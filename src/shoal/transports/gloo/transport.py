@@ -46,19 +46,21 @@ class GlooTransport(Endpoint):
         limit_bytes: int,
         timeout: float = 300.0,
         interface: str | None = None,
+        address: str | None = None,
     ) -> GlooTransport:
         """Connect to the `size` nodes that meet at `store`; returns when all are connected.
 
-        `interface` defaults to GLOO_SOCKET_IFNAME, else loopback: gloo's own choice may be an unreachable
-        network, and hang. The store is used until the end, to find out who is missing when an all-reduce
-        fails; pass a fresh one, or a PrefixStore, for each run. Raises PeerLost naming the missing ranks.
+        The node listens on `interface`, which defaults to GLOO_SOCKET_IFNAME, else at `address`, else on
+        loopback: gloo's own choice may be an unreachable network, and hang. The store is used until the
+        end, to find out who is missing when an all-reduce fails; pass a fresh one, or a PrefixStore, for
+        each run. Raises PeerLost naming the missing ranks.
         """
         if not 0 < workers <= size:
             raise ValueError(f"workers={workers} must be 1 to size={size}")
         store.set(f"shoal/here/{rank}", "")
         if absent := await_keys(store, {r: f"shoal/here/{r}" for r in range(size)}, timeout):
             raise missing(rank, absent, timeout, "come to the meeting point")
-        groups = _GroupFactory(store, _devices(interface), timeout)
+        groups = _GroupFactory(store, _devices(interface, address), timeout)
         peers = [peer for peer in range(size) if peer != rank]
         peers.sort(key=lambda peer: (rank + peer) % size)  # both ends of a pair reach it in the same turn
         pairs = {peer: groups.pair(rank, peer) for peer in peers}
@@ -208,10 +210,12 @@ class GlooTransport(Endpoint):
         return self._pairs[peer].recv([into], self._rank_in_pair(peer), tag)
 
 
-def _devices(interface: str | None) -> list[Any]:
+def _devices(interface: str | None, address: str | None) -> list[Any]:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     names = interface or os.environ.get("GLOO_SOCKET_IFNAME") or loopback
     try:
+        if names is loopback and address is not None:
+            return [dist.ProcessGroupGloo.create_device(hostname=address)]
         return [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
     except RuntimeError as error:
         raise Unavailable(

@@ -85,6 +85,15 @@ class Lab:
         self._processes.append(process)
         return process
 
+    def pids(self, host: int) -> list[int]:
+        """The processes on a host."""
+        return [int(pid) for pid in ip("netns", "pids", self._host(host)).split()]
+
+    def counted(self, host: int) -> int:
+        """The bytes that the kernel has counted at a host's interface so far, in both directions."""
+        told = json.loads(ip("-json", "-stats", "-n", self._host(host), "link", "show", INTERFACE))
+        return sum(int(told[0]["stats64"][way]["bytes"]) for way in ("rx", "tx"))
+
     def end_processes(self) -> None:
         """Kill the processes that still run."""
         for process in self._processes:

@@ -1,0 +1,263 @@
+"""`shoal run --hosts` over a real sshd: two hosts in network namespaces, with a link of 100 Mbit/s each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launched import SCRIPT, SECONDS, Launched, lab_or_skip
+from scripts import final_weights, run_loop
+from ssh_hosts import SshLab
+
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'shoal[grpc]'")
+pytest.importorskip("cryptography", reason="needs cryptography: pip install 'shoal[hosts]'")
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+
+RATE = 12.5e6  # bytes a second
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SshLab]:
+    with lab_or_skip(2, RATE) as made:
+        yield made
+
+
+def launched(lab: SshLab, *options: str, arguments: tuple[str, ...] = (), hosts: str = "") -> Launched:
+    """`shoal run --hosts` on two workers of each host."""
+    return Launched(lab, hosts or "host0:2,host1:2", *options, arguments=arguments)
+
+
+def nodes_on(lab: SshLab, host: int) -> list[str]:
+    """The Shoal processes on a host."""
+    listed = lab.on_host(host, "ps -eo args").splitlines()
+    return [line for line in listed if "-m shoal." in line and "ps -eo" not in line]
+
+
+def await_nothing_left(lab: SshLab) -> None:
+    deadline = time.monotonic() + SECONDS
+    while left := nodes_on(lab, 0) + nodes_on(lab, 1):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def left_in_folders(lab: SshLab) -> str:
+    """What runs have left in the temporary folders of the hosts."""
+    return "".join(lab.on_host(host, f"ls -d {lab.private}/shoal-*") for host in (0, 1))
+
+
+def secrets_of(pid: int) -> dict[str, str]:
+    """The secrets that a process holds open, by name."""
+    found = {}
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            name = str(path.readlink())
+            if name.startswith("/memfd:shoal-") and path.stat().st_mode & 0o777 == 0o600:
+                found[name.removeprefix("/memfd:shoal-").split()[0]] = path.read_text()
+        except OSError:
+            continue  # closed meanwhile
+    return found
+
+
+def agents_secrets(lab: SshLab, host: int) -> dict[str, str]:
+    """The secrets of a run, as the nodes and the agent of a host hold them."""
+    held = [secrets for pid in lab.pids(host) if (secrets := secrets_of(pid))]
+    assert len(held) == 3 and held[0] == held[1] == held[2]  # two workers and the agent
+    return held[0]
+
+
+def test_bmuf_is_bit_equal_to_one_host_and_its_secrets_stay_secret(lab):
+    with launched(lab, "--strategy", "bmuf", "--strategy.period", "4", arguments=("--pause", "0.2")) as run:
+        run.await_line("trains", times=4)
+        first, second = (agents_secrets(lab, host) for host in (0, 1))
+        token = first["token_file"]
+        assert token == second["token_file"] and len(token) == 64 and first["key"] != second["key"]
+        shown = b"".join(read_all("cmdline") + read_all("environ"))
+        assert token.encode() not in shown and b"PRIVATE KEY" not in shown
+        for host in (0, 1):
+            assert not lab.on_host(host, f"grep -rl 'PRIVATE KEY' {lab.private} /run /dev/shm")
+        assert run.finish() == 0, run.errors
+    assert not left_in_folders(lab)
+    assert not nodes_on(lab, 0) + nodes_on(lab, 1)
+    one_host = run_loop(
+        workers=4, strategy="bmuf", strategy_options={"period": "4"}, script=SCRIPT, transport="processes"
+    )
+    assert final_weights(run.of("worker 3")).equal(final_weights(one_host[3]))
+    assert final_weights(run.of("worker 0")).equal(final_weights(one_host[0]))
+
+
+def read_all(name: str) -> list[bytes]:
+    """That file of every process."""
+    found = []
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
+        try:
+            found.append(path.read_bytes())
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def test_asgd_goes_on_without_a_killed_agent_and_leaves_nothing_on_either_host(lab, tmp_path):
+    options = ("--strategy", "asgd", "--json", str(tmp_path / "result.json"))
+    with launched(lab, *options, arguments=("--pause", "0.2", "--epochs", "6")) as run:
+        run.await_line("trains", times=4)
+        lab.on_host(1, "pkill -KILL -f '^[^ ]*python[^ ]* -m shoal.launch.agent'")
+        assert run.finish() == 0, run.errors
+    assert "worker 2 on host1 was lost with host 'host1'" in run.errors
+    assert "worker 3 on host1 was lost with host 'host1'" in run.errors
+    assert "fell True" in run.of("worker 0")
+    assert not run.of("worker 3").count("weights")
+    await_nothing_left(lab)
+    (record,) = json.loads((tmp_path / "result.json").read_text())["runs"]
+    assert record["config"]["hosts"] == "host0:2,host1:2" and record["config"]["transport"] == "grpc"
+
+
+@pytest.mark.soak
+def test_a_killed_agent_ends_a_run_without_a_server_in_one_sentence(lab):
+    with launched(lab, "--strategy", "sync", arguments=("--pause", "0.2", "--epochs", "60")) as run:
+        run.await_line("trains", times=4)
+        lab.on_host(1, "pkill -KILL -f '^[^ ]*python[^ ]* -m shoal.launch.agent'")
+        assert run.finish() == 1
+    assert re.search(r"shoal: worker [23] on host1 failed: it was lost with host 'host1'", run.errors)
+    await_nothing_left(lab)
+
+
+@pytest.mark.soak
+def test_a_killed_worker_and_a_killed_server_do_not_end_the_run(lab):
+    options = ("--strategy", "asgd", "--durability", "journal", "--servers-on", "host1")
+    with launched(lab, *options, arguments=("--pause", "0.3", "--epochs", "10")) as run:
+        run.await_line("trains", times=4)
+        lab.on_host(0, f"kill -KILL {run.pid('worker 1')}")
+        lab.on_host(1, f"kill -KILL {server_pid(lab, run)}")
+        assert run.finish() == 0, run.errors
+    assert "worker 1 on host0 was ended by SIGKILL; the other 3 go on" in run.errors
+    assert "the server on host1 was ended by SIGKILL; it is started again" in run.errors
+    assert "fell True" in run.of("worker 3")
+
+
+def server_pid(lab: SshLab, run: Launched) -> int:
+    """The script's process on host 1 that is no worker: a server prints nothing."""
+    listed = lab.on_host(1, "ps -eo pid,args").splitlines()
+    nodes = {int(line.split()[0]) for line in listed if "-m shoal.api.script" in line}
+    (server,) = nodes - {run.pid("worker 2"), run.pid("worker 3")}
+    return server
+
+
+@pytest.mark.soak
+def test_ctrl_c_saves_on_each_host_and_the_same_command_resumes_to_the_same_bits(lab):
+    folder = lab.private / "ckpt"
+    options = ("--strategy", "bmuf", "--strategy.period", "4", "--checkpoint", str(folder), "--every", "2")
+    with launched(lab, *options, arguments=("--pause", "0.5", "--epochs", "6")) as run:
+        run.await_line("trains", times=4)
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 130
+    assert f"The checkpoint is in {folder} on every host; the same command resumes from it" in run.errors
+    files = [lab.on_host(host, f"cd {folder} && find . -name '*.json' | sort").split() for host in (0, 1)]
+    assert {Path(name).name for name in files[0]} == {"worker-0.json", "worker-1.json"}
+    assert {Path(name).name for name in files[1]} == {"worker-2.json", "worker-3.json"}
+    assert not folder.exists()  # not on this host
+    with launched(lab, *options, arguments=("--epochs", "6")) as again:
+        assert again.finish() == 0, again.errors
+    assert re.search(r"resumed from [1-9]", again.of("worker 2"))
+    for host in (0, 1):
+        assert len(lab.on_host(host, f"ls {folder}").split()) <= 4  # old steps are removed on both
+    whole = run_loop(
+        "--epochs", "6", workers=4, strategy="bmuf", strategy_options={"period": "4"}, script=SCRIPT
+    )
+    assert final_weights(again.of("worker 3")).equal(final_weights(whole[3]))
+
+
+@pytest.mark.soak
+def test_no_node_outlives_a_killed_launcher(lab):
+    before = left_in_folders(lab)
+    with launched(lab, "--strategy", "bmuf", arguments=("--pause", "0.2", "--epochs", "600")) as run:
+        run.await_line("trains", times=4)
+        assert len(nodes_on(lab, 1)) >= 3
+        os.kill(run.process.pid, signal.SIGKILL)
+        await_nothing_left(lab)
+        assert left_in_folders(lab) == before
+
+
+@pytest.mark.soak
+def test_gloo_reaches_across_hosts_too(lab):
+    with launched(lab, "--strategy", "sync", "--transport", "gloo") as run:
+        assert run.finish() == 0, run.errors
+    one_host = run_loop(workers=4, strategy="sync", script=SCRIPT, transport="gloo")
+    assert final_weights(run.of("worker 3")).allclose(final_weights(one_host[3]), atol=1e-6)
+
+
+@pytest.mark.soak
+def test_a_stranger_s_certificate_and_a_stranger_s_token_are_refused(lab, tmp_path):
+    from shoal.launch.certificates import CertificateAuthority
+
+    stranger = CertificateAuthority()
+    certificate, key = stranger.issue(lab.address(2))
+    for name, text in (("authority", stranger.certificate), ("certificate", certificate), ("key", key)):
+        (tmp_path / name).write_text(text)
+    admitted = tmp_path / "admitted"
+    admitted.mkdir()
+    with launched(
+        lab, "--strategy", "sync", "--port", "50777", arguments=("--pause", "0.2", "--epochs", "60")
+    ) as run:
+        run.await_line("trains", times=4)
+        for name, text in agents_secrets(lab, 1).items():
+            (admitted / name).write_text(text)
+        assert (
+            call_hub(lab, admitted, admitted, right_token=True) == "FAILED_PRECONDITION"
+        )  # read, then refused
+        assert call_hub(lab, admitted, admitted, right_token=False) == "UNAUTHENTICATED"
+        assert call_hub(lab, tmp_path, admitted, right_token=True) == "UNAVAILABLE"  # no handshake
+        assert call_hub(lab, admitted, tmp_path, right_token=True) == "UNAVAILABLE"
+
+
+CALL = """
+import sys
+from pathlib import Path
+import grpc
+authority, own, token, address = sys.argv[1:]
+pair = (Path(own, "key").read_bytes(), Path(own, "certificate").read_bytes())
+credentials = grpc.ssl_channel_credentials(Path(authority, "authority").read_bytes(), *pair)
+call = grpc.secure_channel(address, credentials).unary_unary("/shoal.Hub/Join")
+try:
+    call(b"", timeout=30, metadata=(("authorization", f"Bearer {token}"),))
+except grpc.RpcError as error:
+    print(error.code().name)
+"""
+
+
+def call_hub(lab: SshLab, authority: Path, own: Path, *, right_token: bool) -> str:
+    """The status that worker 0 answers a call from another host with."""
+    token = agents_secrets(lab, 0)["token_file"] if right_token else "0" * 64
+    words = [sys.executable, "-c", CALL, str(authority), str(own), token, f"{lab.address(0)}:50777"]
+    process = lab.call(words, lab.folder / "call.log")
+    out, _ = process.communicate(timeout=SECONDS)
+    return out.strip()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("hosts", "sentence"),
+    [
+        ("host0:1,host9=10.77.0.9:1", "host 'host9': ssh cannot reach it: "),
+        ("host0:1,10.77.0.2:1", "host '10.77.0.2': ssh does not know its host key"),
+    ],
+)
+def test_a_host_that_ssh_does_not_reach_is_named(lab, hosts, sentence):
+    with launched(lab, "--strategy", "sync", hosts=hosts) as run:
+        assert run.finish() == 1
+    assert sentence in run.errors and run.errors.count("\n") == 1
+    assert not nodes_on(lab, 0)
+
+
+def test_the_lab_s_daemons_are_ours(lab):
+    """Each host has its own processes: it sees the sshd and nothing of this machine."""
+    listed = lab.on_host(0, "ps -eo args").splitlines()
+    assert len(listed) < 10 and any("sshd" in line for line in listed)
