@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -49,6 +50,7 @@ RUN_SECONDS = 1800.0  # limit for one run
 
 def main() -> None:
     options = parse()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # or the hosts would stay
     if (why := obstacle()) is not None:
         sys.exit(f"two_hosts.py: {why}")
     rate = Network.parse(options.rate).bandwidth
@@ -63,9 +65,10 @@ def main() -> None:
         SshLab(2, rate, Path(folder), variables) as lab,
     ):
         for word in options.strategies:
-            print(f"{word} …", file=sys.stderr, flush=True)
             results[word] = measure(lab, word, options)
             results[word]["virtual"] = simulate(word, options, results[word]["step"], rate)
+            seconds, virtual = results[word]["seconds"], results[word]["virtual"]
+            print(f"{word}: {seconds:.2f} s, virtual {virtual:.2f} s", file=sys.stderr, flush=True)
     show(results, options)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1))

@@ -15,9 +15,6 @@ from scripts import final_weights, run_loop
 from soon import SOON
 from ssh_hosts import SshLab
 
-pytest.importorskip("grpc", reason="needs grpcio: pip install 'shoal[grpc]'")
-pytest.importorskip("cryptography", reason="needs cryptography: pip install 'shoal[hosts]'")
-
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.soak, pytest.mark.timeout(600)]
 
 RATE = 6.25e6  # bytes a second: 50 Mbit/s
@@ -28,6 +25,12 @@ HOSTS = "host0:1,host1:1,host2:1"
 def lab() -> Iterator[SshLab]:
     with lab_or_skip(3, RATE) as made:
         yield made
+
+
+def need(transport: str) -> None:
+    """Skip the test, with the reason, unless this transport can be used between hosts."""
+    for package in ("grpc", "cryptography") if transport == "grpc" else ():
+        pytest.importorskip(package, reason=f"needs {package}: pip install 'shoal[hosts]'")
 
 
 def options_of(strategy: str) -> list[str]:
@@ -47,6 +50,7 @@ def options_of(strategy: str) -> list[str]:
     ],
 )
 def test_a_strategy_learns_between_three_hosts(lab, transport, strategy):
+    need(transport)
     words = ["--strategy", strategy, *options_of(strategy), "--transport", transport]
     with Launched(lab, HOSTS, *words, arguments=("--epochs", "6")) as run:
         assert run.finish() == 0, run.errors
@@ -56,6 +60,7 @@ def test_a_strategy_learns_between_three_hosts(lab, transport, strategy):
 
 @pytest.mark.parametrize("strategy", ["sync", "dpsgd"])
 def test_three_hosts_give_the_bits_of_one(lab, strategy):
+    need("grpc")
     with Launched(lab, HOSTS, "--strategy", strategy) as run:
         assert run.finish() == 0, run.errors
     one_host = run_loop(workers=3, strategy=strategy, script=SCRIPT)
