@@ -45,6 +45,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "launch": _PARTS,
     "runs": _PARTS | {"launch"},
     "api": _STARTED,
+    "integrations": _STARTED | {"api"},
     "report": {"core"},
     "studies": _STARTED | {"api", "report"},
     "demo": _STARTED | {"api", "report", "studies"},

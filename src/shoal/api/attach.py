@@ -18,6 +18,7 @@ from shoal.core.limits import one_of
 from shoal.launch.environment import Place
 from shoal.replicas.optimizer import has_inner
 from shoal.replicas.served import check_optimizer
+from shoal.replicas.wrapped import check_wrappers, tell_rank, unwrap_optimizer
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.strategy import Sends, Setting, Strategy
@@ -54,7 +55,7 @@ def attach(
         raise ValueError("attach() was called before: a process takes part in a run once")
     place = Place.find()
     _was_launched = bool(place.launched)
-    chosen = _choose_strategy(place, strategy)
+    chosen = choose_strategy(place, strategy)
     named = codec if place.codec is None else place.codec
     coder = named if isinstance(named, Codec) else CODECS.read(named or "none")
     workers = place.identity(chosen).workers
@@ -65,7 +66,9 @@ def attach(
             "loop; take 'low_rank' here, or shoal.run"
         )
     whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    optimizers = [unwrap_optimizer(one) for one in given]
+    check_wrappers(whole, workers)
     for one in optimizers:
         check_optimizer(chosen, one, workers, place.servers)
         if place.checkpoint is not None and has_inner(one):
@@ -77,7 +80,8 @@ def attach(
         _check_several(chosen, coder)
     one_of(BUFFERS_ARE, buffers=buffers)
     _check_batch_norm(whole, chosen, workers)
-    attachment = Attachment(whole, optimizers, chosen, coder, place, buffers)
+    attachment = Attachment(whole, given, chosen, coder, place, buffers)
+    tell_rank(attachment.rank)
     if attachment.engine.is_server:
         attachment.serve()
         sys.exit(0)
@@ -86,7 +90,11 @@ def attach(
     return attachment
 
 
-def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
+def choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
+    """The command line's strategy, else `given`; that of a single worker if nobody launched this process.
+
+    Raises ValueError if it does not fit how the processes were started.
+    """
     if place.launched == "":
         if isinstance(given, str):
             STRATEGIES.make(given)  # so that a misspelt name fails here, not at the first launch
