@@ -67,17 +67,8 @@ def attach(
         )
     whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
     given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    optimizers = [unwrap_optimizer(one) for one in given]
     check_wrappers(whole, workers)
-    for one in optimizers:
-        check_optimizer(chosen, one, workers, place.servers)
-        if place.checkpoint is not None and has_inner(one):
-            raise ValueError(
-                f"{type(one).__name__} has another optimizer inside, whose state a checkpoint would miss; "
-                "train without --checkpoint, or with that optimizer itself"
-            )
-    if len(optimizers) > 1:
-        _check_several(chosen, coder)
+    _check_optimizers([unwrap_optimizer(one) for one in given], chosen, coder, workers, place)
     one_of(BUFFERS_ARE, buffers=buffers)
     _check_batch_norm(whole, chosen, workers)
     attachment = Attachment(whole, given, chosen, coder, place, buffers)
@@ -118,6 +109,21 @@ def choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
             f"start {1 - workers} more"
         )
     return chosen
+
+
+def _check_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], strategy: Strategy, codec: Codec, workers: int, place: Place
+) -> None:
+    """Raise ValueError if the strategy, or a checkpoint, cannot do with one of them, or with several."""
+    for one in optimizers:
+        check_optimizer(strategy, one, workers, place.servers)
+        if place.checkpoint is not None and has_inner(one):
+            raise ValueError(
+                f"{type(one).__name__} has another optimizer inside, whose state a checkpoint would miss; "
+                "train without --checkpoint, or with that optimizer itself"
+            )
+    if len(optimizers) > 1:
+        _check_several(strategy, codec)
 
 
 def _check_several(strategy: Strategy, codec: Codec) -> None:

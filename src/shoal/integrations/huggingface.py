@@ -39,7 +39,7 @@ class ShoalTraining:
         self.workers = Workers("transformers", strategy, codec, {})
         super().__init__(*args, **kwargs)
         trainer: Any = self
-        _check(trainer.args, self.workers.size)
+        check_arguments(trainer.args, self.workers.size)
         tell_rank(self.workers.rank)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -129,7 +129,7 @@ class ShoalTrainer(ShoalTraining, Trainer):
     """A Trainer of transformers on the workers that `shoal run` started; a single one with plain `python`."""
 
 
-def _check(args: Any, workers: int) -> None:
+def check_arguments(args: Any, workers: int) -> None:
     """Raise ValueError for arguments with which Trainer would do something else, or nothing."""
     if workers == 1:
         return

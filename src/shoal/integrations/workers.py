@@ -55,7 +55,7 @@ class Workers:
 
     @property
     def seat(self) -> tuple[int, int]:
-        """This worker's rank, and the number of workers; a server, which reads no data, sits with worker 0."""
+        """This worker's rank, and the number of workers; a server, which reads no data, sits at 0."""
         return self.rank if self.rank < self.size else 0, self.size
 
     @property
@@ -107,8 +107,8 @@ class Workers:
         for optimizer in optimizers:
             if not is_plain_sgd(optimizer):
                 raise ValueError(
-                    f"{self.strategy} runs {type(optimizer).__name__} at its server, whose state a checkpoint "
-                    f"of {self.framework} does not hold; resume with a strategy without a server, or plain SGD"
+                    f"{self.strategy} runs {type(optimizer).__name__} at its server, and a checkpoint of "
+                    f"{self.framework} has no state of it; resume without a server, or with plain SGD"
                 )
 
     def warn_of_state(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
