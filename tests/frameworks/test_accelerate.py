@@ -29,7 +29,7 @@ pytestmark = [needs("accelerate", "accelerate"), pytest.mark.slow, pytest.mark.u
     [("plain", "after"), ("accumulated", "before"), ("accumulated", "after"), ("bf16", "after")],
 )
 def test_workers_train_as_one_process_would(variant, order, tmp_path):
-    """One worker to the bit; two with half the batch each up to rounding. A last short accumulation counts."""
+    """One worker to the bit; two with half the batch each up to rounding, and a last short accumulation."""
     options = {"accelerator": VARIANTS[variant]}
     plain = run_alone(SCRIPT, tmp_path, batch=32, **options)
     alone = run_alone(SCRIPT, tmp_path, batch=32, strategy="sync", order=order, **options)
@@ -53,7 +53,7 @@ def test_each_sample_is_seen_once_in_a_pass_in_a_new_order(tmp_path):
 def test_state_is_saved_once_and_resumed_at_all_workers(tmp_path):
     whole = run_many(SCRIPT, tmp_path, batch=16, epochs=3, saves=True)
     assert sorted(path.name for path in (tmp_path / "1").iterdir() if path.name != "random_states_1.pkl") == [
-        *("model.safetensors", "optimizer.bin", "random_states_0.pkl", "sampler.bin", "scheduler.bin")
+        *("model.safetensors", "optimizer.bin", "random_states_0.pkl", "scheduler.bin")
     ]
     resumed = run_many(SCRIPT, tmp_path / "rest", batch=16, begin=2, epochs=3, resume=str(tmp_path / "1"))
     assert torch.equal(weights(whole[0]), weights(resumed[0]))
@@ -84,7 +84,7 @@ def src() -> str:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_grad_scaler_inside_the_wrapper_steps_through_shoal(order):
-    """With a scaler, Accelerate keeps the step that it found; overflows are skipped, and afterwards it is plain."""
+    """With a scaler, Accelerate keeps the step that it found. Overflows are skipped, as without Shoal."""
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
 

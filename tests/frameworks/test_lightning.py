@@ -48,7 +48,7 @@ def assert_only_worker_0_wrote(folder: Path) -> None:
     (logs,) = (folder / "lightning_logs").iterdir()
     assert len(list(logs.rglob("metrics.csv"))) == 1
     assert len(list(logs.rglob("epoch=*.ckpt"))) == 2
-    assert not [path for path in folder.rglob("*-v1.ckpt")]  # what a second writer's would be called
+    assert not list(folder.rglob("*-v1.ckpt"))  # what a second writer's would be called
 
 
 def seen(printed: str, epoch: int) -> list[int]:

@@ -164,6 +164,7 @@ class DealtBatches:
     def __init__(self, loader: DataLoader[Any], seat: Seat, seed: int = 0) -> None:
         _check_can_be_dealt(loader, seat[1])
         self._shard = Shard(loader, seed, seat)
+        self._asked = _sampler(loader)
         self.batch_size = loader.batch_size
         self.drop_last = loader.drop_last
         self.sampler = self  # where a framework looks for `set_epoch`
@@ -172,6 +173,8 @@ class DealtBatches:
     def set_epoch(self, epoch: int) -> None:
         """The next pass is this one, counted from 0."""
         self._epoch = epoch
+        if hasattr(self._asked, "set_epoch"):
+            self._asked.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self._shard)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 ACCELERATE = "accelerate."
 FABRIC = "lightning.fabric.wrappers"
@@ -95,10 +95,13 @@ def _with_batch_size(loader: DataLoader[Any]) -> DataLoader[Any]:
     batches = loader.batch_sampler
     if loader.batch_size is not None or type(batches) is not BatchSampler:
         return loader
+    sampler = batches.sampler
+    if type(sampler).__name__ == "SeedableRandomSampler":  # its seed need not be that of the other workers
+        sampler = RandomSampler(loader.dataset)  # type: ignore[arg-type]
     plain: DataLoader[Any] = DataLoader(
         loader.dataset,
         batch_size=batches.batch_size,
-        sampler=batches.sampler,
+        sampler=sampler,
         drop_last=batches.drop_last,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
