@@ -22,10 +22,10 @@ loader = DataLoader(dataset(), wanted["batch"], shuffle=wanted.get("shuffle", Fa
 if is_shoal and order == "before":
     training = shoal.attach(model, optimizer, wanted["strategy"])
 model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+if wanted.get("resume"):
+    accelerator.load_state(wanted["resume"])  # before attach(), whose strategy starts from these weights
 if is_shoal and order == "after":
     training = shoal.attach(model, optimizer, wanted["strategy"])
-if wanted.get("resume"):
-    accelerator.load_state(wanted["resume"])
 steps = 0
 for epoch in range(wanted.get("begin", 0), wanted.get("epochs", 2)):
     if is_shoal:
