@@ -18,7 +18,7 @@ from shoal.core.limits import one_of
 from shoal.launch.environment import Place
 from shoal.replicas.optimizer import has_inner
 from shoal.replicas.served import check_optimizer
-from shoal.replicas.wrapped import check_wrappers, tell_rank, unwrap_optimizer
+from shoal.replicas.wrapped import check_wrappers, save_apart, tell_rank, unwrap_optimizer
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.strategy import Sends, Setting, Strategy
@@ -73,6 +73,7 @@ def attach(
     _check_batch_norm(whole, chosen, workers)
     attachment = Attachment(whole, given, chosen, coder, place, buffers)
     tell_rank(attachment.rank)
+    save_apart(whole)
     if attachment.engine.is_server:
         attachment.serve()
         sys.exit(0)

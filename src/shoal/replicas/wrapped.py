@@ -65,6 +65,21 @@ def tell_rank(rank: int) -> None:
             state.update(process_index=rank, local_process_index=rank)
 
 
+def save_apart(model: nn.Module) -> None:
+    """Give the tensors of a `state_dict` a storage each, if Accelerate is in use.
+
+    It takes parameters that share a storage, as attached ones do, for tied weights, and would save only one.
+    """
+    if _shared("PartialState"):
+        model.register_state_dict_post_hook(_clone_all)
+
+
+def _clone_all(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            state[name] = value.clone()
+
+
 def undress(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Dress]:
     """A plain loader of the same batches, and what makes a loader of other batches like the given one."""
     if _is_of(loader, ACCELERATE):
