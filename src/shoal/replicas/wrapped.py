@@ -71,7 +71,7 @@ def save_apart(model: nn.Module) -> None:
     It takes parameters that share a storage, as attached ones do, for tied weights, and would save only one.
     """
     if _shared("PartialState"):
-        model.register_state_dict_post_hook(_clone_all)
+        model.register_state_dict_post_hook(_clone_all)  # type: ignore[no-untyped-call]
 
 
 def _clone_all(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
