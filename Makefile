@@ -16,7 +16,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare quick test soak check format docs dist proto bench clean
+.PHONY: help demo compare quick test soak frameworks check format docs dist proto bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,7 +32,7 @@ compare: $(READY) ## compare seven strategies, four workers on this machine; wri
 # Tests share out the cores, but for those that measure time, kill, or look at what the whole machine holds.
 # Only the files that have some are read for the second run, which is ten seconds less.
 # Python keeps what it compiles, whatever the environment says: pytest rewrites every assert, ten seconds a process.
-test quick soak: export PYTHONDONTWRITEBYTECODE :=
+test quick soak frameworks: export PYTHONDONTWRITEBYTECODE :=
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 test: $(READY) ## run the tests; ARGS='-k easgd' picks some
 	$(BIN)/python -m pytest -n auto --dist loadscope -m "not alone and not soak" $(ARGS) || test $$? -eq 5
@@ -44,6 +44,18 @@ quick: $(READY) ## run the quick tests of the heart, for every save
 soak: $(READY) ## run the long tests that look for what is rare
 	$(BIN)/python -m pytest -n auto --dist loadscope -m "soak and not alone" --timeout 3600 $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m "soak and alone" --timeout 3600 $(or $(ARGS),$(ALONE)) || test $$? -eq 5
+
+# An environment of its own: what Lightning and the others need must not decide what the rest is tested with.
+FRAMEWORKS := .venv-frameworks
+frameworks: $(FRAMEWORKS)/.ready ## test Shoal inside Lightning, Fabric, transformers and Accelerate
+	$(FRAMEWORKS)/bin/python -m pytest -n 2 --dist loadfile $(or $(ARGS),tests/frameworks)
+
+$(FRAMEWORKS)/.ready: pyproject.toml constraints-frameworks.txt
+	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install -q -c constraints-frameworks.txt setuptools
+	$(FRAMEWORKS)/bin/python -m pip install -q -c constraints-frameworks.txt --no-build-isolation \
+	    -e '.[lightning,huggingface,accelerate,digits]' pytest pytest-timeout pytest-xdist
+	touch $@
 
 check: $(READY) ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -37,8 +37,8 @@ HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # 
 # C libraries open these once and keep them; the map is where oneDNN tells perf which kernels it compiled
 KEPT_OPEN = {"/dev/random", "/dev/urandom", f"/tmp/perf-{os.getpid()}.map"}
 
-# pytest's own, and what scikit-learn (OpenMP), torch (its compiler) and JAX set when they are first used
-FREE_VARIABLES = ("PYTEST_", "KMP_", "TORCHINDUCTOR_", "TRITON_", "TF_CPP_", "TPU_")
+# pytest's own, and what scikit-learn (OpenMP), torch (its compiler), JAX and Lightning set when first used
+FREE_VARIABLES = ("PYTEST_", "KMP_", "TORCHINDUCTOR_", "TRITON_", "TF_CPP_", "TPU_", "PYTORCH_NVML_")
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "programs": _LOW,
     "launch": _PARTS,
     "runs": _PARTS | {"launch"},
+    "integrations": _STARTED | {"api"},
     "report": {"core"},
     "loggers": {"core"},
     "records": {"core", "loggers", "report"},

@@ -13,6 +13,7 @@ programs      built-in models and tasks    studies      published tables, made a
 records       what a run leaves behind     loggers      TensorBoard, W&B, MLflow, CSV
 report        tables, charts, progress     cli          the command line
 demo          what Shoal is good for       testing      checks for a strategy, codec or transport of yours
+integrations  inside Lightning, transformers and Keras
 
 A public name is imported on first use, so that `shoal --help` does not wait for torch.
 """

@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 import shoal
-from shoal.api.shard import Shard, _samples
+from shoal.api.shard import Shard, count_samples
 
 SAMPLES = 103  # prime: nothing divides it
 NUMBERS = TensorDataset(torch.arange(SAMPLES))
@@ -310,11 +310,11 @@ class Example:
     ids=lambda batch: type(batch).__name__,
 )
 def test_samples_are_counted_in_whatever_a_batch_is(batch):
-    assert _samples(batch) == 5
+    assert count_samples(batch) == 5
 
 
 def test_a_batch_without_tensors_is_one_sample():
-    assert _samples("words") == _samples([]) == _samples(torch.tensor(1.0)) == 1
+    assert count_samples("words") == count_samples([]) == count_samples(torch.tensor(1.0)) == 1
 
 
 def test_samples_of_known_batches_are_counted_by_their_indices(monkeypatch):

@@ -30,6 +30,7 @@ PRELOADED = [
     *("pytest", "forked", "harness", "shoal.transports.grpc"),
     *("shoal.runs.processes", "shoal.api.script", "torch._dynamo"),  # whole runs use the same fork server
     *("numba", "sklearn.datasets", "PIL.Image"),
+    *("lightning", "transformers.trainer", "accelerate"),
 ]
 """What the fork server imports before it forks; a name that is not there is passed over."""
 

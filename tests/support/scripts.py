@@ -26,7 +26,7 @@ def run_loop(
         on_progress=lambda event: None,
         on_output=lambda name, line: lines.setdefault(name, []).append(line),
     )
-    return ["\n".join(lines[f"worker {rank}"]) for rank in range(workers)]
+    return ["\n".join(lines.get(f"worker {rank}", ())) for rank in range(workers)]
 
 
 def final_weights(printed: str, word: str = "weights") -> torch.Tensor:

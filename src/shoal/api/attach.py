@@ -19,6 +19,7 @@ from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
 from shoal.replicas.optimizer import has_inner
 from shoal.replicas.served import check_optimizer
+from shoal.replicas.wrapped import check_wrappers, save_apart, tell_rank, unwrap_optimizer
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.strategy import Sends, Setting, Strategy
@@ -57,7 +58,7 @@ def attach(
         raise ValueError("attach() was called before: a process takes part in a run once")
     place = Place.find()
     _was_launched = bool(place.launched)
-    chosen = _choose_strategy(place, strategy)
+    chosen = choose_strategy(place, strategy)
     coder = choose_codec(codec if place.codec is None else place.codec, chosen)
     workers = place.identity(chosen).workers
     chosen.check(Setting(workers, coder, own_loop=bool(place.launched)))
@@ -67,16 +68,15 @@ def attach(
             "loop; take 'low_rank' here, or shoal.run"
         )
     whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    for one in optimizers:
-        check_optimizer(chosen, one, workers, place.servers)
-        _check_can_be_saved(one, place)
-    if len(optimizers) > 1:
-        _check_several(chosen, coder)
+    given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    check_wrappers(whole, workers)
+    _check_optimizers([unwrap_optimizer(one) for one in given], chosen, coder, workers, place)
     one_of(BUFFERS_ARE, buffers=buffers)
     one_of(UNUSED_ARE, unused=unused)
     _check_batch_norm(whole, chosen, workers)
-    attachment = Attachment(whole, optimizers, chosen, coder, place, buffers, unused)
+    attachment = Attachment(whole, given, chosen, coder, place, buffers, unused)
+    tell_rank(attachment.rank)
+    save_apart(whole)
     if attachment.engine.is_server:
         attachment.serve()
         sys.exit(0)
@@ -85,7 +85,11 @@ def attach(
     return attachment
 
 
-def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
+def choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
+    """The command line's strategy, else `given`; that of a single worker if nobody launched this process.
+
+    Raises ValueError if it does not fit how the processes were started.
+    """
     if place.launched == "":
         if isinstance(given, str):
             STRATEGIES.make(given)  # so that a misspelt name fails here, not at the first launch
@@ -111,12 +115,19 @@ def _choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
     return chosen
 
 
-def _check_can_be_saved(optimizer: torch.optim.Optimizer, place: Place) -> None:
-    if place.checkpoint is not None and has_inner(optimizer):
-        raise ValueError(
-            f"{type(optimizer).__name__} has another optimizer inside, whose state a checkpoint would miss; "
-            "train without --checkpoint, or with that optimizer itself"
-        )
+def _check_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], strategy: Strategy, codec: Codec, workers: int, place: Place
+) -> None:
+    """Raise ValueError if the strategy, or a checkpoint, cannot do with one of them, or with several."""
+    for one in optimizers:
+        check_optimizer(strategy, one, workers, place.servers)
+        if place.checkpoint is not None and has_inner(one):
+            raise ValueError(
+                f"{type(one).__name__} has another optimizer inside, whose state a checkpoint would miss; "
+                "train without --checkpoint, or with that optimizer itself"
+            )
+    if len(optimizers) > 1:
+        _check_several(strategy, codec)
 
 
 def _check_several(strategy: Strategy, codec: Codec) -> None:

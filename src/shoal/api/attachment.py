@@ -26,6 +26,7 @@ from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import Access, choose_mean, connect
 from shoal.replicas.attached import AttachedReplica
+from shoal.replicas.wrapped import rebind, unwrap_optimizer
 from shoal.runs.curve import holds_solution
 from shoal.runs.result import report
 from shoal.storage.checkpoint import Checkpoints
@@ -61,13 +62,15 @@ class Attachment:
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
+        given: Sequence[torch.optim.Optimizer],
         strategy: Strategy,
         codec: Codec,
         place: Place,
         buffers: str,
         unused: str,
     ) -> None:
+        optimizers = [unwrap_optimizer(one) for one in given]
+        self._given = given  # some may be wrappers
         self._model = model
         self._buffers = buffers
         self._strategy = strategy
@@ -97,6 +100,7 @@ class Attachment:
         self._failure: Exception | None = None
         if not me.is_server:
             self._taken = [self._take_over(n, optimizer) for n, optimizer in enumerate(optimizers)]
+            self._rebind()
             self._go_on(lambda: self._life.send(None))
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
@@ -327,6 +331,12 @@ class Attachment:
         self._replica.release()
         for give_back in self._taken:
             give_back()
+        self._rebind()
+
+    def _rebind(self) -> None:
+        """The optimizers' steps have been replaced: those who wrap them must know."""
+        for optimizer in self._given:
+            rebind(optimizer)
 
     def _go_on(self, resume: Callable[[], object]) -> bool:
         """Run the strategy until it wants a gradient or has ended. Returns whether it wants a gradient."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.utils.data import (
 from shoal.api.attachment import current
 from shoal.core.seeds import derive, stream
 from shoal.replicas.batches import share, steps_per_epoch
+from shoal.replicas.wrapped import undress
 
 COPIED = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
@@ -30,6 +31,9 @@ COPIED = (
 
 Not `in_order`: batches are counted, and skipped on a resume, in order.
 """
+
+Seat: TypeAlias = "tuple[int, int]"
+"""A worker's rank, and the number of workers."""
 
 READS = ("__iter__", "_get_iterator")
 """What a class of loaders overrides that yields something else than its sampler and data set say."""
@@ -59,9 +63,10 @@ class Shard:
     weight. After a resume it skips the batches that were done before the checkpoint.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int = 0) -> None:
-        self._loader = loader
+    def __init__(self, loader: DataLoader[Any], seed: int = 0, seat: Seat | None = None) -> None:
+        self._loader, self._dress = undress(loader)
         self._seed = seed
+        self._given_seat = seat  # where the share is wanted before attach()
         self._epoch = 0
         self._own = _Dealt()
         self._generator = torch.Generator()
@@ -82,7 +87,7 @@ class Shard:
         epoch, self._epoch = self._epoch, self._epoch + 1
         if attachment is not None:
             epoch = attachment.begin_pass((*kind, self._seed))
-        own = [] if whole else self._deal(epoch)
+        own = [] if whole else self.deal(epoch)
         skip = attachment.skip_batches(len(own)) if attachment and counts else 0
         for batch, samples in self._read_whole() if whole else self._read(own[skip:], epoch):
             if attachment and counts:
@@ -95,11 +100,12 @@ class Shard:
         """Every N-th batch of the loader, with its number of samples."""
         rank, workers = self._seat()
         for batch in islice(self._loader, rank, None, workers):
-            yield batch, _samples(batch)
+            yield batch, count_samples(batch)
 
-    def _seat(self) -> tuple[int, int]:
+    def _seat(self) -> Seat:
         """Which share of how many this worker takes of what the loader yields."""
-        return (0, 1) if _divides_itself(self._loader) else (_rank(), _workers())
+        mine = self._given_seat or (_rank(), _workers())
+        return (0, 1) if _divides_itself(self._loader, mine) else mine
 
     def _steps(self, samples: int, batch: int) -> int:
         """Batches of each worker for so many samples."""
@@ -108,7 +114,7 @@ class Shard:
             return samples // (batch * workers)
         return steps_per_epoch(samples, batch, workers)
 
-    def _deal(self, epoch: int) -> list[Any]:
+    def deal(self, epoch: int) -> list[Any]:
         """What this worker takes from the data set in this pass: lists of indices, or indices of batches."""
         batch, (rank, workers), order = self._loader.batch_size, self._seat(), self._order(epoch)
         if batch is None:
@@ -136,16 +142,73 @@ class Shard:
         if self._reader is None or not self._loader.persistent_workers:
             self._reader = self._make_reader()
         for batch, indices in zip(self._reader, own, strict=True):
-            yield batch, len(indices) if isinstance(indices, list) else _samples(batch)
+            yield batch, len(indices) if isinstance(indices, list) else count_samples(batch)
 
     def _make_reader(self) -> DataLoader[Any]:
         old = self._loader
-        options: dict[str, Any] = {name: getattr(old, name) for name in COPIED if hasattr(old, name)}
+        options = copied_options(old)
         if old.batch_size is None and _batch_sampler(old) is None:
             options |= {"sampler": self._own, "batch_size": None}
         else:
             options["batch_sampler"] = self._own
-        return DataLoader(old.dataset, generator=self._generator, **options)
+        return self._dress(DataLoader(old.dataset, generator=self._generator, **options))
+
+
+class DealtBatches:
+    """The batches of one worker as a batch sampler, for a framework that makes its own loaders.
+
+    `set_epoch` chooses the pass, as with torch's DistributedSampler; without it each pass is the next one.
+    Raises ValueError for a loader whose batches cannot be dealt out in equal numbers before they are read.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seat: Seat, seed: int = 0) -> None:
+        _check_can_be_dealt(loader, seat[1])
+        self._shard = Shard(loader, seed, seat)
+        self._asked = _sampler(loader)
+        self.batch_size = loader.batch_size
+        self.drop_last = loader.drop_last
+        self.sampler = self  # where a framework looks for `set_epoch`
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is this one, counted from 0."""
+        self._epoch = epoch
+        if hasattr(self._asked, "set_epoch"):
+            self._asked.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        yield from self._shard.deal(epoch)
+
+
+def dealt_loader(loader: DataLoader[Any], seat: Seat, seed: int = 0) -> DataLoader[Any]:
+    """A loader like this one over the batches of the worker in that seat."""
+    generator = stream(seed, "loader", seat[0])
+    batches: Any = DealtBatches(loader, seat, seed)
+    return DataLoader(loader.dataset, batch_sampler=batches, generator=generator, **copied_options(loader))
+
+
+def copied_options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The options that a loader of a share takes over."""
+    return {name: getattr(loader, name) for name in COPIED if hasattr(loader, name)}
+
+
+def _check_can_be_dealt(loader: DataLoader[Any], workers: int) -> None:
+    if _is_read_whole(loader):
+        raise ValueError(
+            f"{type(loader.dataset).__name__} or its loader says only while it is read how many batches "
+            f"there are, and {workers} workers need equally many. Take a data set with a length, or give "
+            "each worker a loader of its own part and turn the framework's distributed sampler off"
+        )
+    own = _batch_sampler(loader)
+    if loader.batch_size is None and (own is None or len(own) % workers):
+        what = "no batch size" if own is None else f"{len(own)} batches of its own batch sampler"
+        raise ValueError(
+            f"the loader has {what}, which {workers} workers cannot share equally; give it a batch size"
+        )
 
 
 def _kind(loader: DataLoader[Any]) -> tuple[Any, ...]:
@@ -196,17 +259,18 @@ def _is_plain_shuffle(sampler: Any) -> bool:
     )
 
 
-def _divides_itself(loader: DataLoader[Any]) -> bool:
+def _divides_itself(loader: DataLoader[Any], mine: Seat) -> bool:
     """Whether its sampler yields this worker's share only. Raises ValueError if it yields another share."""
+    rank, workers = mine
     own = _batch_sampler(loader)
     divided = [s for s in (own, getattr(own, "sampler", None), loader.sampler) if hasattr(s, "num_replicas")]
     if not divided:
         return False
     sampler: Any = divided[0]
-    if (sampler.rank, sampler.num_replicas) != (_rank(), _workers()):
+    if (sampler.rank, sampler.num_replicas) != mine:
         raise ValueError(
             f"the loader's {type(sampler).__name__} takes share {sampler.rank} of {sampler.num_replicas}, "
-            f"and this is worker {_rank()} of {_workers()}: shard() would train on a part of that part. Make "
+            f"and this is worker {rank} of {workers}: shard() would train on a part of that part. Make "
             "the loader with shuffle=True instead of that sampler"
         )
     return True
@@ -231,7 +295,7 @@ def _seeded(seed: int) -> Iterator[None]:
             numpy.random.set_state(drawn)
 
 
-def _dealt(batches: int, seat: tuple[int, int]) -> int:
+def _dealt(batches: int, seat: Seat) -> int:
     """How many of so many batches the worker in that seat gets."""
     rank, workers = seat
     return len(range(rank, batches, workers))
@@ -247,7 +311,7 @@ def _workers() -> int:
     return 1 if attachment is None else attachment.workers
 
 
-def _samples(batch: Any) -> int:
+def count_samples(batch: Any) -> int:
     """The number of samples in a batch: the length of the first tensor found in it, or 1 without one."""
     found = next(_tensors(batch, depth=3), None)
     return 1 if found is None else len(found)

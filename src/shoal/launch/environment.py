@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from shoal.core.identity import NodeIdentity
 from shoal.launch.control import Control
 from shoal.launch.join import file_store, local_threads
-from shoal.launch.meeting import choose_interface, meet
+from shoal.launch.meeting_place import choose_interface, meet
 from shoal.launch.recovery import Recovery
 from shoal.launch.relayed_store import RelayedStore
 from shoal.launch.script_process import VARIABLE

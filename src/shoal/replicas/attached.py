@@ -197,7 +197,7 @@ class AttachedReplica:
             return None
         with torch.enable_grad():
             loss = closure()
-        self.loss = float(torch.as_tensor(loss).detach())
+        self.loss = None if loss is None else float(torch.as_tensor(loss).detach())
         return loss
 
     def _count(self) -> int:

@@ -14,11 +14,11 @@ from torch import distributed as dist
 
 from forked import run_forked
 from shoal.core.errors import Unavailable
-from shoal.launch.meeting import GLOO_INTERFACE, _address_towards, _interface_of, choose_interface, meet
+from shoal.launch.meeting_place import GLOO_INTERFACE, _address_towards, _interface_of, choose_interface, meet
 
 NODE = """
 import os, sys, torch
-from shoal.launch.meeting import choose_interface, meet
+from shoal.launch.meeting_place import choose_interface, meet
 
 host, port, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 store = meet(host, port, rank, 60.0)
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 LISTENER = """
 import socket, sys
-from shoal.launch.meeting import meet
+from shoal.launch.meeting_place import meet
 
 port = int(sys.argv[1])
 store = meet("127.0.0.1", port, 0, 5.0)
