@@ -255,7 +255,7 @@ class Attachment:
 
     def _note_loss(self) -> None:
         if self._told_loss is not None:
-            self.engine.meter.loss = float(self._told_loss)
+            self.engine.meter.loss = float(torch.as_tensor(self._told_loss).detach())
 
     def _hang_up(self) -> None:
         with contextlib.suppress(Exception):  # training has failed already, and that is what is reported

@@ -76,12 +76,15 @@ def show_runs(word: str, runs: str | None, port: int) -> None:
     records: list[Any] = []
     try:
         feed.run()
-        typer.echo(f"watch: {server.address}\n       Ctrl-C closes it")
+        told = False
         while True:
             for stored in found:
                 if stored.name not in replays and stored.about.get("first") == command:
                     replays[stored.name] = Replay(stored, feed, records)
                     replays[stored.name].load()
+            if not told:  # whoever opens the page sees all that is there
+                typer.echo(f"watch: {server.address}\n       Ctrl-C closes it")
+                told = True
             [*replays.values()][-1].follow()
             time.sleep(LOOK_SECONDS)
             found = find_runs(word, runs) if word == "last" else found
