@@ -54,7 +54,7 @@ $(FRAMEWORKS)/.ready: pyproject.toml constraints-frameworks.txt
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install -q -c constraints-frameworks.txt setuptools
 	$(FRAMEWORKS)/bin/python -m pip install -q -c constraints-frameworks.txt --no-build-isolation \
-	    -e '.[lightning,huggingface,accelerate,digits]' pytest pytest-timeout pytest-xdist
+	    -e '.[lightning,huggingface,accelerate,digits,grpc]' pytest pytest-timeout pytest-xdist
 	touch $@
 
 check: $(READY) ## formatting, lint, types
