@@ -34,8 +34,8 @@ POLL_SECONDS = 0.01
 PROC = Path("/proc/self")
 HAS_FDS = (PROC / "fd").is_dir() and not torch.cuda.is_available()  # CUDA opens what it likes
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one of each serves all tests
-# C libraries open these and keep them; the map is where oneDNN tells perf which kernels it compiled. gRPC, once
-# it was used, opens an eventfd anew whenever the process forks; Shoal itself uses none.
+# C libraries open these and keep them; the map is where oneDNN tells perf which kernels it compiled. gRPC,
+# once it was used, opens an eventfd anew at every fork of the process; Shoal itself uses none.
 KEPT_OPEN = {"/dev/random", "/dev/urandom", f"/tmp/perf-{os.getpid()}.map", "anon_inode:[eventfd]"}
 
 # pytest's own, and what scikit-learn (OpenMP), torch (its compiler), JAX and Lightning set when first used
