@@ -155,6 +155,7 @@ class TestRealSlurm:
         printed = cluster.srun(1, *line)
         assert len(re.findall(r"worker [01] of 2 has", printed)) == 2
 
+    @pytest.mark.soak  # Slurm waits two minutes before it starts a requeued job
     @pytest.mark.parametrize(
         ("strategy", "stop"),
         [("bmuf", ("scancel", "--signal=USR1")), ("asgd", ("scontrol", "requeue"))],
