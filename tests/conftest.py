@@ -26,6 +26,7 @@ for logger in logging.root.manager.loggerDict.values():
         logger.propagate = True  # or pytest adds a handler to each of some forty, six times a test
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
 
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # some files import grpc before the package does
 os.environ["SHOAL_RUNS"] = "none"  # or every run of a test would leave a folder here
 
 GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way out
@@ -34,9 +35,8 @@ POLL_SECONDS = 0.01
 PROC = Path("/proc/self")
 HAS_FDS = (PROC / "fd").is_dir() and not torch.cuda.is_available()  # CUDA opens what it likes
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one of each serves all tests
-# C libraries open these and keep them; the map is where oneDNN tells perf which kernels it compiled. gRPC,
-# once it was used, opens an eventfd anew at every fork of the process; Shoal itself uses none.
-KEPT_OPEN = {"/dev/random", "/dev/urandom", f"/tmp/perf-{os.getpid()}.map", "anon_inode:[eventfd]"}
+# C libraries open these once and keep them; the map is where oneDNN tells perf which kernels it compiled
+KEPT_OPEN = {"/dev/random", "/dev/urandom", f"/tmp/perf-{os.getpid()}.map"}
 
 # pytest's own, and what scikit-learn (OpenMP), torch (its compiler), JAX and Lightning set when first used
 FREE_VARIABLES = ("PYTEST_", "KMP_", "TORCHINDUCTOR_", "TRITON_", "TF_CPP_", "TPU_", "PYTORCH_NVML_")

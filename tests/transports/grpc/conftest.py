@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,6 @@ from harness import in_process
 
 if TYPE_CHECKING:
     from grpc_nodes import Puppet
-
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # some files import grpc before the package does
 
 
 @pytest.fixture(scope="module")
