@@ -49,13 +49,13 @@ app.command(
 )(report.report_runs)
 app.command("watch", cls=Command, epilog=EXIT_CODES)(watching.watch)
 manifests = typer.Typer(cls=CommandGroup, help="Print the file that starts a run on Slurm or Kubernetes.")
-for kind, show in (
-    ("slurm", manifest.slurm),
-    ("jobset", manifest.jobset_yaml),
-    ("trainjob", manifest.trainjob_yaml),
-):
+for kind, (show, told) in manifest.COMMANDS.items():
     manifests.command(
-        kind, cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES
+        kind,
+        cls=ScriptCommand,
+        context_settings={"allow_interspersed_args": False},
+        help=told,
+        epilog=EXIT_CODES,
     )(show)
 app.add_typer(manifests, name="manifest")
 app.command("reproduce", cls=Command, epilog=EXIT_CODES)(reproduce.reproduce)

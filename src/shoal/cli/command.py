@@ -43,6 +43,12 @@ Collective = Annotated[
 USAGE_ERROR, RUNTIME_FAILURE, INTERRUPTED = 2, 1, 130
 
 
+def check_servers(word: str, needed: int, servers: int) -> None:
+    """Raise ValueError for several servers of a strategy that needs none."""
+    if servers > 1 and not needed:
+        raise ValueError(f"--servers {servers} belongs to a strategy with a server, and {word!r} has none")
+
+
 class _PlainFlags:
     """A mixin: help shows flags such as --quiet without a value, and a --help that is not given is False.
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from shoal.api.attachment import current
 from shoal.api.script import run_here, run_script, script_config
 from shoal.cli.checkpoint_options import advice, resumable
-from shoal.cli.command import INTERRUPTED
+from shoal.cli.command import INTERRUPTED, check_servers
 from shoal.cli.outcome import Outcome
 from shoal.cli.watch_options import live_page
 from shoal.core.errors import Interrupted, Unavailable
@@ -81,10 +81,7 @@ def make_strategy(place: Place) -> Strategy | None:
     if place.strategy is None:
         return None
     strategy = STRATEGIES.make(place.strategy, **place.strategy_options)
-    if place.servers > 1 and not strategy.servers:
-        raise ValueError(
-            f"--servers {place.servers} belongs to a strategy with a server, and {place.strategy!r} has none"
-        )
+    check_servers(place.strategy, strategy.servers, place.servers)
     return strategy
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import PurePosixPath
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.command import DOTTED, PASSED, Servers
+from shoal.cli.checkpoint_options import check_checkpoint
+from shoal.cli.command import DOTTED, PASSED, Servers, check_servers
 from shoal.cli.run import check_strategy, check_words
 from shoal.core.catalogue import check_word
 from shoal.manifests.batch_script import batch_script
@@ -100,62 +101,48 @@ def slurm(
     print(batch_script(run), end="")
 
 
-def jobset_yaml(
-    ctx: typer.Context,
-    script: Script = "",
-    arguments: Arguments = None,
-    workers: Workers = 1,
-    strategy: StrategyWord = None,
-    codec: CodecText = None,
-    transport: TransportWord = "gloo",
-    servers: Servers = 1,
-    checkpoint: Checkpoint = None,
-    every: EverySteps = None,
-    insecure: Insecure = False,
-    name: Name = "shoal",
-    image: Image = None,
-    secret: Secret = None,
-    gpus: Gpus = 0,
-    cpus: Cpus = None,
-    memory: PodMemory = None,
-    grace: Grace = 120,
-) -> None:
-    """Print a JobSet for Kubernetes, for: kubectl apply -f FILE."""
-    check_pods(image, secret, transport, checkpoint, insecure)
-    run = describe(
-        ctx, script, arguments, workers, strategy, codec, transport, servers, checkpoint, every, insecure,
-        name=name, image=image, secret=secret, gpus=gpus, cpus=cpus, memory=memory, grace_seconds=grace,
-    )  # fmt: skip
-    print("---\n".join(map(to_yaml, jobset(run))), end="")
+def pods_command(make: Callable[[ClusterRun], Sequence[Any]], grace_seconds: int) -> Callable[..., None]:
+    """The command that prints the documents which `make` makes for Kubernetes."""
+
+    def show(
+        ctx: typer.Context,
+        script: Script = "",
+        arguments: Arguments = None,
+        workers: Workers = 1,
+        strategy: StrategyWord = None,
+        codec: CodecText = None,
+        transport: TransportWord = "gloo",
+        servers: Servers = 1,
+        checkpoint: Checkpoint = None,
+        every: EverySteps = None,
+        insecure: Insecure = False,
+        name: Name = "shoal",
+        image: Image = None,
+        secret: Secret = None,
+        gpus: Gpus = 0,
+        cpus: Cpus = None,
+        memory: PodMemory = None,
+        grace: Grace = grace_seconds,
+    ) -> None:
+        check_pods(image, secret, transport, checkpoint, insecure)
+        run = describe(
+            ctx, script, arguments, workers, strategy, codec, transport, servers, checkpoint, every, insecure,
+            name=name, image=image, secret=secret, gpus=gpus, cpus=cpus, memory=memory, grace_seconds=grace,
+        )  # fmt: skip
+        print("---\n".join(map(to_yaml, make(run))), end="")
+
+    return show
 
 
-def trainjob_yaml(
-    ctx: typer.Context,
-    script: Script = "",
-    arguments: Arguments = None,
-    workers: Workers = 1,
-    strategy: StrategyWord = None,
-    codec: CodecText = None,
-    transport: TransportWord = "gloo",
-    servers: Servers = 1,
-    checkpoint: Checkpoint = None,
-    every: EverySteps = None,
-    insecure: Insecure = False,
-    name: Name = "shoal",
-    image: Image = None,
-    secret: Secret = None,
-    gpus: Gpus = 0,
-    cpus: Cpus = None,
-    memory: PodMemory = None,
-    grace: Grace = 30,
-) -> None:
-    """Print a TrainJob for Kubeflow Trainer, for: kubectl apply -f FILE."""
-    check_pods(image, secret, transport, checkpoint, insecure)
-    run = describe(
-        ctx, script, arguments, workers, strategy, codec, transport, servers, checkpoint, every, insecure,
-        name=name, image=image, secret=secret, gpus=gpus, cpus=cpus, memory=memory, grace_seconds=grace,
-    )  # fmt: skip
-    print("---\n".join(map(to_yaml, trainjob(run))), end="")
+COMMANDS = {
+    "slurm": (slurm, "Print a batch script, for: sbatch FILE."),
+    "jobset": (pods_command(jobset, 120), "Print a JobSet for Kubernetes, for: kubectl apply -f FILE."),
+    "trainjob": (
+        pods_command(trainjob, 30),
+        "Print a TrainJob for Kubeflow Trainer, for: kubectl apply -f FILE.",
+    ),
+}
+"""What each word prints, and the help that says so."""
 
 
 def describe(
@@ -183,8 +170,7 @@ def describe(
     check_words(codec, transport, "auto", "memory")
     if insecure and transport != "grpc":
         raise ValueError("--insecure belongs to --transport grpc")
-    if checkpoint is None and every is not None:
-        raise ValueError("--every sets how often to write a checkpoint; add --checkpoint DIR")
+    check_checkpoint(None if checkpoint is None else Path(checkpoint), every, is_here=False)
     given = {
         "--strategy": strategy,
         **{f"--strategy.{name}": value for name, value in dotted.items()},
@@ -212,10 +198,7 @@ def count_servers(strategy: str | None, options: Mapping[str, str], servers: int
     if strategy is None:
         return 0
     made = STRATEGIES.make(strategy, **options)  # imports torch
-    if servers > 1 and not made.servers:
-        raise ValueError(
-            f"--servers {servers} belongs to a strategy with a server, and {strategy!r} has none"
-        )
+    check_servers(strategy, made.servers, servers)
     return made.servers * servers
 
 

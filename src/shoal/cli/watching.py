@@ -74,20 +74,23 @@ def show_runs(word: str, runs: str | None, port: int) -> None:
     server = PageServer(feed, port)
     replays: dict[str, Replay] = {}
     records: list[Any] = []
+
+    def load_new() -> None:
+        for stored in found:
+            if stored.name not in replays and stored.about.get("first") == command:
+                replays[stored.name] = Replay(stored, feed, records)
+                replays[stored.name].load()
+
     try:
         feed.run()
-        told = False
+        load_new()
+        typer.echo(f"watch: {server.address}\n       Ctrl-C closes it")
         while True:
-            for stored in found:
-                if stored.name not in replays and stored.about.get("first") == command:
-                    replays[stored.name] = Replay(stored, feed, records)
-                    replays[stored.name].load()
-            if not told:  # whoever opens the page sees all that is there
-                typer.echo(f"watch: {server.address}\n       Ctrl-C closes it")
-                told = True
             [*replays.values()][-1].follow()
             time.sleep(LOOK_SECONDS)
-            found = find_runs(word, runs) if word == "last" else found
+            if word == "last":
+                found = find_runs(word, runs)
+                load_new()
     finally:
         feed.close(grace_seconds=0.5)
         server.close()
