@@ -47,14 +47,16 @@ soak: $(READY) ## run the long tests that look for what is rare
 
 # An environment of its own: what Lightning and the others need must not decide what the rest is tested with.
 FRAMEWORKS := .venv-frameworks
-frameworks: $(FRAMEWORKS)/.ready ## test Shoal inside Lightning, Fabric, transformers and Accelerate
-	$(FRAMEWORKS)/bin/python -m pytest -n 2 --dist loadfile $(or $(ARGS),tests/frameworks)
+frameworks: $(FRAMEWORKS)/.ready ## test Shoal with Lightning, transformers, Accelerate, Keras, Ray and the loggers
+	$(FRAMEWORKS)/bin/python -m pytest -n 2 --dist loadfile -m "not alone and not soak" $(or $(ARGS),tests/frameworks tests/loggers) || test $$? -eq 5
+	$(FRAMEWORKS)/bin/python -m pytest -m "alone and not soak" $(or $(ARGS),tests/frameworks) || test $$? -eq 5
 
 $(FRAMEWORKS)/.ready: pyproject.toml constraints-frameworks.txt
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install -q -c constraints-frameworks.txt setuptools
 	$(FRAMEWORKS)/bin/python -m pip install -q -c constraints-frameworks.txt --no-build-isolation \
-	    -e '.[lightning,huggingface,accelerate,digits,grpc]' pytest pytest-timeout pytest-xdist
+	    -e '.[lightning,huggingface,accelerate,ray,tensorboard,wandb,mlflow,digits,grpc]' \
+	    keras pytest pytest-timeout pytest-xdist
 	touch $@
 
 check: $(READY) ## formatting, lint, types

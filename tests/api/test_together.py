@@ -82,6 +82,37 @@ def test_a_step_on_the_common_model_is_refused():
         assert common is model
 
 
+STATISTICS = """
+import torch, shoal
+class Norm(torch.nn.Module):  # as Keras keeps its statistics
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(2))
+        self.moving_mean = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.fixed = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+model = Norm()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training = shoal.attach(model, optimizer)
+model.scale.sum().backward()
+optimizer.step()
+with torch.no_grad():
+    model.moving_mean += 1 + training.rank
+    model.fixed += 1 + training.rank
+training.finish()
+print("statistics", model.moving_mean.tolist())
+print("fixed", model.fixed.tolist())
+"""
+
+
+def test_statistics_that_a_model_keeps_as_parameters_are_averaged(tmp_path):
+    script = tmp_path / "norm.py"
+    script.write_text(STATISTICS)
+    printed = run_loop(script=script, workers=3)
+    for rank, text in enumerate(printed, 1):
+        assert "statistics [2.0, 2.0]" in text
+        assert f"fixed [{rank}.0, {rank}.0]" in text  # what a script changes by itself stays its own
+
+
 def test_unknown_ways_to_merge_buffers_are_refused():
     model = nn.Linear(2, 1)
     with pytest.raises(ValueError, match="buffers='median' must be one of mean, first, own"):

@@ -17,10 +17,12 @@ from scripts import final_weights, run_loop
 FOLDER = Path(__file__).with_name("scripts")
 
 
-def needs(library: str, extra: str) -> pytest.MarkDecorator:
+def needs(library: str, extra: str | None = None) -> pytest.MarkDecorator:
+    """Skip where a library is missing, and say what installs it: an extra of ours, or its own name."""
+    package = library if extra is None else f"'shoal[{extra}]'"
     return pytest.mark.skipif(
         find_spec(library) is None,
-        reason=f"needs {library}: `make frameworks` runs this, or pip install 'shoal[{extra}]'",
+        reason=f"needs {library}: `make frameworks` runs this, or pip install {package}",
     )
 
 

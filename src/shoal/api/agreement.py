@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 
@@ -61,14 +61,25 @@ async def check_alike(engine: Engine, options: Sequence[str]) -> None:
 # -- buffers ---------------------------------------------------------------------------------------
 
 
-async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
+def untrained(model: nn.Module, trained: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
+    """The model's other parameters, by name."""
+    known = {id(p) for p in trained}
+    return [(name, p.detach()) for name, p in model.named_parameters() if id(p) not in known]
+
+
+def buffers_of(model: nn.Module, trained: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
+    """The model's buffers, and the running statistics that it keeps as parameters which are not trained."""
+    kept = [(name, p) for name, p in untrained(model, trained) if is_statistic(name, p)]
+    return [*model.named_buffers(), *kept]
+
+
+async def merge_buffers(engine: Engine, mine: Sequence[tuple[str, Tensor]], how: str) -> None:
     """Give all workers the same buffers, once training is over. Those that have gone do not count.
 
     With "mean", running statistics are averaged; all others are worker 0's. With "first" all are worker 0's.
     Without worker 0 every worker keeps its own.
     """
     me, mailbox = engine.identity, engine.mailbox
-    mine = list(model.named_buffers())
     if how == "own" or not mine or me.workers == 1:
         return
     means = [buffer for name, buffer in mine if how == "mean" and is_statistic(name, buffer)]

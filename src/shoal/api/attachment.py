@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.api.agreement import check_alike, merge_buffers, start_alike
+from shoal.api.agreement import buffers_of, check_alike, merge_buffers, start_alike, untrained
 from shoal.api.notices import Notices
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
@@ -324,7 +324,7 @@ class Attachment:
     def _merge_buffers(self) -> None:
         if not self._strategy.independent:
             with torch.no_grad():
-                drive(merge_buffers(self.engine, self._model, self._buffers))
+                drive(merge_buffers(self.engine, self._named_buffers(), self._buffers))
 
     def _give_back(self) -> None:
         """Restore the user's optimizers and model."""
@@ -356,15 +356,15 @@ class Attachment:
     @property
     def _buffer_bytes(self) -> int:
         """The size of the message that merges them."""
-        return 8 * sum(b.numel() * (2 if b.is_complex() else 1) for b in self._model.buffers())
+        return 8 * sum(b.numel() * (2 if b.is_complex() else 1) for _, b in self._named_buffers())
 
     def _others(self) -> list[Tensor]:
         """The model's other parameters, which are not trained, and its buffers."""
-        trained = {id(p) for p in self._replica.parameters}
-        return [
-            *(p.detach() for p in self._model.parameters() if id(p) not in trained),
-            *self._model.buffers(),
-        ]
+        frozen = untrained(self._model, self._replica.parameters)
+        return [*(p for _, p in frozen), *self._model.buffers()]
+
+    def _named_buffers(self) -> list[tuple[str, Tensor]]:
+        return buffers_of(self._model, self._replica.parameters)
 
     def _make_between_steps(self, place: Place, codec: Codec, workers: int) -> BetweenSteps:
         saved = None

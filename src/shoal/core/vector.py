@@ -131,8 +131,12 @@ def named_weights(
 
 
 def is_statistic(name: str, buffer: Tensor) -> bool:
-    """Whether a buffer is a running statistic, as those of BatchNorm: these are averaged over workers."""
-    return buffer.is_floating_point() and name.rpartition(".")[2].startswith("running_")
+    """Whether a buffer is a running statistic, as those of BatchNorm: these are averaged over workers.
+
+    Keras keeps them as parameters that nobody trains, and calls them moving_mean and moving_variance.
+    """
+    last = name.replace("/", ".").rpartition(".")[2]
+    return buffer.is_floating_point() and last.startswith(("running_", "moving_"))
 
 
 class Flat:
