@@ -9,6 +9,7 @@ from shoal.codecs import BF16, CODECS, FP16, OneBit
 from shoal.codecs.wire import HEADER
 from shoal.collectives.stripes import cut, stripes
 from shoal.core.codec import Codec, expect
+from shoal.engine.coding import Coding
 from shoal.sim import Network
 from shoal.strategies import ASGD, CHOCO, Local, Sync
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
@@ -171,3 +172,33 @@ def test_what_counts_for_nothing_leaves_no_trace_either():
     kept = coding.states["stripe.1"]["rest"].clone()
     coding.encode("stripe.1", torch.ones(1, dtype=torch.float64), 1, counts=False)
     assert torch.equal(coding.states["stripe.1"]["rest"], kept)
+
+
+@pytest.mark.parametrize("word", sorted(CODECS))
+def test_a_rehearsal_leaves_nothing_behind(word):
+    """It only loads what is compiled: no state, no metered byte, no draw from torch's generator."""
+    run = simulate(Sync(), Slope(), workers=2, steps=1, start=[0.0, 0.0])
+    channel, drawn = run.worker(0).channel, torch.get_rng_state()
+    before = channel.meter.encode_seconds
+    coding = Coding(CODECS.make(word), channel, like=torch.zeros(9), rank=0, workers=2)
+    coding.rehearse()
+    assert not coding.states
+    assert channel.meter.encode_seconds == before
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+def test_a_rehearsal_encodes_adds_up_and_decodes():
+    run = simulate(Sync(), Slope(), workers=2, steps=1, start=[0.0, 0.0])
+    seen = []
+
+    class Seen(Whole):
+        def encode(self, v, state):
+            seen.append("encode")
+            return super().encode(v, state)
+
+        def decode(self, payload, out):
+            seen.append("decode")
+            return super().decode(payload, out)
+
+    Coding(Seen("residual"), run.worker(0).channel, like=torch.zeros(9), rank=0, workers=2).rehearse()
+    assert seen == ["encode", "encode", "decode", "decode"] * 2  # alone, with feedback, and to read it; twice

@@ -130,6 +130,7 @@ class Attachment:
     def _start_together(self) -> None:
         """Start from worker 0's weights, or from a checkpoint."""
         engine = self.engine
+        engine.coding.rehearse()
         drive(start_alike(engine, (self._replica.x, *self._others())))
         if self._strategy.sends is Sends.MEAN_GRADIENTS or self._strategy.steps_at_server:
             drive(check_alike(engine, self._replica.options))

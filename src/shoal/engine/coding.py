@@ -15,6 +15,9 @@ from shoal.core.transport import Priced
 from shoal.core.vector import Layout, describe_flaw
 from shoal.engine.channel import Channel
 
+REHEARSED = 4096
+"""Elements of the vector with which kernels are loaded."""
+
 
 class Coding:
     """Encodes and decodes for one node. A stream is all vectors that are sent under one key.
@@ -84,6 +87,18 @@ class Coding:
         if not codec.exact:
             self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
+
+    def rehearse(self) -> None:
+        """Compress a short vector and forget it, so that no step pays the seconds of loading kernels."""
+        for merged in (False, True):
+            codec = self.fitted(None, REHEARSED, merged)
+            if codec.exact or codec.needs_all or codec.needs_products:  # nothing to load, or not by itself
+                return
+            v = torch.ones(REHEARSED, dtype=self._dtype, device=self._device)
+            payload, state = codec.encode(v, codec.init(v))
+            if codec.feedback != "none":
+                payload, _ = codec.encode_rest(v, torch.zeros_like(v), state)
+            codec.decode(payload, torch.empty_like(v))
 
     def state_of(self, key: str, codec: Codec, v: Tensor) -> State:
         """The state of the stream `key`; at first, the codec's initial state."""

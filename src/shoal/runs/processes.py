@@ -141,6 +141,7 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
     between_steps = plan.between_steps(control, model)
     observers = (curve, Reporter(control))
     engine = _join(plan, rank, incarnation, folder, model, data, between_steps, observers)
+    engine.coding.rehearse()
     if not incarnation:
         drive(between_steps.resume(engine))
     control.tell("ready")
