@@ -352,7 +352,14 @@ def test_a_loop_of_one_s_own_resumes_bit_for_bit(strategy, options, tmp_path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["sync", "bmuf", "diloco", "asgd", "easgd", "gossip"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "bmuf",
+        "asgd",
+        *(pytest.param(w, marks=pytest.mark.soak) for w in ("sync", "diloco", "easgd", "gossip")),
+    ],
+)
 def test_what_the_optimizer_does_not_hold_starts_equal_and_stays(strategy):
     printed = run_loop("--last-layer", "--steps", "20", strategy=strategy)
     first, last = slice(8 * 16 + 16), slice(8 * 16 + 16, None)

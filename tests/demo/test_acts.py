@@ -62,7 +62,7 @@ def test_ddp_that_fails_says_why():
         run_ddp(task.__class__("broken", task.model, broken_data), 2, 1, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_eight_machines_pay_for_a_slow_link_in_virtual_time():
     task = drawings(16, 0.2, 5120, 100, fresh=True)
     slow, fast = (simulate_eight(Lab(silent()), task, 4, network) for network in ("1Mbit,20ms", "10Gbit,1us"))

@@ -80,14 +80,19 @@ def held_back(run, workers, elements):
     "codec",
     [
         "one_bit:column=32,feedback=residual",
-        "one_bit:column=32,feedback=double",
         "e3m0:block=16,feedback=residual",
         "int8:block=16,feedback=residual",
-        "ternary:block=16,feedback=residual",
-        "qsgd:bucket=16,feedback=residual",
-        "top_k:density=0.2,feedback=residual",
         "top_k:density=0.2,feedback=double",
         "by_layer:limit=1,large=e3m0:feedback=residual",
+        *(
+            pytest.param(codec, marks=pytest.mark.soak)
+            for codec in (
+                "one_bit:column=32,feedback=double",
+                "ternary:block=16,feedback=residual",
+                "qsgd:bucket=16,feedback=residual",
+                "top_k:density=0.2,feedback=residual",
+            )
+        ),
     ],
 )
 @pytest.mark.slow

@@ -160,7 +160,12 @@ def programs(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("kind", "options"), [("jobset", ()), ("trainjob", ()), ("jobset", ("--transport", "grpc", "--insecure"))]
+    ("kind", "options"),
+    [
+        ("jobset", ()),
+        pytest.param("trainjob", (), marks=pytest.mark.soak),
+        pytest.param("jobset", ("--transport", "grpc", "--insecure"), marks=pytest.mark.soak),
+    ],
 )
 def test_the_commands_of_the_pods_train_two_workers_with_a_server(kind, options, programs):
     with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -168,6 +168,7 @@ def wide_model():
     return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 3))
 
 
+@pytest.mark.soak
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path):
     trained(transport="sim", checkpoint=tmp_path)
     resumed, _ = trained(transport="sim", epochs=2, checkpoint=tmp_path)
@@ -185,6 +186,7 @@ def test_the_model_comes_back_without_a_trace():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in result.model.modules())
 
 
+@pytest.mark.soak
 def test_batches_that_grow_and_shares_that_differ():
     for options in ({"grow_batch": "8@1", "epochs": 2}, {"balance": True}):
         got, result = trained(transport="sim", **options)

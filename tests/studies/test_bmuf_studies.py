@@ -180,6 +180,7 @@ def test_claims_of_time_are_made_of_the_rows() -> None:
     assert [claim.met for claim in bmuf_time.claims([*rows, real])] == [True, True]
 
 
+@pytest.mark.soak
 def test_times_of_a_small_run_add_up() -> None:
     lab = Lab()
     study = BmufTime(task="digits", real=None, workers="2/4", hidden=16, batch=24)

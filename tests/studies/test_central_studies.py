@@ -69,6 +69,7 @@ def test_claims_about_staleness_follow_from_the_rows() -> None:
     assert [claim.met for claim in staleness.claims(bad)] == [False, False, False]
 
 
+@pytest.mark.soak
 def test_time_to_accuracy_has_the_papers_four_methods() -> None:
     study = DownpourTime(**SMALL, few=2, many=4, servers=2, accuracy=20.0)
     findings = study.run(Lab())
@@ -101,6 +102,7 @@ def test_a_seed_that_never_got_there_leaves_no_time() -> None:
     assert downpour_time.row(method, runs, 40.0)["seconds"] is None
 
 
+@pytest.mark.soak
 def test_compression_has_a_row_for_each_codec() -> None:
     findings = Compression(**SMALL, workers=2).run(Lab())
     (table,) = findings.tables

@@ -202,6 +202,7 @@ def test_each_claim_falls_with_its_own_row() -> None:
     assert missed(line(REAL, 2, 100.0)) == {"real"}
 
 
+@pytest.mark.soak
 def test_a_small_run_has_all_tables_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     # on a fast machine these links would be slower than the work that they save
     monkeypatch.setattr(dbn_speedup, "measure_step", lambda task: Step(2e-3, jitter=0.0, steps=10))

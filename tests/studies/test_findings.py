@@ -99,6 +99,7 @@ def test_a_step_is_measured() -> None:
     assert step.compute().mean == step.seconds
 
 
+@pytest.mark.soak
 def test_a_sum_costs_what_its_formula_says() -> None:
     lab = Lab()
     findings = AllreduceCost(workers="4", kilobytes="1/2048", real=0).run(lab)

@@ -182,6 +182,7 @@ def test_all_workers_have_the_same_bits_however_it_is_summed(collective, workers
         assert torch.allclose(seen[0][t][0], striped[0][t][0], atol=1e-4)
 
 
+@pytest.mark.soak
 def test_over_many_steps_everything_arrives():
     vectors = [[drawn(k)] * 60 for k in range(3)]
     mean = sum(v[0] for v in vectors) / 3

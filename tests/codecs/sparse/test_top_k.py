@@ -172,7 +172,9 @@ class Bowl(Problem):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("feedback", ["none", "residual", pytest.param("double", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "feedback", ["none", *(pytest.param(f, marks=pytest.mark.soak) for f in ("residual", "double"))]
+)
 def test_with_few_elements_a_step_feedback_is_what_brings_it_to_the_middle(feedback):
     codec = TopK(density=0.25, feedback=feedback)
     run = simulate(Sync(), Bowl(lr=0.1), workers=4, steps=100, start=[9.0] * 16, codec=codec)

@@ -77,7 +77,7 @@ def test_untrained_it_knows_nothing(task, data):
     assert score.metrics["bits a character"] == pytest.approx(score.loss / math.log(2))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_it_is_learnt(task, data):
     few = Data(data.x[:1600], data.y[:1600], data.test_x[:100], data.test_y[:100])
     small = Task("few", task.model, lambda: few, task.loss, task.optimizer, task.lr, batch=16)

@@ -344,8 +344,14 @@ def learnt(task: Task, data: Data, epochs: int) -> tuple[dict[str, float], dict[
     ("task", "epochs"),
     [
         (speech.speech_dnn(layers=1, width=64), 3),
-        (speech.speech_dblstm(layers=1, width=24, connected=2).but(batch=4), 8),
-        (speech.speech_csc(layers=1, width=24, connected=2, chunks="8-32+8").but(batch=10), 5),
+        pytest.param(
+            speech.speech_dblstm(layers=1, width=24, connected=2).but(batch=4), 8, marks=pytest.mark.soak
+        ),
+        pytest.param(
+            speech.speech_csc(layers=1, width=24, connected=2, chunks="8-32+8").but(batch=10),
+            5,
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=lambda thing: getattr(thing, "name", None),
 )
