@@ -75,8 +75,10 @@ def agents_secrets(lab: SshLab, host: int) -> dict[str, str]:
 
 
 def test_bmuf_is_bit_equal_to_one_host_and_its_secrets_stay_secret(lab):
-    with launched(lab, "--strategy", "bmuf", "--strategy.period", "4", arguments=("--pause", "0.2")) as run:
+    options = ("--strategy", "bmuf", "--strategy.period", "4", "--watch")
+    with launched(lab, *options, arguments=("--pause", "0.2")) as run:
         run.await_line("trains", times=4)
+        await_news_of_all(lab, run)
         first, second = (agents_secrets(lab, host) for host in (0, 1))
         token = first["token_file"]
         assert token == second["token_file"] and len(token) == 64 and first["key"] != second["key"]
@@ -92,6 +94,22 @@ def test_bmuf_is_bit_equal_to_one_host_and_its_secrets_stay_secret(lab):
     )
     assert final_weights(run.of("worker 3")).equal(final_weights(one_host[3]))
     assert final_weights(run.of("worker 0")).equal(final_weights(one_host[0]))
+
+
+def await_news_of_all(lab: SshLab, run: Launched) -> None:
+    """Return when the live page has news of the workers of both hosts. It is read where the command runs."""
+    address = re.search(r"http://127\.0\.0\.1:\d+/[\w-]+/", run.errors)
+    assert address is not None, run.errors
+    code = (
+        f"import urllib.request as u; s = u.urlopen('{address[0]}events'); print(s.readline(), s.readline())"
+    )
+    deadline = time.monotonic() + SECONDS
+    while True:
+        page, _ = lab.call([sys.executable, "-c", code], lab.folder / "page.log").communicate(timeout=SECONDS)
+        states = re.findall(r'\["(\w+)",\d+', page)
+        if len(states) >= 4 and "joining" not in states[-4:]:
+            return
+        assert time.monotonic() < deadline, page
 
 
 def read_all(name: str) -> list[bytes]:
