@@ -21,7 +21,7 @@ from shoal.testing import blobs
 
 Event = dict[str, Any]
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(20)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(60)]
 
 
 @pytest.fixture(autouse=True)
@@ -42,30 +42,30 @@ def press_ctrl_c(when: Callable[[Event], bool]) -> Callable[[Event], None]:
     return listen
 
 
-def worker_1_is_underway(event: Event) -> bool:
-    return bool(event["rank"] == 1 and event["step"] > 40)
+def only_worker_1_is_underway(crews: list[Crew]) -> Callable[[Event], bool]:
+    return lambda event: bool(event["rank"] == 1 and event["step"] and crews[0].members[0].is_idle)
 
 
-def test_ctrl_c_when_a_worker_has_done_its_share_lets_the_others_finish(tmp_path):
+def test_ctrl_c_when_a_worker_has_done_its_share_lets_the_others_finish(crews: list[Crew], tmp_path):
     result = shoal.run(
         blobs(),
         sabotage.OneIsSlow(),
         workers=2,
         epochs=12,
         checkpoint=tmp_path,
-        on_progress=press_ctrl_c(worker_1_is_underway),
+        on_progress=press_ctrl_c(only_worker_1_is_underway(crews)),
     )
     assert result.samples == 12 * 300
 
 
-def test_ctrl_c_when_a_worker_has_done_its_share_and_nothing_is_saved_stops_at_once():
+def test_ctrl_c_when_a_worker_has_done_its_share_and_nothing_is_saved_stops_at_once(crews: list[Crew]):
     with pytest.raises(shoal.Interrupted):
         shoal.run(
             blobs(),
             sabotage.OneIsSlow(),
             workers=2,
             epochs=12,
-            on_progress=press_ctrl_c(worker_1_is_underway),
+            on_progress=press_ctrl_c(only_worker_1_is_underway(crews)),
         )
 
 
