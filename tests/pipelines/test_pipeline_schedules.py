@@ -79,12 +79,12 @@ def test_torch_refuses_what_we_say_it_refuses():
 
     assert ONE_F_ONE_B.refusal(4, 4) is None
     assert "at least as many microbatches as stages, 4" in ONE_F_ONE_B.refusal(4, 3)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="Number of microbatches"):
         Schedule1F1B(RecordingStage(0, 4), 3)
     assert INTERLEAVED.refusal(4, 8) is None
     assert "4 divides" in INTERLEAVED.refusal(4, 9)
     stages = [SimpleNamespace(num_stages=8, group_size=4, group_rank=0, submod=None)] * 2
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="number of microbatches"):
         ScheduleInterleaved1F1B(stages, 9)
     assert GPIPE.refusal(4, 1) is None
 
@@ -95,4 +95,6 @@ def test_every_microbatch_goes_forward_and_back_once_in_every_stage(word):
     for rank in range(4):
         seen = [(a.stage, a.kind, a.microbatch) for a in SCHEDULES[word].order(rank, 4, 8, chunks)]
         stages = range(rank, 4 * chunks, 4)
-        assert sorted(seen) == sorted((s, k, m) for s in stages for k in (FORWARD, BACKWARD) for m in range(8))
+        assert sorted(seen) == sorted(
+            (s, k, m) for s in stages for k in (FORWARD, BACKWARD) for m in range(8)
+        )

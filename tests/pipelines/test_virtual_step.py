@@ -13,7 +13,9 @@ SIZES = [(1, 1), (1, 4), (2, 1), (2, 2), (3, 5), (4, 2), (4, 8), (6, 12)]
 
 
 def passes(timeline, device):
-    return [(f"{e.kind[0].upper()}{e.microbatch}", e.start, e.end) for e in timeline.events if e.device == device]
+    return [
+        (f"{e.kind[0].upper()}{e.microbatch}", e.start, e.end) for e in timeline.events if e.device == device
+    ]
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), SIZES)

@@ -91,9 +91,7 @@ def _near_their_use(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 def _layers(model: nn.Module, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     """Cut where one tensor is alive, and where the next operation does not overwrite it."""
     place = {node: index for index, node in enumerate(nodes)}
-    last_use = {
-        node: max((place.get(user, len(nodes)) for user in node.users), default=-1) for node in nodes
-    }
+    last_use = {node: max((place.get(user, len(nodes)) for user in node.users), default=-1) for node in nodes}
     layers: list[list[fx.Node]] = [[]]
     alive: set[fx.Node] = set()
     for index, node in enumerate(nodes):

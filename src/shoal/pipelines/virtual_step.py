@@ -203,4 +203,6 @@ class _Step:
 
     def _describe(self, rank: int) -> str:
         action = self._waiting[rank]
-        return f"device {rank} waits for the input of {action.kind} {action.microbatch} at stage {action.stage}"
+        return (
+            f"device {rank} waits for the input of {action.kind} {action.microbatch} at stage {action.stage}"
+        )

@@ -32,6 +32,10 @@ class Sizes:
                 f"take a multiple, such as {self.heads * max(1, round(self.width / self.heads))}"
             )
 
+    def __call__(self) -> LanguageModel:
+        """A model of these sizes; as the factory of a Task it compares equal to another of the same sizes."""
+        return LanguageModel(self)
+
 
 class LanguageModel(nn.Module):
     """Logits of the next symbol at every position of a sequence; attention is causal.
