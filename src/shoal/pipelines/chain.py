@@ -21,7 +21,7 @@ class _Outline(fx.Tracer):
 
 @dataclass(frozen=True)
 class Chain:
-    """A model and its layers, in the order in which they run; each is a run of nodes of the traced graph."""
+    """A model and its layers, in the order in which they run; each is several nodes of the traced graph."""
 
     model: nn.Module
     names: Sequence[str]
@@ -32,11 +32,18 @@ class Chain:
 
     def module(self, first: int, after: int) -> nn.Module:
         """Layers `first` up to, not including, `after`. Parameters are the model's own, with their names."""
-        graph, copied = fx.Graph(), {}
+        graph = fx.Graph()
+        copied: dict[fx.Node, fx.Node] = {}
+
+        def copy_of(node: fx.Node) -> fx.Node:
+            if node not in copied:  # a parameter that forward() reads: every stage reads it itself
+                copied[node] = graph.node_copy(node, copy_of)
+            return copied[node]
+
         if first > 0:
             copied[self.nodes[first - 1][-1]] = graph.placeholder("x")
         for node in (node for layer in self.nodes[first:after] for node in layer):
-            copied[node] = graph.node_copy(node, lambda n: copied[n])
+            copy_of(node)
         graph.output(copied[self.nodes[after - 1][-1]])
         return fx.GraphModule(self.model, graph)
 
@@ -65,7 +72,7 @@ def trace(model: nn.Module) -> Chain:
         raise ValueError(
             f"forward() of {_name(model)} cannot be traced ({why}), so it cannot be cut into stages. {REMEDY}"
         ) from error
-    nodes = [node for node in graph.nodes if node.op != "output"]
+    nodes = [node for node in graph.nodes if node.op not in ("output", "get_attr")]
     inputs = [node for node in nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     if len(inputs) != 1 or not isinstance(output.args[0], fx.Node):
@@ -73,19 +80,8 @@ def trace(model: nn.Module) -> Chain:
             f"{_name(model)} has {len(inputs)} inputs and returns {_shape(output.args[0])}; a pipeline takes "
             "a model from one tensor to one tensor"
         )
-    layers = list(_layers(model, _near_their_use(nodes)))
+    layers = _layers(model, nodes)
     return Chain(model, [_layer_name(layer) for layer in layers], layers)
-
-
-def _near_their_use(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes in order, with each parameter that forward() reads directly just before its first use."""
-    ordered: list[fx.Node] = []
-    for node in nodes:
-        if node.op == "get_attr":
-            continue
-        ordered += [n for n in node.all_input_nodes if n.op == "get_attr" and n not in ordered]
-        ordered.append(node)
-    return ordered
 
 
 def _layers(model: nn.Module, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
