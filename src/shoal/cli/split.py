@@ -60,8 +60,8 @@ def split(
     optimizer: Annotated[
         str | None,
         typer.Option(
-            metavar="CLASS",
-            help="Of torch.optim, for its memory: Adam.",
+            metavar="WORD",
+            help="A class of torch.optim, for the memory of its state: adam.",
             show_default="the task's own, or SGD",
         ),
     ] = None,
@@ -80,6 +80,8 @@ def split(
     sizes = memory.split(",") if memory else []
     for size in sizes:
         byte_count(size)
+    if len(sizes) not in (0, 1, stages):
+        raise ValueError(f"--memory names {len(sizes)} devices, and there are {stages} stages")
     check_model(what, batch, shape)
     Outcome(json, report)
     propose_split(
@@ -203,17 +205,16 @@ def from_script(path: str, name: str, shape: str | None) -> tuple[nn.Module, Ten
 
 
 def named_optimizer(name: str | None) -> MakeOptimizer | None:
-    """An optimizer class of torch."""
+    """An optimizer class of torch, whatever the case of its letters."""
     if name is None:
         return None
     import torch
 
-    known = {
-        key: value
+    known: dict[str, MakeOptimizer] = {
+        key.lower(): value
         for key, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and key != "Optimizer"
     }
-    if name not in known:
+    if name.lower() not in known:
         raise ValueError(f"unknown optimizer {name!r} of torch.optim. {nearest(name, known)}")
-    made: MakeOptimizer = known[name]
-    return made
+    return known[name.lower()]
