@@ -81,7 +81,7 @@ def _candidates(proposal: Proposal) -> SplitTable:
         for one in proposal.candidates
     ]
     title = f"A step of {proposal.microbatches} microbatches on {proposal.stages} devices, in virtual time"
-    return SplitTable(title, ["step", "ms", "bubble", "a device sends", "memory", ""], rows)
+    return SplitTable(title, ["step", "ms", "bubble", "a device sends", "memory", "note"], rows)
 
 
 def _linears(proposal: Proposal) -> SplitTable:
@@ -100,7 +100,7 @@ def _linears(proposal: Proposal) -> SplitTable:
         for (inputs, outputs, _), same in alike.items()
     ]
     title = "Fully-connected layers: bytes that a device sends in a step, for one layer of each size"
-    return SplitTable(title, ["layer", "inputs x outputs", "data-parallel", "columns", "rows", ""], rows)
+    return SplitTable(title, ["layer", "inputs x outputs", "data-parallel", "columns", "rows", "note"], rows)
 
 
 def sentences(proposal: Proposal) -> list[str]:

@@ -10,7 +10,7 @@ from shoal.report.svg import Axis, Scale, fill_swatch, legend, nice_ticks
 
 FORWARD_CLASS, BACKWARD_CLASS = "s0", "s1"
 ROW_HEIGHT, BAR_TOP, BAR_HEIGHT = 44, 18, 20  # pixels
-LEAST_LABELLED = 1.9  # per cent of the width: a narrower piece has no number in it
+LEAST_LABELLED = 1.7  # per cent of the width: a narrower piece has no number in it
 
 
 @dataclass(frozen=True)
