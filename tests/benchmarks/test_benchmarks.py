@@ -147,6 +147,7 @@ def test_sparse_sums_prints_a_ratio_for_each_case(in_process):
     assert figures["2,1Gbit,1ms"] > 1 > figures["3,1Gbit,1ms"]  # virtual time: it is the same everywhere
 
 
+@pytest.mark.soak
 def test_pipeline_bubble_prints_both_bubbles_and_no_step_is_shorter_than_its_pauses(tmp_path):
     figures = last_line(
         *("pipeline_bubble.py", "--passes", "sleep", "--schedules", "1f1b", "--microbatches", "2"),

@@ -7,6 +7,7 @@ Leaves what it found in FOLDER/RANK.json.
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -64,8 +65,9 @@ def compare(model, x, y, loss, word):
             model.embedding.weight.zero_()  # the copy of process 0 counts
     split = shoal.split(model, x, stages=2, microbatches=MICROBATCHES)
     pipeline = split.pipeline(loss, word)
-    for _ in range(2):  # gradients of the first step are dropped
-        value = pipeline.step(x, y)
+    value = pipeline.step(x, y)
+    passes = watch(pipeline.schedule._stage) if word in ("gpipe", "1f1b") else None
+    value = pipeline.step(x, y)  # gradients of the first step are dropped
     difference, compared = apart(gradients, pipeline.modules)
     return {
         "difference": difference,
@@ -74,7 +76,26 @@ def compare(model, x, y, loss, word):
         "loss": value,
         "loss alone": loss_alone,
         "bounds": pipeline.bounds,
+        "passes": passes,
     }
+
+
+def watch(stage):
+    """A list that gets (kind, microbatch, start, end) of every pass of the stage from now on."""
+    passes = []
+
+    def timed(kind, method):
+        def call(microbatch, *args, **extra):
+            began = time.monotonic()
+            out = method(microbatch, *args, **extra)
+            passes.append((kind, microbatch, began, time.monotonic()))
+            return out
+
+        return call
+
+    stage.forward_one_chunk = timed("forward", stage.forward_one_chunk)
+    stage.backward_one_chunk = timed("backward", stage.backward_one_chunk)
+    return passes
 
 
 def by_hand(model, x, y, loss):

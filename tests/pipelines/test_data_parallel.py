@@ -28,6 +28,12 @@ def test_devices_share_the_microbatches_and_all_reduce_the_gradients():
     assert step.memory == 2 * (20 + 7)
 
 
+def test_a_weight_that_two_layers_share_travels_once():
+    first = LayerCost("a", 1.0, 2.0, parameter_bytes=10**9)
+    second = LayerCost("b", 1.0, 2.0, parameter_bytes=10**9, repeated_bytes=10**9)
+    assert data_parallel_step([first, second], 4, 8, FAST).all_reduce == pytest.approx(1.5)
+
+
 def test_a_slow_network_shows_through_the_overlap():
     layers = [LayerCost("a", 1.0, 2.0, parameter_bytes=10**9)]
     step = data_parallel_step(layers, 4, 4, Network(bandwidth=1e8))

@@ -60,6 +60,12 @@ def test_fully_connected_layers_inside_a_layer_are_found_with_their_samples():
     assert (shape.parameter_bytes, shape.element_bytes) == (4 * (6 * 12 + 12), 4)
 
 
+def test_a_shared_weight_is_told_where_it_comes_again():
+    shared = nn.Linear(4, 4)
+    costs = measured(nn.Sequential(shared, nn.ReLU(), shared), torch.randn(2, 4))
+    assert [cost.repeated_bytes for cost in costs] == [0, 0, 80]
+
+
 def test_measuring_leaves_the_model_and_the_random_state_alone():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 4))
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from forked import ForkedPython
+from shoal.pipelines.schedules import SCHEDULES
+from shoal.pipelines.virtual_step import StageCost, simulate_step
 
 RANKS = Path(__file__).with_name("pipeline_ranks.py")
 PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -41,6 +43,31 @@ def test_gradients_and_loss_are_those_of_the_whole_model(told, word):
     assert last["loss"] == pytest.approx(last["loss alone"], abs=1e-12)
     assert first["loss"] is None
     assert first["bounds"] == last["bounds"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["gpipe", "1f1b"])
+def test_real_passes_are_in_the_simulated_order_and_no_step_is_shorter(told, word):
+    real = [rank[word]["passes"] for rank in told]
+    shortest = [
+        StageCost(
+            *(
+                min(end - began for k, _, began, end in passes if k == kind)
+                for kind in ("forward", "backward")
+            )
+        )
+        for passes in real
+    ]
+    timeline = simulate_step(SCHEDULES[word], shortest, 4)
+    for device, passes in enumerate(real):
+        simulated = [(e.kind, e.microbatch) for e in timeline.events if e.device == device]
+        assert [(kind, microbatch) for kind, microbatch, *_ in passes] == simulated
+    first, last = ({(k, m): (began, end) for k, m, began, end in passes} for passes in real)
+    for m in range(4):
+        assert first["forward", m][1] <= last["forward", m][0]
+        assert last["backward", m][1] <= first["backward", m][0]
+    moments = [moment for passes in real for *_, began, end in passes for moment in (began, end)]
+    assert max(moments) - min(moments) >= timeline.seconds
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Candidates for a step: what is fastest, what fits, and the sentences about it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,6 +103,10 @@ def test_tied_weights_and_batch_normalisation_are_pointed_out():
     chain = trace(nn.Sequential(shared, nn.BatchNorm1d(2), shared))
     made = Proposal(chain, [LayerCost(n, 1, 1) for n in chain.names], (0, 1, 3), None, 4, 16, Network())
     assert made.tied == {"0.weight": [0, 1], "0.bias": [0, 1]}
+    # their gradients travel after the step: 4 and 2 floats in two directions
+    assert by_name(made)["GPipe"].sent == 4 * (4 + 2)
+    slow = replace(made, network=Network(latency=1.0))
+    assert by_name(slow)["GPipe"].seconds - slow.candidates[0].timeline.seconds == pytest.approx(2.0)
     told = "\n".join(sentences(made))
     assert "Stages 0 and 1 share '0.weight': its gradients are added up after each step." in told
     assert "Batch normalisation (1) sees microbatches of 16 samples, not the whole batch." in told

@@ -35,6 +35,14 @@ class DataParallelStep:
         return self.forward + self.activations + max(self.backward, self.all_reduce)
 
 
+def all_reduce_seconds(devices: int, nbytes: float, network: Network) -> float:
+    """How long the cheapest all-reduce of a vector takes on this network."""
+    if devices == 1:
+        return 0.0
+    link = LinkCost.of_network(network.latency, network.bandwidth)
+    return ALGORITHMS[cheapest(devices, nbytes, link)].cost(devices, nbytes, link)
+
+
 def data_parallel_step(
     layers: Sequence[LayerCost],
     devices: int,
@@ -49,7 +57,7 @@ def data_parallel_step(
     Activations in memory are those of one microbatch, since a device accumulates the gradients of its own.
     """
     divided = sum(one.shape.parameter_bytes for one in split)
-    nbytes = sum(layer.parameter_bytes for layer in layers) - divided
+    nbytes = sum(layer.parameter_bytes - layer.repeated_bytes for layer in layers) - divided
     link = LinkCost.of_network(network.latency, network.bandwidth)
     word = cheapest(devices, nbytes, link)
     share = microbatches / devices
@@ -59,7 +67,7 @@ def data_parallel_step(
     return DataParallelStep(
         share * sum(layer.forward for layer in layers),
         share * sum(layer.backward for layer in layers),
-        ALGORITHMS[word].cost(devices, nbytes, link) if devices > 1 else 0.0,
+        all_reduce_seconds(devices, nbytes, network),
         word,
         round(state - of_divided * (1 - 1 / devices)) + sum(layer.activation_bytes for layer in layers),
         2 * (devices - 1) / devices * nbytes + travelling,

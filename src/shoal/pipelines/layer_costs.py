@@ -46,6 +46,7 @@ class LayerCost:
     saves_output: bool = False
     parameters: int = 0
     parameter_bytes: int = 0
+    repeated_bytes: int = 0  # of parameters that an earlier layer has, too
     state_bytes: int = 0  # parameters, gradients, optimizer
     linears: Sequence[LinearShape] = ()
 
@@ -84,6 +85,7 @@ def measure_layers(chain: Chain, microbatch: Tensor, optimizer: MakeOptimizer) -
         linears = _linear_shapes(modules, microbatch)
         times = _time_rounds(modules, microbatch)
     costs = []
+    earlier: set[nn.Parameter] = set()
     for index, module in enumerate(modules):
         forward, backward = (min(one[index][kind] for one in times) for kind in (0, 1))
         own = list(module.parameters())
@@ -94,11 +96,13 @@ def measure_layers(chain: Chain, microbatch: Tensor, optimizer: MakeOptimizer) -
                 backward,
                 parameters=sum(p.numel() for p in own),
                 parameter_bytes=sum(p.nbytes for p in own),
+                repeated_bytes=sum(p.nbytes for p in own if p in earlier),
                 state_bytes=_state_bytes(own, optimizer),
                 linears=linears[index],
                 **saved[index],
             )
         )
+        earlier.update(own)
     return costs
 
 

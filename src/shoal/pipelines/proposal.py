@@ -10,7 +10,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from shoal.pipelines.chain import Chain, trace
-from shoal.pipelines.data_parallel import DataParallelStep, data_parallel_step
+from shoal.pipelines.data_parallel import DataParallelStep, all_reduce_seconds, data_parallel_step
 from shoal.pipelines.layer_costs import LayerCost, MakeOptimizer, measure_layers
 from shoal.pipelines.linear_layers import LinearSplit, linear_split
 from shoal.pipelines.partition import Bounds, balanced, stage_costs
@@ -109,27 +109,36 @@ class Proposal:
 
     def _pipelines(self) -> Iterator[Candidate]:
         for word, schedule in SCHEDULES.items():
-            if schedule.chunked and self.chunk_bounds is None:
-                continue
-            costs = stage_costs(self.layers, self.bounds_of(schedule))
             refusal = schedule.refusal(self.stages, self.microbatches)
-            if schedule.chunked and refusal:
-                continue  # its order is undefined then
+            if schedule.chunked and (refusal or self.chunk_bounds is None):
+                continue  # there is no such order
+            bounds = self.bounds_of(schedule)
+            costs = stage_costs(self.layers, bounds)
             timeline = simulate_step(schedule, costs, self.microbatches, self.network, self.stages)
             memories = [timeline.memory(device) for device in range(self.stages)]
-            sent = [0] * self.stages
+            adding, added = self._tied_gradients(bounds)
+            sent = [0.0] * self.stages
             for (src, _), nbytes in timeline.link_bytes.items():
                 sent[src] += nbytes
             yield Candidate(
                 schedule.name,
                 word,
-                timeline.seconds,
+                timeline.seconds + adding,
                 timeline.bubble,
                 max(memories),
-                max(sent),
+                max(sent) + added,
                 refusal or self._too_full(memories),
                 timeline,
             )
+
+    def _tied_gradients(self, bounds: Bounds) -> tuple[float, float]:
+        """Seconds and bytes of the all-reduces after a step, of weights that several devices share."""
+        parameters, seconds, sent = dict(self.chain.model.named_parameters()), 0.0, 0.0
+        for name, stages in self.uses(bounds):
+            devices, nbytes = len({stage % self.stages for stage in stages}), parameters[name].nbytes
+            seconds += all_reduce_seconds(devices, nbytes, self.network)
+            sent += 2 * (devices - 1) / devices * nbytes
+        return seconds, sent
 
     def _data_parallel(self) -> Iterator[Candidate]:
         plain = self.data_parallel
