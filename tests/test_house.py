@@ -47,18 +47,19 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "runs": _PARTS | {"launch"},
     "integrations": _STARTED | {"api"},
     "report": {"core"},
+    "pipelines": {"core", "collectives", "sim", "report"},
     "loggers": {"core"},
     "records": {"core", "loggers", "report"},
     "watch": {"core", "records", "report"},
     "manifests": {"core"},
-    "api": _STARTED | _KEPT,
+    "api": _STARTED | _KEPT | {"pipelines"},
     "ray": _STARTED | {"api"},
     "studies": _STARTED | {"api", "report"},
     "demo": _STARTED | {"api", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
     "cli": _STARTED
     | _KEPT
-    | {"api", "report", "watch", "manifests", "ray", "testing", "studies", "demo", FRONT},
+    | {"api", "report", "watch", "manifests", "ray", "testing", "studies", "demo", "pipelines", FRONT},
     FRONT: _STARTED | _KEPT | {"api"},
     "__main__": {"cli"},
 }
@@ -444,7 +445,17 @@ def test_no_two_public_classes_have_one_name():
 
 
 SIBLINGS = {  # the same thing in several folders, or a command and what it calls
-    *("codec.py", "cpu.py", "gpu.py", "transport.py", "windows.py", "all_reduce.py", "run.py", "__init__.py"),
+    *(
+        "codec.py",
+        "cpu.py",
+        "gpu.py",
+        "transport.py",
+        "windows.py",
+        "all_reduce.py",
+        "run.py",
+        "split.py",
+        "__init__.py",
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """Shoal trains one PyTorch model on many workers; how they are kept together is one word.
 
-api           run(), attach(), shard(), minimize(), comm_hook()
+api           run(), attach(), shard(), minimize(), comm_hook(), split()
 core          what everything else is made of: Codec, Task, Transport, Message
 vocabulary    Strategy, and the verbs of its Node
 engine        what makes those verbs work
@@ -10,6 +10,7 @@ transports    how bytes move               sim          virtual time
 replicas      a model at one worker        runs         one run: plan, processes, result
 launch        who starts the nodes         storage      checkpoints, journals
 programs      built-in models and tasks    studies      published tables, made again
+pipelines     a model cut into stages
 records       what a run leaves behind     loggers      TensorBoard, W&B, MLflow, CSV
 report        tables, charts, progress     cli          the command line
 demo          what Shoal is good for       testing      checks for a strategy, codec or transport of yours
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.api.minimize import minimize
     from shoal.api.run import run
     from shoal.api.shard import shard
+    from shoal.api.split import split
     from shoal.codecs.halves.codec import FP16 as fp16  # written like a function: codec=fp16()
     from shoal.core.codec import Codec
     from shoal.core.errors import (
@@ -95,6 +97,7 @@ _HOMES = {
     "minimize": "shoal.api.minimize:minimize",
     "run": "shoal.api.run:run",
     "shard": "shoal.api.shard:shard",
+    "split": "shoal.api.split:split",
 }
 """The module that defines each public name, and what it is called there."""
 
@@ -139,6 +142,7 @@ __all__ = [
     "minimize",
     "run",
     "shard",
+    "split",
 ]
 
 

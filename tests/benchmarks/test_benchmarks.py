@@ -145,3 +145,20 @@ def test_sparse_sums_prints_a_ratio_for_each_case(in_process):
     )
     assert figures.keys() == {"2,1Gbit,1ms", "3,1Gbit,1ms"}
     assert figures["2,1Gbit,1ms"] > 1 > figures["3,1Gbit,1ms"]  # virtual time: it is the same everywhere
+
+
+@pytest.mark.soak
+def test_pipeline_bubble_prints_both_bubbles_and_no_step_is_shorter_than_its_pauses(tmp_path):
+    figures = last_line(
+        *("pipeline_bubble.py", "--passes", "sleep", "--schedules", "1f1b", "--microbatches", "2"),
+        *("--steps", "2", "--json", str(tmp_path / "all.json")),
+    )
+    assert figures.keys() == {
+        "1f1b 2 simulated bubble",
+        "1f1b 2 real bubble",
+        "1f1b 2 real over simulated step",
+    }
+    (found,) = json.loads((tmp_path / "all.json").read_text()).values()
+    pauses = (2 + 2 - 1) * 2 * (0.005 + 0.010)  # (M + K - 1)(f + b), with two layers in a stage
+    assert found["real_seconds"] >= pauses
+    assert found["simulated_seconds"] >= pauses

@@ -8,6 +8,7 @@ run         a script on several workers        launching    starts its processes
 runs        runs that are kept                 report       table and page of several of them
 watching    runs on a live page                shoal.watch  the page, live or replayed
 manifest    the file that starts a run on a cluster: Slurm, Kubernetes
+split       a model cut into stages            shoal.pipelines   measures, cuts, simulates
 reproduce   a published table, made again      listing      every word and its options: shoal list
 doctor      what works on this machine         machine      the tests behind it; probe.py tries the transports
 command     how arguments are read, errors reported
@@ -22,7 +23,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import compare, demo, doctor, listing, manifest, report, reproduce, run, runs, watching
+from shoal.cli import compare, demo, doctor, listing, manifest, report, reproduce, run, runs, split, watching
 from shoal.cli.command import Command, CommandGroup, Commands, ScriptCommand, StrategyCommand
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
@@ -58,6 +59,7 @@ for kind, (show, told) in manifest.COMMANDS.items():
         epilog=EXIT_CODES,
     )(show)
 app.add_typer(manifests, name="manifest")
+app.command("split", cls=Command, epilog=EXIT_CODES)(split.split)
 app.command("reproduce", cls=Command, epilog=EXIT_CODES)(reproduce.reproduce)
 app.command(
     "list",

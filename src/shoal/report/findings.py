@@ -101,7 +101,7 @@ def show_findings(findings: Findings, console: Console) -> None:
     console.print(Text(findings.source, "dim"))
     for table in findings.tables:
         console.print(Text(f"\n{table.title}"))
-        _print_whole(_grid(table), console)
+        print_whole(_grid(table), console)
     console.print()
     for claim in findings.claims:
         mark, style = ("✓", "green") if claim.met else ("✗ missed:", "yellow")
@@ -110,7 +110,7 @@ def show_findings(findings: Findings, console: Console) -> None:
         console.print(Text(remark, "dim"))
 
 
-def _print_whole(grid: Grid, console: Console) -> None:
+def print_whole(grid: Grid, console: Console) -> None:
     """Print all columns of a table; a terminal that is too narrow breaks its lines."""
     least = Measurement.get(console, console.options.update(width=WIDE), grid).minimum
     before = console.width

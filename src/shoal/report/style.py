@@ -92,6 +92,9 @@ figcaption { margin-bottom: 12px; font-size: 15px; font-weight: 600; line-height
 .line.d1 { stroke-dasharray: 7 5; } .line.d2 { stroke-dasharray: 1 5 7 5; }
 .t-compute { --c: var(--compute); } .t-send { --c: var(--send); }
 .t-wait { --c: var(--wait); } .t-other { --c: var(--other); }
+.timeline { margin-top: 32px; }
+.idle { fill: var(--grid); }
+.pipeline .number { fill: var(--page); font-size: 11px; pointer-events: none; }
 .pixels { display: block; image-rendering: pixelated; }
 .dream { margin: 0 0 14px; }
 .dream figcaption { margin: 0 0 4px; font-weight: 400; color: var(--soft); }
@@ -139,5 +142,6 @@ button { font: inherit; color: inherit; cursor: pointer; }
   h2 { margin-top: 56px; }
   .verdicts li { grid-template-columns: 1fr; }
   .chart:not(.bars) text { font-size: 14.5px; }
+  .pipeline .number { display: none; }
 }
 """.strip()

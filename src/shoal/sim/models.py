@@ -13,6 +13,7 @@ from shoal.core.seeds import derive
 _TIME = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}  # in a second: dividing by these is exact
 _BIT_RATE = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _BYTE_RATE = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
+_BYTES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30} | _BYTE_RATE
 
 
 def quantity(text: str) -> tuple[float, str]:
@@ -32,6 +33,14 @@ def seconds(text: str) -> float:
     if unit not in _TIME:
         raise ValueError(f"{text!r} is not a duration; write it as 20ms, 100us or 1.5s")
     return value / _TIME[unit]
+
+
+def byte_count(text: str) -> int:
+    """Parse a size such as '16GB' or '24GiB' into bytes."""
+    value, unit = quantity(text)
+    if unit not in _BYTES:
+        raise ValueError(f"{text!r} is not a size of memory; write it as 16GB, 24GiB or 800MB")
+    return round(value * _BYTES[unit])
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,20 @@ from shoal.programs.tasks import TASKS
 from shoal.programs.tasks.data import find
 from shoal.programs.tasks.images import FASHION_MNIST, MNIST
 
-SHAPES = {"digits": (64,), "mnist": (784,), "mnist-cnn": (1, 28, 28), "fashion-mnist": (1, 28, 28)}
-PARAMETERS = {"digits": 9_610, "mnist": 269_322, "mnist-cnn": 1_111_946, "fashion-mnist": 20_490}
+SHAPES = {
+    "digits": (64,),
+    "mnist": (784,),
+    "mnist-cnn": (1, 28, 28),
+    "mnist-deep": (784,),
+    "fashion-mnist": (1, 28, 28),
+}
+PARAMETERS = {
+    "digits": 9_610,
+    "mnist": 269_322,
+    "mnist-cnn": 1_111_946,
+    "mnist-deep": 4_625_930,
+    "fashion-mnist": 20_490,
+}
 
 
 @pytest.fixture

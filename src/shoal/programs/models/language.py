@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 SPREAD = 0.02  # standard deviation of initial embeddings: small, so that all symbols start equally likely
@@ -32,6 +32,10 @@ class Sizes:
                 f"take a multiple, such as {self.heads * max(1, round(self.width / self.heads))}"
             )
 
+    def __call__(self) -> LanguageModel:
+        """A model of these sizes; as the factory of a Task it compares equal to another of the same sizes."""
+        return LanguageModel(self)
+
 
 class LanguageModel(nn.Module):
     """Logits of the next symbol at every position of a sequence; attention is causal.
@@ -52,13 +56,18 @@ class LanguageModel(nn.Module):
 
     def forward(self, symbols: Tensor) -> Tensor:
         """(batch, length) integers -> (batch, length, symbols) logits."""
-        length = symbols.shape[-1]
-        if length > self.sizes.context:
-            raise ValueError(
-                f"a sequence of {length} symbols is longer than the context of {self.sizes.context}"
-            )
+        length = checked_length(symbols, self.sizes.context)
         places = self.embedding(symbols) + self.positions[:length]
         return F.linear(self.norm(self.blocks(places)), self.embedding.weight)
+
+
+@fx.wrap  # torch.fx cannot trace through the comparison
+def checked_length(symbols: Tensor, context: int) -> int:
+    """The length of sequences. Raises ValueError if that is more than the context."""
+    length = symbols.shape[-1]
+    if length > context:
+        raise ValueError(f"a sequence of {length} symbols is longer than the context of {context}")
+    return length
 
 
 class Block(nn.Module):

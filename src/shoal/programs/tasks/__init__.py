@@ -15,6 +15,7 @@ TASKS: Catalogue[Task] = Catalogue(
         "digits": "shoal.programs.tasks.digits:digits",
         "mnist": "shoal.programs.tasks.images:mnist",
         "mnist-cnn": "shoal.programs.tasks.images:mnist_cnn",
+        "mnist-deep": "shoal.programs.tasks.images:mnist_deep",
         "fashion-mnist": "shoal.programs.tasks.images:fashion_mnist",
         "caltech": "shoal.programs.tasks.caltech:caltech",
         "caltech-large": "shoal.programs.tasks.caltech:caltech_large",

@@ -5,6 +5,8 @@ LeCun, Bottou, Bengio & Haffner 1998 (handwritten digits); Xiao, Rasul & Vollgra
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -63,6 +65,18 @@ def mnist_cnn() -> Task:
     )
 
 
+def mnist_deep() -> Task:
+    """A deep residual MLP on MNIST, to be cut into stages: shoal split mnist-deep --stages 4."""
+    return Task(
+        name="mnist-deep",
+        model=deep_mlp,
+        data=mnist_data,
+        lr=0.05,
+        batch=64,
+        about="handwritten digits, 28 x 28 (MNIST); 16 residual layers of 512 units, to be cut into stages",
+    )
+
+
 def fashion_mnist() -> Task:
     """A small convolutional network on Fashion-MNIST."""
     return Task(
@@ -78,6 +92,25 @@ def fashion_mnist() -> Task:
 def mlp() -> nn.Module:
     """784-256-256-10 with ReLU; 269,322 parameters."""
     return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def deep_mlp(depth: int = 16, width: int = 512) -> nn.Module:
+    """784-width, `depth` residual layers, 10 classes; 4,625,930 parameters with the defaults."""
+    layers = [ResidualLayer(width) for _ in range(depth)]
+    return nn.Sequential(nn.Linear(784, width), *layers, nn.Linear(width, 10))
+
+
+class ResidualLayer(nn.Module):
+    """x + linear(relu(norm(x))): plain layers would lose the signal at this depth."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, width) -> the same shape."""
+        return x + cast(Tensor, self.linear(self.norm(x).relu()))
 
 
 def image_cnn() -> nn.Module:

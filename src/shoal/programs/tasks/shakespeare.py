@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.task import Data, Task, sequence_loss
-from shoal.programs.models.language import LanguageModel
+from shoal.programs.models.language import Sizes
 from shoal.programs.tasks.data import Dataset, read
 
 TINYSHAKESPEARE = Dataset(
@@ -25,11 +25,11 @@ CONTEXT = 64  # characters in a sample
 TRAINING = 0.9  # share of the text; the end of it is the test set
 
 
-def shakespeare() -> Task:
+def shakespeare(layers: int = 2, width: int = 32, heads: int = 2) -> Task:
     """A small transformer that predicts the next character of Shakespeare's plays."""
     return Task(
         name="shakespeare",
-        model=LanguageModel,
+        model=Sizes(width=width, heads=heads, layers=layers),
         data=shakespeare_data,
         loss=sequence_loss,
         optimizer=adamw,
