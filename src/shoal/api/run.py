@@ -161,6 +161,7 @@ def _simulate(
         partial(build_replica, task, model, data, plan.strategy, **place),
         **place,
         steps=plan.steps(data),
+        passes=plan.epochs,
         shards=plan.servers,
         served=partial(build_served, task, model),
         network=network,

@@ -7,6 +7,7 @@ A request is repeated until it is answered; a server acts on it once, whatever t
     Look   ->  Reply (state, version)                   answered at once, whatever the algorithm does
     More   ->  Grant (owner, place, clock) | Over       a batch of a worker that died; held until there is one
     Idle   ->  Ack                                      to the servers that keep no pool; so is Busy
+    Command -> Outcome (numbers)                        acted on once, as the algorithm says
     any    ->  FencedOff                                to a client that the servers gave up on
 
 A type adds nothing to a Message but its meaning, so that a message that arrives takes its type in place.
@@ -107,6 +108,13 @@ class Busy(Request, Message):
     tag: str = "busy"
 
 
+@dataclass(slots=True)
+class Command(Request, Message):
+    """Something small that the algorithm has a server do; its numbers, or bytes, are the algorithm's own."""
+
+    tag: str = "command"
+
+
 # -- answers of a server -------------------------------------------------------------------------------
 
 
@@ -150,6 +158,13 @@ class Over(Answer, Message):
     """Every batch is in the model."""
 
     tag: str = "over"
+
+
+@dataclass(slots=True)
+class Outcome(Answer, Message):
+    """The numbers that answer a command."""
+
+    tag: str = "outcome"
 
 
 @dataclass(slots=True)
@@ -304,12 +319,14 @@ _KINDS: dict[str, type[Message]] = {
             More,
             Idle,
             Busy,
+            Command,
             Ack,
             Refused,
             FencedOff,
             Reply,
             Grant,
             Over,
+            Outcome,
             Wait,
             Report,
             Checkpointed,
