@@ -6,7 +6,7 @@ from math import cos, inf, nan, sin
 
 import pytest
 
-from shoal.lbfgs.line_search import Point, Wolfe, between, strong_wolfe
+from shoal.lbfgs.line_search import LinePoint, Wolfe, between, strong_wolfe
 
 
 def searched(loss, slope, first, rule=None):
@@ -26,7 +26,7 @@ def parabola(minimum):
 
 def test_a_step_that_satisfies_both_conditions_is_taken_at_once():
     tried, found = searched(*parabola(1.5), 1.0)  # slope -3 at 0, -1 at 1: 1 <= 0.9 * 3
-    assert tried == [1.0] and found.exact and found.point == Point(1.0, 0.25, -1.0)
+    assert tried == [1.0] and found.exact and found.point == LinePoint(1.0, 0.25, -1.0)
 
 
 def test_the_step_is_doubled_while_the_loss_falls_steeply():
@@ -43,7 +43,10 @@ def test_a_step_too_long_is_interpolated_by_a_cubic_which_is_exact_on_a_parabola
 
 
 def test_a_trial_keeps_a_tenth_of_the_bracket_off_its_ends():
-    low, high = Point(0.0, 1.0, -2.0), Point(100.0, 99.0**2, 2 * 99.0)  # the parabola's minimum is at 1
+    low, high = (
+        LinePoint(0.0, 1.0, -2.0),
+        LinePoint(100.0, 99.0**2, 2 * 99.0),
+    )  # the parabola's minimum is at 1
     assert between(low, high) == 10.0
     assert between(high, low) == 10.0
 
@@ -72,5 +75,5 @@ def test_both_conditions_hold_on_a_function_with_many_valleys(first):
     loss, slope = (lambda a: 0.1 * a - sin(a)), (lambda a: 0.1 - cos(a))
     rule = Wolfe(curvature=0.1)
     _, found = searched(loss, slope, first, rule)
-    start = Point(0.0, loss(0.0), slope(0.0))
+    start = LinePoint(0.0, loss(0.0), slope(0.0))
     assert found.exact and rule.falls(start, found.point) and rule.is_flat(start, found.point)

@@ -9,7 +9,7 @@ import torch
 
 from shoal.core.errors import Diverged
 from shoal.lbfgs.line_search import Wolfe
-from shoal.lbfgs.minimizer import Measurement, Minimizer, Trial
+from shoal.lbfgs.minimizer import Measurement, Minimizer, TrialPoint
 from shoal.lbfgs.operations import AbsoluteSum, Combine, Dots
 
 
@@ -33,7 +33,7 @@ class Driver:
         try:
             while True:
                 asked = program.send(answer)
-                answer = self.evaluate(asked) if isinstance(asked, Trial) else self.do(asked)
+                answer = self.evaluate(asked) if isinstance(asked, TrialPoint) else self.do(asked)
         except StopIteration as end:
             self.do(self.minimizer.last_operations)
             self.why = end.value

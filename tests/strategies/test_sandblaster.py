@@ -26,7 +26,7 @@ GRID = 2.0**20
 
 @dataclass(frozen=True)
 class Pieces(Problem):
-    """16 pieces of a convex function: sums of their gradients are exact in any order, as they are on a grid."""
+    """16 pieces of a convex function. Their gradients are on a grid, so that sums are exact in any order."""
 
     workers: int = 1
     computed: Counter = field(default_factory=Counter, compare=False)  # portion -> how often
@@ -50,7 +50,7 @@ class Pieces(Problem):
         return float((scale * v**2 / 2 + 0.1 * v**4 / 4).sum())
 
 
-def run(workers=2, iterations=6, options=None, problem=None, **settings):
+def run(workers=2, iterations=4, options=None, problem=None, **settings):
     """`iterations` steps with all portions, shared out among so many workers."""
     strategy = Sandblaster(iterations=iterations, **(options or {}))
     steps = 60 * PORTIONS // workers
@@ -77,7 +77,7 @@ def test_two_iterations_by_hand():
 @pytest.mark.parametrize("shards", [2, 3, 7])
 def test_any_number_of_shards_makes_the_same_steps(shards):
     cut = run(workers=1, shards=shards)  # 6 elements: a seventh shard has none
-    assert cut.server.t == ALONE.server.t == 6
+    assert cut.server.t == ALONE.server.t == 4
     assert torch.allclose(cut.solution, ALONE.solution, rtol=0, atol=1e-12)  # dot products in other orders
 
 
@@ -135,14 +135,19 @@ def test_batches_of_a_part_of_the_portions_take_turns():
 # -- faults ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [0, 1, 5, 9, 20])
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_worker_that_crashes_changes_only_who_computes_what(step, shards):
-    whole = run(workers=4, shards=shards)
-    for rank in (0, 2):
-        done = run(workers=4, shards=shards, faults=Faults().crash(rank=rank, step=step))
-        assert torch.equal(done.solution, whole.solution)
-        assert rank not in done.finished and len(done.finished) == 3 + shards
+@pytest.mark.parametrize(("rank", "step"), [(0, 0), (2, 1), (0, 5), (1, 9)])
+def test_a_worker_that_crashes_changes_only_who_computes_what(rank, step):
+    done = run(workers=4, faults=Faults().crash(rank=rank, step=step))
+    assert torch.equal(done.solution, ALONE.solution)
+    assert rank not in done.finished and len(done.finished) == 4
+
+
+@pytest.mark.parametrize("moment", [0.5, 3.0, 6.2])
+def test_a_push_that_some_shards_have_and_others_not_does_not_count(moment):
+    slow = Network(latency=0.1, bandwidth=1e3)  # a push of 16 bytes, with its header, takes a while
+    whole = run(workers=4, shards=3, network=slow)
+    done = run(workers=4, shards=3, network=slow, faults=Faults().kill(2, moment))
+    assert torch.equal(done.solution, whole.solution)
 
 
 def test_a_slow_worker_is_not_waited_for():
@@ -150,7 +155,7 @@ def test_a_slow_worker_is_not_waited_for():
     done = run(workers=4, compute=slow)
     assert torch.equal(done.solution, ALONE.solution)
     three = run(workers=4, faults=Faults().kill(0, 0.0))
-    assert done.server.t == 6 and done.server.version == three.server.version
+    assert done.server.t == 4 and done.server.version == three.server.version
     # the slow one still has its first portion when all is done: the others leave with it
     assert done.seconds < 50.0 + three.seconds
     assert done.worker(0).meter.dropped == 1 and done.worker(0).samples == 0
@@ -185,9 +190,9 @@ def test_only_the_model_goes_down_and_gradients_go_up_and_commands_are_small():
         strategy = Sandblaster(iterations=4, tolerance=0.0)
         problem = Pieces(workers=4)
         settings = {"start": [1.0] * elements, "shards": 2, "observers": [log], "passes": 60}
-        done = simulate(strategy, problem, workers=4, steps=240, **settings)
+        done = simulate(strategy, problem, workers=4, steps=60, **settings)
         assert log.times["pull"] <= 2 * 4 * (done.server.version + 1)  # once a pass, and the result
-        sizes.append(log.most["command"])
+        sizes.append(log.most["instruction"])
     assert log.most["push"] < 4 * 5000 + 200
     assert sizes[1] < 1.2 * sizes[0] < 4000  # numbers have more digits, and there are no more of them
 
@@ -198,7 +203,7 @@ def storm(seed):
     workers = dice.choice([2, 4])
     faults = Faults(noticed_after=dice.choice([0.2, 1.0]), restart_after=dice.choice([0.3, 2.0]))
     for _ in range(dice.randint(0, 4)):
-        faults = faults.kill(dice.randrange(workers), dice.uniform(0.0, 60.0))
+        faults = faults.kill(dice.randrange(workers), dice.uniform(0.0, 40.0))
     return run(
         workers=workers,
         shards=dice.choice([1, 2, 3]),
@@ -219,19 +224,19 @@ def storm(seed):
 
 def check_storm(seed):
     done = storm(seed)
-    assert done.server.t == 6
+    assert done.server.t == 4
     assert torch.allclose(done.solution, ALONE.solution, rtol=0, atol=1e-12)
     if done._shards == 1:
         assert torch.equal(done.solution, ALONE.solution)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_storm_changes_nothing(seed):
     check_storm(seed)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(24, 1000))
+@pytest.mark.parametrize("seed", range(10, 1000))
 def test_a_thousand_storms_change_nothing(seed):
     check_storm(seed)
 
@@ -281,7 +286,7 @@ class Noisy(nn.Linear):
         ({}, {"codec": "fp16"}, "would do nothing; take 'downpour'"),
         ({}, {"durability": "journal"}, "cannot be put together again"),
         ({}, {"balance": True}, "each go at their own speed"),
-        ({"model": lambda: Noisy(8, 3)}, {}, "is drawn at random"),
+        ({"model": lambda: Noisy(8, 3)}, {}, "draws something at random"),
     ],
 )
 def test_what_does_not_go_with_a_line_search_is_refused_before_training(change, settings, match):

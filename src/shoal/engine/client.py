@@ -24,8 +24,8 @@ from shoal.engine.operation import Completion
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import (
     Busy,
-    Command,
     Idle,
+    Instruction,
     Look,
     More,
     Over,
@@ -163,7 +163,7 @@ class Client:
         owner, place, at = answer.body.tolist()
         return owner, place, at
 
-    # -- portions and commands -----------------------------------------------------------------
+    # -- portions and instructions -------------------------------------------------------------
 
     async def take_portion(self) -> Batch | None:
         """The pass, the portion and the clock that the first server hands out; None when training is over."""
@@ -173,10 +173,10 @@ class Client:
         number, portion, at = answer.body.tolist()
         return number, portion, at
 
-    async def command(self, ranks: Sequence[int], body: Tensor) -> list[Tensor]:
+    async def instruct(self, ranks: Sequence[int], body: Tensor) -> list[Tensor]:
         """Have these servers do something, all at the same time; the numbers that each of them answers."""
         clock = self._progress.clock
-        asked = [await self._mailbox.ask(rank, Command(parts=(body,), clock=clock)) for rank in ranks]
+        asked = [await self._mailbox.ask(rank, Instruction(parts=(body,), clock=clock)) for rank in ranks]
         return [(await self._mailbox.answer(question)).body for question in asked]
 
     # -- checkpoints ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ A request is repeated until it is answered; a server acts on it once, whatever t
     Look   ->  Reply (state, version)                   answered at once, whatever the algorithm does
     More   ->  Grant (owner, place, clock) | Over       a batch of a worker that died; held until there is one
     Idle   ->  Ack                                      to the servers that keep no pool; so is Busy
-    Command -> Outcome (numbers)                        acted on once, as the algorithm says
+    Instruction  ->  Numbers                            acted on once, as the algorithm says
     any    ->  FencedOff                                to a client that the servers gave up on
 
 A type adds nothing to a Message but its meaning, so that a message that arrives takes its type in place.
@@ -109,10 +109,10 @@ class Busy(Request, Message):
 
 
 @dataclass(slots=True)
-class Command(Request, Message):
-    """Something small that the algorithm has a server do; its numbers, or bytes, are the algorithm's own."""
+class Instruction(Request, Message):
+    """Something small that the algorithm has a server do, in words of its own."""
 
-    tag: str = "command"
+    tag: str = "instruction"
 
 
 # -- answers of a server -------------------------------------------------------------------------------
@@ -161,10 +161,10 @@ class Over(Answer, Message):
 
 
 @dataclass(slots=True)
-class Outcome(Answer, Message):
-    """The numbers that answer a command."""
+class Numbers(Answer, Message):
+    """What came of an instruction."""
 
-    tag: str = "outcome"
+    tag: str = "numbers"
 
 
 @dataclass(slots=True)
@@ -319,14 +319,14 @@ _KINDS: dict[str, type[Message]] = {
             More,
             Idle,
             Busy,
-            Command,
+            Instruction,
             Ack,
             Refused,
             FencedOff,
             Reply,
             Grant,
             Over,
-            Outcome,
+            Numbers,
             Wait,
             Report,
             Checkpointed,

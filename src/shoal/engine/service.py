@@ -30,17 +30,17 @@ from shoal.engine.protocol import (
     Ack,
     Busy,
     Checkpointed,
-    Command,
     Fewer,
     Grant,
     Idle,
+    Instruction,
     Joined,
     Left,
     Look,
     Lost,
     More,
     Notice,
-    Outcome,
+    Numbers,
     Over,
     Pull,
     Push,
@@ -54,7 +54,7 @@ from shoal.engine.protocol import (
     typed,
 )
 
-_SHOWN = (Push, Pull, Report, Command)  # the algorithm sees these
+_SHOWN = (Push, Pull, Report, Instruction)  # the algorithm sees these
 _CONTRIBUTES = (*_SHOWN, Busy)  # whoever sends these has more to do
 _OURS = (Request, Report, Checkpointed, Notice)  # all others are the algorithm's own, and pass through
 
@@ -137,9 +137,9 @@ class Service:
             answer.version = self._progress.version if version is None else version
             await self._channel.send(m.src, answer, lend=m.count > 0 and self._one_sided.lends(v))
 
-    def answer(self, m: Command, *numbers: float) -> None:
-        """Answer a command, which is then done for good; the answer leaves with the next ones."""
-        self._conclude(m, Outcome(parts=(torch.tensor(numbers, dtype=torch.float64),), seq=m.seq))
+    def answer(self, m: Instruction, *numbers: float) -> None:
+        """Answer an instruction, which is then done for good; the answer leaves with the next ones."""
+        self._conclude(m, Numbers(parts=(torch.tensor(numbers, dtype=torch.float64),), seq=m.seq))
 
     def hand_out(self, source: HandsOut) -> None:
         """From now on give workers that ask for more what this has, instead of batches of dead workers."""

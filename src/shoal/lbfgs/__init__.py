@@ -1,1 +1,1 @@
-"""L-BFGS whose vectors lie at servers: recursion, line search, the iterations, a shard, and who leads them."""
+"""L-BFGS whose vectors are at servers: recursion, line search, iterations, a shard, and who leads them."""

@@ -1,4 +1,4 @@
-"""Coordinator: leads L-BFGS with small commands, and hands out portions of the data. It has no vector."""
+"""Coordinator: leads L-BFGS with small instructions, and hands out portions of the data. It has no vector."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import islice
 from math import isfinite
 
 from shoal.engine.portions import Portions
-from shoal.engine.protocol import Command
-from shoal.lbfgs.minimizer import Measurement, Minimizer, Trial
+from shoal.engine.protocol import Instruction
+from shoal.lbfgs.minimizer import Measurement, Minimizer, TrialPoint
 from shoal.lbfgs.operations import ClosePass, Dots, DropPass, EndTraining, OpenPass, Operation, encoded
-from shoal.lbfgs.shard import Shard
+from shoal.lbfgs.vector_shard import VectorShard
 from shoal.vocabulary.bundle import CLAIM
 from shoal.vocabulary.node import Node
 
@@ -23,7 +23,14 @@ class Coordinator:
     """
 
     def __init__(
-        self, s: Node, shard: Shard, minimizer: Minimizer, *, portions: int | None, l2: float, lease: float
+        self,
+        s: Node,
+        shard: VectorShard,
+        minimizer: Minimizer,
+        *,
+        portions: int | None,
+        l2: float,
+        lease: float,
     ) -> None:
         engine = s.engine
         me, steps, passes = engine.identity, engine.work.last_step or 0, engine.passes or 0
@@ -44,8 +51,8 @@ class Coordinator:
         """Ask for the first trial."""
         await self._lead(None)
 
-    async def obey(self, m: Command) -> None:
-        """Answer a worker's command, and go on with the program if that completes a pass."""
+    async def obey(self, m: Instruction) -> None:
+        """Answer a worker's instruction, and go on with the program if that completes a pass."""
         kind, number, *rest = m.body.tolist()
         if kind == CLAIM:
             portion, bundle, loss, samples = rest
@@ -67,7 +74,7 @@ class Coordinator:
             while True:
                 asked = self._program.send(answer)
                 self._note_iterations()
-                if not isinstance(asked, Trial):
+                if not isinstance(asked, TrialPoint):
                     answer = await self._have_done(asked)
                 elif self._left >= self._size > 0:
                     await self._open(asked)
@@ -80,7 +87,7 @@ class Coordinator:
             await self._have_done([*self._minimizer.last_operations, EndTraining()])
             self._portions.end()
 
-    async def _open(self, trial: Trial) -> None:
+    async def _open(self, trial: TrialPoint) -> None:
         """Hand out the portions of a pass, once every shard has the point."""
         if trial.fresh:
             self._first = (self._first + self._size) % self._whole
@@ -103,7 +110,7 @@ class Coordinator:
 
     async def _have_done(self, operations: Sequence[Operation]) -> list[float]:
         """Have all shards do these, and return the sums of what they answer."""
-        asked = self._node.engine.client.command(self._others, encoded(operations))
+        asked = self._node.engine.client.instruct(self._others, encoded(operations))
         answers = [answer.tolist() for answer in await asked]
         return [sum(values) for values in zip(self._shard.run(operations), *answers, strict=True)]
 

@@ -24,7 +24,7 @@ Measured: TypeAlias = "tuple[float, float]"
 """The loss at a trial point, and its slope along the direction."""
 
 
-class Point(NamedTuple):
+class LinePoint(NamedTuple):
     """A point on the line: how far, the loss there, and its slope."""
 
     step: float
@@ -40,11 +40,11 @@ class Wolfe:
     curvature: float = 0.9  # c2
     most: int = 25  # evaluations
 
-    def falls(self, start: Point, now: Point) -> bool:
+    def falls(self, start: LinePoint, now: LinePoint) -> bool:
         """Whether the loss is low enough for a step of that length."""
         return now.loss <= start.loss + self.decrease * now.step * start.slope
 
-    def is_flat(self, start: Point, now: Point) -> bool:
+    def is_flat(self, start: LinePoint, now: LinePoint) -> bool:
         """Whether the slope is flat enough."""
         return abs(now.slope) <= -self.curvature * start.slope
 
@@ -53,7 +53,7 @@ class Wolfe:
 class Found:
     """Where a search ended: `exact` if both conditions hold there, else the best that was seen."""
 
-    point: Point
+    point: LinePoint
     exact: bool
     evaluations: int
 
@@ -68,10 +68,10 @@ def strong_wolfe(loss: float, slope: float, first: float, rule: Wolfe | None = N
     no trial had less loss.
     """
     wolfe = rule or Wolfe()
-    start = before = Point(0.0, loss, slope)
+    start = before = LinePoint(0.0, loss, slope)
     step = first
     for done in range(1, wolfe.most + 1):
-        now = Point(step, *(yield step))
+        now = LinePoint(step, *(yield step))
         if not isfinite(now.loss) or not wolfe.falls(start, now) or (done > 1 and now.loss >= before.loss):
             return (yield from _zoom(wolfe, start, before, now, done))
         if wolfe.is_flat(start, now):
@@ -82,13 +82,13 @@ def strong_wolfe(loss: float, slope: float, first: float, rule: Wolfe | None = N
     return Found(before, False, wolfe.most)
 
 
-def _zoom(wolfe: Wolfe, start: Point, low: Point, high: Point, done: int) -> Search:
+def _zoom(wolfe: Wolfe, start: LinePoint, low: LinePoint, high: LinePoint, done: int) -> Search:
     """Between `low`, the best so far, and `high` there are steps for which both conditions hold."""
     while done < wolfe.most and low.step != high.step:
         step = between(low, high)
         if step in (low.step, high.step):  # the bracket is as narrow as numbers are
             break
-        now = Point(step, *(yield step))
+        now = LinePoint(step, *(yield step))
         done += 1
         if not isfinite(now.loss) or not wolfe.falls(start, now) or now.loss >= low.loss:
             high = now
@@ -101,7 +101,7 @@ def _zoom(wolfe: Wolfe, start: Point, low: Point, high: Point, done: int) -> Sea
     return Found(low, False, done)
 
 
-def between(a: Point, b: Point) -> float:
+def between(a: LinePoint, b: LinePoint) -> float:
     """The minimum of the cubic through two points and their slopes, kept off the ends of the bracket.
 
     The middle where there is no such minimum, or one end is not finite.
@@ -111,7 +111,7 @@ def between(a: Point, b: Point) -> float:
     return min(max(_cubic_minimum(a, b), left + margin), right - margin)
 
 
-def _cubic_minimum(a: Point, b: Point) -> float:
+def _cubic_minimum(a: LinePoint, b: LinePoint) -> float:
     middle = (a.step + b.step) / 2
     if not all(map(isfinite, (*a, *b))):
         return middle

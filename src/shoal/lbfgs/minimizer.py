@@ -11,7 +11,7 @@ from math import isfinite, nan, sqrt
 from typing import Any, NamedTuple, TypeAlias
 
 from shoal.core.errors import Diverged
-from shoal.lbfgs.line_search import Found, Point, Search, Wolfe, strong_wolfe
+from shoal.lbfgs.line_search import Found, LinePoint, Search, Wolfe, strong_wolfe
 from shoal.lbfgs.operations import AbsoluteSum, Combine, Dots, Operation
 from shoal.lbfgs.recursion import Combination, Gram, Pair, two_loop
 
@@ -22,7 +22,7 @@ G = Combination.of("g")
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialPoint:
     """Evaluate loss and gradient at x + step d, once these operations are done; the answer is a Measurement.
 
     The gradient stays in `new`. With `fresh` it is the next batch, where there are several.
@@ -48,7 +48,7 @@ class Measurement(NamedTuple):
     across: float = nan  # new . g
 
 
-Asked: TypeAlias = "Trial | list[Operation]"
+Asked: TypeAlias = "TrialPoint | list[Operation]"
 Program: TypeAlias = Generator[Asked, Any, str]
 
 
@@ -79,7 +79,7 @@ class Minimizer:
 
     def program(self) -> Program:
         """Iterate until the gradient is small, no pass is left, or no step has less loss."""
-        start: Measurement | None = yield Trial(0.0)
+        start: Measurement | None = yield TrialPoint(0.0)
         if start is None:
             return "no pass was left"
         if not isfinite(start.loss):
@@ -142,7 +142,7 @@ class Minimizer:
 
     def _next_batch(self) -> Generator[Asked, Any, bool]:
         """Loss and gradient at x on the batch of this iteration."""
-        there: Measurement | None = yield Trial(0.0, tuple(self._with()), fresh=True)
+        there: Measurement | None = yield TrialPoint(0.0, tuple(self._with()), fresh=True)
         if there is None:
             return False
         self.loss = there.loss
@@ -164,18 +164,18 @@ class Minimizer:
     ) -> Generator[Asked, Any, Found | None]:
         """Try steps until one is found, at which the last trial was; None where no pass is left."""
         self._take(Combine("d", tuple((factor, name) for name, factor in direction.factors.items())))
-        start = best = Point(0.0, self.loss, slope)
+        start = best = LinePoint(0.0, self.loss, slope)
         search = strong_wolfe(self.loss, slope, first, self.wolfe)
         step = next(search)
         while True:
-            there: Measurement | None = yield Trial(step, tuple(self._with()))
+            there: Measurement | None = yield TrialPoint(step, tuple(self._with()))
             if there is None:
                 if best.step:
                     self._take(Combine("x", ((1.0, "x"), (best.step, "d"))))
                 self.loss = best.loss
                 return None
             self._latest = there
-            now = Point(step, there.loss, there.slope)
+            now = LinePoint(step, there.loss, there.slope)
             if isfinite(now.loss) and self.wolfe.falls(start, now) and now.loss < best.loss:
                 best = now
             try:
@@ -187,7 +187,7 @@ class Minimizer:
                 search = _again(found)  # the last trial was not the best, whose gradient is needed
                 step = next(search)
 
-    def _accept(self, to: Point, direction: Combination, slope: float, square: float) -> None:
+    def _accept(self, to: LinePoint, direction: Combination, slope: float, square: float) -> None:
         """Go to the trial point, and remember the pair unless it says nothing of the curvature."""
         step, there = to.step, self._latest
         length = step * sqrt(self._gram.dot(direction, direction))

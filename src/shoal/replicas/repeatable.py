@@ -48,6 +48,6 @@ def check_repeats(task: Task, model: nn.Module, data: Data) -> None:
     first, second = (float(loss) for loss in losses)
     if not isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
         raise ValueError(
-            f"the loss of the same samples was {first:g} and then {second:g}: in task {task.name!r} something "
-            "is drawn at random, and a line search needs a function of the parameters; take 'downpour'"
+            f"the loss of the same samples was {first:g} and then {second:g}: task {task.name!r} draws "
+            "something at random, and a line search needs a function of the parameters; take 'downpour'"
         )

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from shoal.core.identity import SERVER
 from shoal.core.limits import above, at_least, between
-from shoal.engine.protocol import Command, Pull, Push
+from shoal.engine.protocol import Instruction, Pull, Push
 from shoal.lbfgs.coordinator import Coordinator
 from shoal.lbfgs.line_search import Wolfe
 from shoal.lbfgs.minimizer import Minimizer
-from shoal.lbfgs.shard import Shard
+from shoal.lbfgs.vector_shard import VectorShard
 from shoal.vocabulary.bundle import Bundle
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Deal, Sends, Setting, Strategy
@@ -79,7 +79,7 @@ class Sandblaster(Strategy):
         await w.take_result()
 
     async def server(self, s: Node) -> None:
-        shard = Shard(s)
+        shard = VectorShard(s)
         coordinator = self._coordinator(s, shard) if s.rank == s.size else None
         if coordinator is not None:
             await coordinator.begin()
@@ -88,10 +88,10 @@ class Sandblaster(Strategy):
                 await s.reply(m, shard.point)
             elif isinstance(m, Push):
                 shard.take_in(m)
-            elif isinstance(m, Command):
+            elif isinstance(m, Instruction):
                 await (coordinator or shard).obey(m)
 
-    def _coordinator(self, s: Node, shard: Shard) -> Coordinator:
+    def _coordinator(self, s: Node, shard: VectorShard) -> Coordinator:
         wolfe = Wolfe(self.decrease, self.curvature)
         rotates = self.portions is not None
         minimizer = Minimizer(self.history, wolfe, self.tolerance, self.iterations, rotates)

@@ -16,7 +16,7 @@ from shoal.engine.protocol import Push
 from shoal.vocabulary.node import Node
 
 CLAIM, DELIVER = 0, 1
-"""The kinds of command that a worker sends about its portions."""
+"""What a worker's instruction to the first server is about."""
 
 
 class Turn(NamedTuple):
@@ -94,5 +94,5 @@ class Bundle:
 
     async def _tell(self, *numbers: float) -> Verdict:
         body = torch.tensor(numbers, dtype=torch.float64)
-        (answer,) = await self._engine.client.command([self._engine.identity.workers], body)
+        (answer,) = await self._engine.client.instruct([self._engine.identity.workers], body)
         return Verdict(int(answer))

@@ -1,4 +1,4 @@
-"""Shard: the slices of all vectors that one server process holds, and what workers push to it."""
+"""VectorShard: the slices of all vectors that one server process holds, and what workers push to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import singledispatchmethod
 import torch
 from torch import Tensor
 
-from shoal.engine.protocol import Command, Push
+from shoal.engine.protocol import Instruction, Push
 from shoal.lbfgs.operations import (
     AbsoluteSum,
     ClosePass,
@@ -23,7 +23,7 @@ from shoal.lbfgs.operations import (
 from shoal.vocabulary.node import Node
 
 
-class Shard:
+class VectorShard:
     """One slice of x, g, d and all pairs.
 
     Whether a push counts is known only when all shards have it and the coordinator knows. So a shard holds
@@ -60,7 +60,7 @@ class Shard:
                 self._sum.add_(gradient)
         self._held[sender] = bundle, push.body
 
-    async def obey(self, m: Command) -> None:
+    async def obey(self, m: Instruction) -> None:
         """Do what the coordinator asks for."""
         self._node.engine.service.answer(m, *self.run(decoded(m.body)))
 
