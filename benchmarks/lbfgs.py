@@ -152,7 +152,7 @@ def iterations(function: Regression, ours: list[float], count: int) -> dict[str,
     """How many each of them needs, and the loss after as many iterations as all have made."""
     losses = {"shoal": ours, "torch": by_torch(function, count), "scipy": by_scipy(function)}
     minimum = min(map(min, losses.values()))
-    table = Table(title=f"MNIST, logistic regression: the minimum is {minimum:.6f}")
+    table = Table(title=f"Logistic regression: the minimum is {minimum:.6f}")
     for column in ("L-BFGS of", "iterations to within 1e-4", "loss there", f"loss after {count}"):
         table.add_column(column, justify="right")
     for name, path in losses.items():
@@ -187,6 +187,7 @@ def first_below(curve: list[tuple[float, float]], share: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--task", default="mnist", help="whose data it takes")
     parser.add_argument("--samples", type=int, default=60000)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=80)
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--rates", default="0.02,0.005,0.001", help="learning rates of Downpour")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    whole = TASKS.make("mnist").data()
+    whole = TASKS.make(options.task).data()
     data = Data(whole.x[: options.samples].flatten(1), whole.y[: options.samples], whole.x[:0], whole.y[:0])
     function = Regression(data)
     task = Task("regression", partial(model, data.x.shape[1]), lambda: data, batch=PORTION)
