@@ -47,6 +47,7 @@ Where your optimizer runs in a script that calls `attach`: two workers, or one w
 - Several optimizers, stepped at different times: `attach([model, other], [optimizer, another])`.
   A server must not mix their gradients: `softsync` needs `wait=true` then, `downpour` `n_push=1`.
 - One worker under a strategy without a server is as `single`.
+- `sandblaster` is an optimizer itself, and trains with `shoal.run` and `shoal.minimize` alone.
 - An optimizer of your own works as Adam does. With several servers the step of an element must depend on
   that element alone; `attach` tries it out.
 
@@ -76,6 +77,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """How the table calls an optimizer, its class in torch.optim, and options."""
 
+ATTACHED = [word for word in STRATEGIES if not STRATEGIES.make(word).own_optimizer]
 NAMES = re.compile(rf"\b({'|'.join(name for name, _ in OPTIMIZERS.values())})\b")
 fill = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
 
@@ -182,10 +184,10 @@ def optimizer_table() -> tuple[str, str, str]:
     cells = {
         (word, strategy): optimizer_cell(word, STRATEGIES.make(strategy), notes)
         for word in OPTIMIZERS
-        for strategy in STRATEGIES
+        for strategy in ATTACHED
     }
-    columns = alike(STRATEGIES, lambda strategy: [cells[word, strategy] for word in OPTIMIZERS])
-    rows = alike(OPTIMIZERS, lambda word: [cells[word, strategy] for strategy in STRATEGIES])
+    columns = alike(ATTACHED, lambda strategy: [cells[word, strategy] for word in OPTIMIZERS])
+    rows = alike(OPTIMIZERS, lambda word: [cells[word, strategy] for strategy in ATTACHED])
     heads = [f"`{first}`" + (f" and {len(others)} more" if others else "") for first, *others in columns]
     groups = (
         fill(f"- `{first}` and {len(others)} more: {quoted(others)}", subsequent_indent="  ")

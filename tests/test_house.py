@@ -25,7 +25,7 @@ import torch
 HOUSE = Path(__file__).parent.parent / "src" / "shoal"
 FRONT = "__init__"  # the room of shoal/__init__.py itself
 
-_LOW = {"core", "engine", "vocabulary", "topologies", "strategies", "codecs", "collectives"}
+_LOW = {"core", "engine", "vocabulary", "topologies", "lbfgs", "strategies", "codecs", "collectives"}
 _PARTS = _LOW | {"sim", "transports", "replicas", "storage", "programs"}
 _STARTED = _PARTS | {"launch", "runs"}
 _KEPT = {"loggers", "records"}
@@ -35,7 +35,8 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "engine": {"core"},
     "vocabulary": {"core", "engine"},
     "topologies": {"core"},
-    "strategies": {"core", "engine", "vocabulary", "topologies"},
+    "lbfgs": {"core", "engine", "vocabulary"},
+    "strategies": {"core", "engine", "vocabulary", "topologies", "lbfgs"},
     "codecs": {"core"},
     "collectives": {"core", "engine", "vocabulary"},
     "sim": {"core", "engine", "vocabulary", "collectives"},
@@ -64,7 +65,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "__main__": {"cli"},
 }
 
-DETERMINISTIC = {"core", "engine", "vocabulary", "strategies", "codecs"}
+DETERMINISTIC = {"core", "engine", "vocabulary", "lbfgs", "strategies", "codecs"}
 NONDETERMINISTIC_MODULES = {
     *("asyncio", "threading", "multiprocessing", "concurrent", "socket", "pickle"),
     *("time", "datetime", "random", "secrets", "uuid", "numpy.random"),

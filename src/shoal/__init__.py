@@ -15,6 +15,7 @@ records       what a run leaves behind     loggers      TensorBoard, W&B, MLflow
 report        tables, charts, progress     cli          the command line
 demo          what Shoal is good for       testing      checks for a strategy, codec or transport of yours
 integrations  inside Lightning, transformers and Keras
+lbfgs         L-BFGS whose vectors are at servers
 
 A public name is imported on first use, so that `shoal --help` does not wait for torch.
 """

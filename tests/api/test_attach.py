@@ -269,7 +269,8 @@ ON_SEVERAL = [
     (word, transport)
     for word in STRATEGIES
     for transport in ("processes", "gloo")
-    if word not in ("single", "ensemble") and (word, transport) != ("hogwild", "gloo")  # shares memory
+    if word not in ("single", "ensemble", "sandblaster")
+    and (word, transport) != ("hogwild", "gloo")  # shares memory
 ]
 IN_TURN = ("sync_server", "hierarchical")  # servers that take the workers' gradients in order
 NOBODY_WAITS = ("gossip", "adpsgd", "strom")

@@ -55,7 +55,7 @@ def fitted(**options) -> DBNClassifier:
 @pytest.mark.parametrize(
     ("word", "codec", "chains"),
     [
-        *mostly_soak([(word, "none", 0) for word in STRATEGIES], 9),
+        *mostly_soak([(word, "none", 0) for word in STRATEGIES if word != "sandblaster"], 9),
         ("sync", "one_bit", 10),
         ("bmuf", "top_k:density=0.2", 0),
         ("asgd", "fp16", 10),
@@ -71,6 +71,12 @@ def test_an_rbm_learns_under_any_strategy_and_codec(word, codec, chains):
     assert result.test_loss == after["reconstruction error"] and result.test_accuracy is None
     assert set(after) == {"reconstruction error", "pseudo-likelihood", "free-energy gap"}
     assert (result.bytes_sent == 0) == (word in SILENT)
+
+
+def test_a_line_search_refuses_what_is_drawn_at_random():
+    task = replace(rbm_task(), optimizer=torch.optim.SGD)  # its own has weight decay
+    with pytest.raises(ValueError, match=r"draws something at random"):
+        shoal.run(task, "sandblaster", workers=2, transport="sim")
 
 
 def test_four_workers_in_step_learn_what_one_does_from_the_union_of_their_batches(monkeypatch):

@@ -302,9 +302,32 @@ def test_what_is_not_known_is_not_made_up():
 @pytest.mark.parametrize("name", mostly_soak([*STRATEGIES], 9))
 def test_every_strategy_minimizes(name):
     machines = 1 if name == "single" else 2
-    found = classify(name, machines=machines, epochs=4, lr=0.2)
+    loss = described.cross_entropy if name == "sandblaster" else None
+    found = classify(name, machines=machines, epochs=4, lr=0.2, loss=loss)
     assert found.result.test_accuracy > 90
     assert isinstance(found.parameters, list if name == "ensemble" else dict)
+
+
+def test_lbfgs_finds_the_minimum_that_gradient_descent_comes_near():
+    settings = {"loss": described.cross_entropy, "test": DATA, "epochs": 200}
+    near = classify("sync", lr=1.0, **settings)
+    found = classify(None, method="lbfgs", machines=3, **settings)
+    assert found.result.strategy == "sandblaster"
+    gradient = described.scores_gradients(found.parameters, *DATA)
+    assert np.linalg.norm(np.concatenate([gradient["weight"].ravel(), gradient["bias"]])) < 1e-4
+    assert found.result.test_loss < near.result.test_loss
+    assert found.result.samples < near.result.samples
+    server = found.result.nodes[-1]
+    assert server["loss"] == pytest.approx(found.result.test_loss, rel=1e-6)  # the training loss, here
+
+
+def test_lbfgs_needs_the_loss_and_has_a_strategy_of_its_own():
+    with pytest.raises(ValueError, match=r"give loss\(outputs, y\)"):
+        classify(None, method="lbfgs")
+    with pytest.raises(ValueError, match="'lbfgs' is strategy 'sandblaster', not 'asgd'"):
+        classify("asgd", method="lbfgs", loss=described.cross_entropy)
+    with pytest.raises(ValueError, match="unknown method 'newton'"):
+        classify(None, method="newton")
 
 
 def test_an_ensemble_finds_parameters_for_every_machine():

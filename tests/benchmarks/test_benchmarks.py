@@ -92,6 +92,18 @@ def test_scaled_rates_prints_a_difference_for_each_strategy(in_process):
 
 
 @pytest.mark.soak
+def test_lbfgs_prints_iterations_and_seconds_and_its_picture_is_drawn(in_process, tmp_path):
+    pytest.importorskip("sklearn")  # and with it scipy
+    file, picture = tmp_path / "lbfgs.json", tmp_path / "lbfgs.svg"
+    command = ["--task", "digits", "--workers", "2", "--iterations", "30", "--epochs", "2", "--rates", "0.05"]
+    figures = in_process("lbfgs.py", *command, "--json", str(file))
+    assert {"iterations_shoal", "iterations_torch", "iterations_scipy"} <= figures.keys()
+    draw = FOLDER.parent / "docs" / "lbfgs.py"
+    subprocess.run([sys.executable, str(draw), str(file), str(picture)], check=True, timeout=100)
+    assert "downpour, lr 0.05" in picture.read_text()
+
+
+@pytest.mark.soak
 def test_central_accuracy_prints_a_difference_for_each_strategy():
     pytest.importorskip("sklearn")
     command = ["--task", "digits", "--epochs", "1", "--workers", "2", "--strategies", "asgd,sync_server"]

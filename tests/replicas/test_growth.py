@@ -152,13 +152,15 @@ def test_the_learning_rate_is_divided_where_the_batch_may_not_grow():
 
 # -- under every strategy --------------------------------------------------------------------------
 
+PORTIONED = ("sandblaster",)  # its batches are portions of one sum: it refuses
+
 
 def weights(result: shoal.Result) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", mostly_soak([*STRATEGIES], 9))
+@pytest.mark.parametrize("word", mostly_soak([w for w in STRATEGIES if w not in PORTIONED], 9))
 def test_it_works_under_every_strategy(word):
     workers = 1 if word == "single" else 2
     settings = {"workers": workers, "epochs": 4, "transport": "sim", "batch": 8}

@@ -17,9 +17,11 @@ import torch
 
 import sabotage
 import shoal
+from convex import convex
 from marks import marks
 from shoal.core.errors import WorkerFailed
 from shoal.launch.crew import Crew, Member
+from shoal.strategies import Sandblaster
 from shoal.testing import blobs
 
 pytestmark = pytest.mark.alone
@@ -164,3 +166,31 @@ def test_a_server_killed_when_all_workers_have_left_comes_back_and_waits_for_nob
     assert len(assassin.killed) == 1
     assert result.workers == WORKERS
     assert any("died and came back" in fault for fault in result.nodes[-1]["faults"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("transport", "servers"),
+    [("processes", 2), pytest.param("grpc", 2, marks=pytest.mark.soak)],
+)
+def test_killed_workers_change_only_who_computes_which_portion(crews, transport, servers):
+    strategy = Sandblaster(tolerance=1e-8, l2=0.01)
+    whole = shoal.run(convex(), strategy, workers=WORKERS, servers=servers, epochs=100, transport="sim")
+    with Assassin(crews, a_worker, kills=1, seed=5) as assassin:
+        result = shoal.run(
+            convex(),
+            strategy,
+            workers=WORKERS,
+            servers=servers,
+            epochs=100,
+            transport=transport,
+            on_progress=assassin.heard,
+        )
+    assert len(assassin.killed) == 1, "the run was over before the kill"
+    # sums of gradients in another order: the last bits of double precision
+    assert torch.allclose(result.model.weight, whole.model.weight, rtol=0, atol=1e-9)
+    ours, theirs = result.nodes[-servers], whole.nodes[-servers]
+    assert ours["steps"] == theirs["steps"]  # iterations
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
+    assert assassin.longest_silence < SILENCE_SECONDS

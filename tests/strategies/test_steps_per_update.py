@@ -21,6 +21,7 @@ SHORT = {  # long enough blocks for a slope, short enough for a test
     "eamsgd": {"period": 2},
 }
 LAGS = {"easgd", "eamsgd"}  # the centre is one of N + 1 that share N workers' steps
+SEARCHES = {"sandblaster"}  # no learning rate: a line search goes as far as the slope does
 AGED = {"staleness_aware"}  # its steps shrink by their age: between a mean and a sum of the workers'
 
 
@@ -35,7 +36,7 @@ def pace(strategy) -> float:
     return (moved(strategy, 240) - moved(strategy, 120)) / 120
 
 
-@pytest.mark.parametrize("word", [word for word in STRATEGIES if word not in {"single", *AGED}])
+@pytest.mark.parametrize("word", [word for word in STRATEGIES if word not in {"single", *AGED, *SEARCHES}])
 def test_on_a_slope_so_many_steps_of_the_workers_move_the_model_by_one(word):
     strategy = STRATEGIES.make(word, **SHORT.get(word, {}))
     expected = WORKERS / strategy.steps_per_update(WORKERS)

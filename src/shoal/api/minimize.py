@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.api.run import run
+from shoal.core.catalogue import check_word
 from shoal.core.errors import Diverged
 from shoal.core.task import Data, Task
 from shoal.replicas.module import EnsembleModel
 from shoal.runs.result import Result
+from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy
 
 Array: TypeAlias = NDArray[Any]
@@ -34,6 +36,9 @@ Tree: TypeAlias = Any
 
 Place: TypeAlias = "Array | Path"
 """An array, or the file from which worker processes map it."""
+
+METHODS = {"sgd": "downpour", "lbfgs": "sandblaster"}
+"""The strategy of each method where nobody names one."""
 
 FLOATS = ("float32", "float64")
 CPU = 1  # DLPack's number of the device
@@ -59,7 +64,8 @@ def minimize(
     data: tuple[Any, Any],
     *,
     machines: int = 1,
-    strategy: Strategy | str = "downpour",
+    method: str = "sgd",
+    strategy: Strategy | str | None = None,
     test: tuple[Any, Any] | None = None,
     loss: Callable[[Array, Array], float] | None = None,
     lr: float = 0.1,
@@ -67,13 +73,18 @@ def minimize(
     transport: str = "processes",
     **settings: Any,
 ) -> Minimum:
-    """Run gradient descent from `parameters` on `machines` workers that `strategy` synchronises.
+    """Minimize the mean loss over `data` from `parameters` on, on `machines` workers.
+
+    `method` is "sgd", gradient descent on batches whose workers `strategy` synchronises, by default
+    "downpour"; or "lbfgs" on the whole data, by strategy "sandblaster". That one needs the `loss` whose
+    gradients these are, and evaluates it once an epoch.
 
     `gradients(parameters, x, y)` returns the gradients of the mean loss over some rows of `data`, an (inputs,
     labels) pair, in the same containers as `parameters`: an array, or a list, tuple or dictionary of arrays,
-    nested as you like. Its arguments are read-only. `outputs(parameters, x)` and `loss(outputs, y)` are only
-    called on the rows of `test`, for the report: the accuracy in percent if labels are integers, and the
-    loss, by default the mean squared error for real labels. Without `test` neither is reported.
+    nested as you like. Its arguments are read-only. `outputs(parameters, x)` and `loss(outputs, y)`, the mean
+    over the rows, are called on the rows of `test` for the report: the accuracy in percent if labels are
+    integers, and the loss, by default the mean squared error for real labels. Without `test` neither is
+    reported.
 
     Worker processes import your functions, so define them at the top level of a module; with
     `transport="sim"` they may be any callables. `settings` are those of `run`: codec, epochs, seed,
@@ -83,6 +94,9 @@ def minimize(
     """
     named = list(pairs(parameters, parameters, "parameters"))
     start = start_of(named)
+    algorithm = choose_strategy(method, strategy)
+    if algorithm.deal.portions and loss is None:
+        raise ValueError("a line search compares losses: give loss(outputs, y), whose gradients these are")
     functions = Functions(outputs, gradients, shaped(parameters, iter([name for name, _ in named])))
     if transport != "sim":
         check_importable(outputs=outputs, gradients=gradients, loss=loss)
@@ -94,11 +108,11 @@ def minimize(
             name="minimize",
             model=partial(Described, functions, placed(start, folder, "start")),
             data=partial(read_data, placed(columns(data, test), folder, "data")),
-            loss=partial(score, loss),
+            loss=partial(score, loss, algorithm.deal.portions),
             lr=lr,
             batch=batch,
         )
-        result = run(task, strategy, workers=machines, transport=transport, **settings)
+        result = run(task, algorithm, workers=machines, transport=transport, **settings)
     model = result.model
     if isinstance(model, EnsembleModel):
         return Minimum([found(member, parameters) for member in model.members], result)
@@ -106,6 +120,17 @@ def minimize(
 
 
 # -- checks of the arguments, before any process starts --------------------------------------------
+
+
+def choose_strategy(method: str, strategy: Strategy | str | None) -> Strategy:
+    """The strategy for a method, or the one that was named. Raises ValueError if they do not go together."""
+    check_word("method", method, METHODS)
+    chosen = METHODS[method] if strategy is None else strategy
+    algorithm = STRATEGIES.make(chosen) if isinstance(chosen, str) else chosen
+    if method == "lbfgs" and not algorithm.deal.portions:
+        word = STRATEGIES.name_of(algorithm)
+        raise ValueError(f"method 'lbfgs' is strategy 'sandblaster', not {word!r}; leave strategy out")
+    return algorithm
 
 
 def pairs(like: Tree, tree: Tree, name: str) -> Iterator[tuple[Any, Any]]:
@@ -279,8 +304,10 @@ class Described(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor | Asked:
         """The outputs; in training a placeholder, because the gradients need the labels, too."""
-        if self.training:
-            return Asked(self, x)
+        return Asked(self, x) if self.training else self.outputs(x)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Call the user's function for outputs."""
         answer = array_of(self.functions.outputs(self.tree(), read_only(x)))
         if answer.shape[:1] != (len(x),):
             raise ValueError(f"outputs() returned shape {answer.shape} for {len(x)} inputs; give one each")
@@ -304,10 +331,10 @@ class Asked:
     model: Described
     x: Tensor
 
-    def loss(self, y: Tensor) -> Tensor:
-        """An empty tensor (the loss is unknown) whose backward pass sets the gradients of the parameters."""
+    def loss(self, y: Tensor, value: Tensor) -> Tensor:
+        """The loss, or an empty tensor if it is unknown; its backward pass sets the gradients."""
         told: Tensor = Told.apply(  # type: ignore[no-untyped-call]
-            self.model.gradients(read_only(self.x), read_only(y)), *self.model.arrays
+            self.model.gradients(read_only(self.x), read_only(y)), value, *self.model.arrays
         )
         return told
 
@@ -316,15 +343,15 @@ class Told(torch.autograd.Function):
     """An autograd function with given gradients with respect to the parameters."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        """Keep the gradients, and return an empty tensor."""
+    def forward(ctx: Any, gradients: list[Tensor], value: Tensor, *parameters: Tensor) -> Tensor:
+        """Keep the gradients, and return the value."""
         ctx.gradients = gradients
-        return parameters[0].new_empty(0)
+        return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients that `forward` was given."""
-        return None, *ctx.gradients
+        return None, None, *ctx.gradients
 
 
 def gradient_for(name: str, value: Any, parameter: Tensor) -> Tensor:
@@ -350,10 +377,16 @@ def gradient_for(name: str, value: Any, parameter: Tensor) -> Tensor:
     return torch.from_numpy(np.array(array)).to(parameter.dtype)
 
 
-def score(loss: Callable[[Array, Array], float] | None, out: Tensor | Asked, y: Tensor) -> Tensor:
-    """The loss of outputs for the report; in training the tensor whose backward pass sets the gradients."""
+def score(
+    loss: Callable[[Array, Array], float] | None, evaluates: bool, out: Tensor | Asked, y: Tensor
+) -> Tensor:
+    """The loss of outputs for the report; in training the tensor whose backward pass sets the gradients.
+
+    Its value is the loss only if training `evaluates` it.
+    """
     if isinstance(out, Asked):
-        return out.loss(y)
+        value = score(loss, False, out.model.outputs(out.x), y) if evaluates else torch.empty(0)
+        return out.loss(y, value)
     if loss is not None:
         return torch.tensor(float(loss(read_only(out), read_only(y))))
     if y.is_floating_point() and out.shape == y.shape:

@@ -152,8 +152,7 @@ def _simulate(
     plan: Plan, network: Network, compute: Compute, faults: Faults | None, listener: Audience
 ) -> Result:
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
-    curve = Curve(plan.strategy, plan.samples(data))
-    between_steps = plan.between_steps(Control(), model)
+    curve, between_steps = Curve(plan.strategy, plan.samples(data)), plan.between_steps(Control(), model)
     place: dict[str, Any] = {"workers": plan.workers, "seed": plan.seed}
     task = plan.scaled_task(data)
     simulation = Simulation(
@@ -161,6 +160,7 @@ def _simulate(
         partial(build_replica, task, model, data, plan.strategy, **place),
         **place,
         steps=plan.steps(data),
+        passes=plan.epochs,
         shards=plan.servers,
         served=partial(build_served, task, model),
         network=network,

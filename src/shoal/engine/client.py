@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,19 @@ from shoal.engine.mailbox import Mailbox, Question
 from shoal.engine.one_sided import OneSided
 from shoal.engine.operation import Completion
 from shoal.engine.progress import Progress
-from shoal.engine.protocol import Busy, Idle, Look, More, Over, Pull, Push, PushWithNumbers, Refused, Report
+from shoal.engine.protocol import (
+    Busy,
+    Idle,
+    Instruction,
+    Look,
+    More,
+    Over,
+    Pull,
+    Push,
+    PushWithNumbers,
+    Refused,
+    Report,
+)
 
 MOST_REFUSALS = 10
 """Updates of a worker that may be refused in a row before it gives up."""
@@ -149,6 +162,22 @@ class Client:
         self._told += [await self._mailbox.ask(rank, Busy(clock=clock)) for rank in others]
         owner, place, at = answer.body.tolist()
         return owner, place, at
+
+    # -- portions and instructions -------------------------------------------------------------
+
+    async def take_portion(self) -> Batch | None:
+        """The pass, the portion and the clock that the first server hands out; None when training is over."""
+        answer = await self._answer(self._identity.workers, More(clock=self._progress.clock))
+        if isinstance(answer, Over):
+            return None
+        number, portion, at = answer.body.tolist()
+        return number, portion, at
+
+    async def instruct(self, ranks: Sequence[int], body: Tensor) -> list[Tensor]:
+        """Have these servers do something, all at the same time; the numbers that each of them answers."""
+        clock = self._progress.clock
+        asked = [await self._mailbox.ask(rank, Instruction(parts=(body,), clock=clock)) for rank in ranks]
+        return [(await self._mailbox.answer(question)).body for question in asked]
 
     # -- checkpoints ---------------------------------------------------------------------------
 

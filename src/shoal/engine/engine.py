@@ -48,7 +48,8 @@ class Engine:
     """All parts of one node. `Node` gives an algorithm its verbs; launchers and observers look at the parts.
 
     A server's replica holds its slice of the vector, which begins at `begins` of the whole `layout`.
-    `duration` tells how many seconds of virtual time a gradient of so many samples takes.
+    `duration` tells how many seconds of virtual time a gradient of so many samples takes. The `steps` of a
+    worker are `passes` over its share of the data, by default one each.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Engine:
         codec: Codec,
         seed: int = 0,
         steps: int | None = None,
+        passes: int | None = None,
         timeout: float | None = None,
         retry: float | None = None,
         recovery: float = 0.0,
@@ -76,6 +78,7 @@ class Engine:
         self.identity = me = identity
         self.replica = replica
         self.layout = layout
+        self.passes = steps if passes is None else passes
         self._seed = seed
         self.channel = channel = Channel(transport, me, timeout)
         self.progress = progress = Progress(me.workers)

@@ -4,10 +4,44 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 Batch = tuple[int, int]
 """The share it is of, by the worker's rank, and its place in that share."""
+
+
+class HandsOut(Protocol):
+    """What the first server gives to workers that ask for more: a `Pool`, or an algorithm's own."""
+
+    @property
+    def has_free(self) -> bool:
+        """Whether somebody who asks may be given something."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to give, now or later."""
+        ...
+
+    def take(self, rank: int) -> tuple[Batch, int] | None:
+        """What this worker is to do, and the clock at which it does it; None if there is nothing now."""
+        ...
+
+    def commit(self, rank: int, clock: int) -> None:
+        """All that this worker did before that clock is in the model."""
+        ...
+
+    def give_up(self, rank: int) -> None:
+        """The worker has gone."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        ...
 
 
 @dataclass

@@ -47,6 +47,11 @@ class Progress:
         self.unmerged += samples
         self.samples += samples
 
+    def discard(self, samples: float) -> None:
+        """The last gradients count for nothing: those of another worker were taken instead."""
+        self.unmerged -= samples
+        self.samples -= int(samples)
+
     def end_data(self) -> None:
         """The training loop ended; others may go on."""
         self.has_ended = True

@@ -7,6 +7,7 @@ A request is repeated until it is answered; a server acts on it once, whatever t
     Look   ->  Reply (state, version)                   answered at once, whatever the algorithm does
     More   ->  Grant (owner, place, clock) | Over       a batch of a worker that died; held until there is one
     Idle   ->  Ack                                      to the servers that keep no pool; so is Busy
+    Instruction  ->  Numbers                            acted on once, as the algorithm says
     any    ->  FencedOff                                to a client that the servers gave up on
 
 A type adds nothing to a Message but its meaning, so that a message that arrives takes its type in place.
@@ -107,6 +108,13 @@ class Busy(Request, Message):
     tag: str = "busy"
 
 
+@dataclass(slots=True)
+class Instruction(Request, Message):
+    """Something small that the algorithm has a server do, in words of its own."""
+
+    tag: str = "instruction"
+
+
 # -- answers of a server -------------------------------------------------------------------------------
 
 
@@ -150,6 +158,13 @@ class Over(Answer, Message):
     """Every batch is in the model."""
 
     tag: str = "over"
+
+
+@dataclass(slots=True)
+class Numbers(Answer, Message):
+    """What came of an instruction."""
+
+    tag: str = "numbers"
 
 
 @dataclass(slots=True)
@@ -304,12 +319,14 @@ _KINDS: dict[str, type[Message]] = {
             More,
             Idle,
             Busy,
+            Instruction,
             Ack,
             Refused,
             FencedOff,
             Reply,
             Grant,
             Over,
+            Numbers,
             Wait,
             Report,
             Checkpointed,

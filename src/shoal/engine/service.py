@@ -24,7 +24,7 @@ from shoal.engine.ledger import Ledger
 from shoal.engine.log import Log
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.one_sided import OneSided
-from shoal.engine.pool import Pool
+from shoal.engine.pool import HandsOut
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import (
     Ack,
@@ -33,12 +33,14 @@ from shoal.engine.protocol import (
     Fewer,
     Grant,
     Idle,
+    Instruction,
     Joined,
     Left,
     Look,
     Lost,
     More,
     Notice,
+    Numbers,
     Over,
     Pull,
     Push,
@@ -52,7 +54,7 @@ from shoal.engine.protocol import (
     typed,
 )
 
-_SHOWN = (Push, Pull, Report)  # the algorithm sees these
+_SHOWN = (Push, Pull, Report, Instruction)  # the algorithm sees these
 _CONTRIBUTES = (*_SHOWN, Busy)  # whoever sends these has more to do
 _OURS = (Request, Report, Checkpointed, Notice)  # all others are the algorithm's own, and pass through
 
@@ -80,7 +82,7 @@ class Service:
         replica: Replica,
         one_sided: OneSided,
         keeping: Keeping,
-        pool: Pool | None = None,
+        pool: HandsOut | None = None,
     ) -> None:
         everyone = range(identity.workers if identity.is_server else 0)
         self.active = set(everyone)  # workers that still contribute
@@ -134,6 +136,14 @@ class Service:
             answer = Reply(parts=(v,), seq=m.seq)
             answer.version = self._progress.version if version is None else version
             await self._channel.send(m.src, answer, lend=m.count > 0 and self._one_sided.lends(v))
+
+    def answer(self, m: Instruction, *numbers: float) -> None:
+        """Answer an instruction, which is then done for good; the answer leaves with the next ones."""
+        self._conclude(m, Numbers(parts=(torch.tensor(numbers, dtype=torch.float64),), seq=m.seq))
+
+    def hand_out(self, source: HandsOut) -> None:
+        """From now on give workers that ask for more what this has, instead of batches of dead workers."""
+        self._pool = source
 
     def excuse(self, workers: Iterable[int]) -> None:
         """These workers left in order before this server was there: do not wait for them."""

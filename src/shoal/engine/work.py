@@ -2,7 +2,7 @@
 
 First come the batches of its own share, each cut by the workers' speeds where they are balanced. Then come
 batches of others: with a server, those of workers that died, which the server's pool hands out; among
-peers, those that a slower worker gives away.
+peers, those that a slower worker gives away. Where a server hands out portions, they are all there is.
 """
 
 from __future__ import annotations
@@ -83,6 +83,22 @@ class Work:
         if self._averages.under_way:
             await self._averages.progress()
         return True
+
+    async def next_portion(self) -> tuple[int, int] | None:
+        """As `next`, where the first server hands out all work: the pass, and the portion to do of it.
+
+        A portion below 0 is none. None when training is over.
+        """
+        if self.between_steps is not None:
+            await self.between_steps()
+        granted = await self._client.take_portion()
+        if granted is None:
+            return None
+        number, portion, clock = granted
+        if portion >= 0:
+            self._progress.go_to(clock)
+            self._replica.seek(portion % self._identity.workers, portion // self._identity.workers)
+        return number, portion
 
     def finish_step(self) -> None:
         """The step is done."""

@@ -22,6 +22,7 @@ from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.batches import Batches, steps_per_epoch
 from shoal.replicas.optimizer import Schedule, steps_on_zeros
+from shoal.replicas.repeatable import check_repeats
 from shoal.replicas.served import ServedReplica
 from shoal.replicas.splits import Splits, split_steps
 from shoal.replicas.watch import Watch
@@ -242,6 +243,8 @@ def build_replica(
     With `ahead` a thread may gather the next data in advance.
     """
     own = build_member(task, strategy, rank, seed) if strategy.independent else copy.deepcopy(model)
+    if strategy.deal.portions and rank == 0:
+        check_repeats(task, own, data)
     batches = build_batches(task, data, strategy, rank, workers, seed, ahead)
     replica = ModuleReplica(task, own, batches, derive(seed, "noise", rank))
     replica.tells_servers = strategy.steps_at_server

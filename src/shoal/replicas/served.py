@@ -113,6 +113,11 @@ def check_optimizer(strategy: Strategy, optimizer: torch.optim.Optimizer, worker
             "SparseAdam steps the rows that a sparse gradient has, and workers exchange whole gradients; "
             "take Adagrad or SGD, which step alike with both, or dense embeddings and Adam"
         )
+    if strategy.own_optimizer and any(group.get("weight_decay") for group in optimizer.param_groups):
+        raise ValueError(
+            f"{here} takes its steps without the optimizer, so the weight_decay of {name} would do nothing; "
+            "take weight_decay=0, and l2 of the strategy"
+        )
     if strategy.plain_sgd_only and not is_plain_sgd(optimizer):
         raise ValueError(
             f"{here} takes every step itself, as plain SGD with one learning rate, and the optimizer is "

@@ -20,7 +20,8 @@ from shoal.engine.engine import Engine
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
 from shoal.launch.join import check_collective, local_threads
-from shoal.replicas.module import module_of, steps_of
+from shoal.replicas.module import build_model, module_of, steps_of
+from shoal.replicas.repeatable import check_nothing_is_drawn
 from shoal.replicas.served import check_optimizer
 from shoal.runs.curve import holds_solution
 from shoal.runs.scaling import lr_factor
@@ -88,6 +89,21 @@ class Plan:
             )
         if self.balance:
             check_balance(self.strategy, STRATEGIES.name_of(self.strategy))
+        if self.strategy.deal.portions:
+            self._check_portions(STRATEGIES.name_of(self.strategy))
+
+    def _check_portions(self, word: str) -> None:
+        """Raise ValueError for what does not go with a server that hands the data out in portions."""
+        if self.checkpoint is not None:
+            raise ValueError(
+                f"checkpoint={self.checkpoint!r}: workers of {word!r} have no step in common to save at, as "
+                "each computes as many portions as it can; leave checkpoint out"
+            )
+        if self.task.growth:
+            raise ValueError(
+                f"grow_batch: batches are portions of one sum under {word!r}; take a fixed batch"
+            )
+        check_nothing_is_drawn(self.task, build_model(self.task, self.seed))
 
     def _check_optimizer(self) -> None:
         """Raise ValueError for an optimizer that the strategy could not run, tried on a model of 1 matrix."""

@@ -193,7 +193,7 @@ def _join(
 ) -> Engine:
     """Build this process's node and connect it to the others."""
     me = plan.identity(rank, incarnation)
-    recovery = Recovery(plan.transport, plan.durability, folder)
+    recovery = Recovery(plan.transport, plan.durability, folder if plan.restarts else "")
     replica: Replica
     task = plan.scaled_task(data)
     if me.is_server:
@@ -219,6 +219,7 @@ def _join(
         codec=plan.codec,
         seed=plan.seed,
         steps=plan.steps(data),
+        passes=plan.epochs,
         timeout=plan.timeout,
         background=BackgroundThread(),
         between_steps=between_steps,

@@ -30,9 +30,10 @@ from shoal.vocabulary.strategy import Setting, Strategy
 class Simulation:
     """The nodes of a run in virtual time.
 
-    `replica(rank)` makes the replica of a worker. Each server consists of `shards` nodes and starts with the
-    parameters `centre`, by default those of worker 0; `served(identity)` makes the replica of such a node, by
-    default one with plain SGD. `disk(rank)` makes the log of a server. With `batch`, a
+    `replica(rank)` makes the replica of a worker, whose `steps` are `passes` over its share of the data, by
+    default one each. Each server consists of `shards` nodes and starts with the parameters `centre`, by
+    default those of worker 0; `served(identity)` makes the replica of such a node, by default one with plain
+    SGD. `disk(rank)` makes the log of a server. With `batch`, a
     gradient of `batch` samples takes the time that `compute` says, and others take time in proportion to
     theirs; without it all take the same. The same arguments give the same run, bit for bit: see `digest`.
     """
@@ -44,6 +45,7 @@ class Simulation:
         *,
         workers: int,
         steps: int,
+        passes: int | None = None,
         shards: int = 1,
         centre: Tensor | None = None,
         served: Callable[[NodeIdentity], Parameters] | None = None,
@@ -87,6 +89,7 @@ class Simulation:
             "layout": layout,
             "seed": seed,
             "steps": steps,
+            "passes": passes,
             "retry": retry,
             "recovery": self._faults.recovery,
             "between_steps": between_steps,

@@ -29,6 +29,7 @@ STRATEGIES: Catalogue[Strategy] = Catalogue(
         "ssp": "shoal.strategies.ssp:SSP",
         "dcasgd": "shoal.strategies.dcasgd:DCASGD",
         "downpour": "shoal.strategies.downpour:Downpour",
+        "sandblaster": "shoal.strategies.sandblaster:Sandblaster",
         "hogwild": "shoal.strategies.hogwild:Hogwild",
         "easgd": "shoal.strategies.easgd:EASGD",
         "eamsgd": "shoal.strategies.easgd:EAMSGD",

@@ -27,6 +27,10 @@ class Problem(ABC):
     def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
         """The gradient that worker `rank` sees at `x` in its step number `step`."""
 
+    def loss(self, rank: int, step: int, x: Tensor) -> float:
+        """The loss there, whose gradient it is; 0 where nobody wants to know."""
+        return 0.0
+
     def replica(self, rank: int, start: Tensor) -> VectorReplica:
         """A worker's replica that begins at a copy of `start`."""
         return VectorReplica(self, rank, start.clone())
@@ -41,6 +45,9 @@ class Slope(Problem):
     def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
         return torch.full_like(x, self.gradients[rank % len(self.gradients)])
 
+    def loss(self, rank: int, step: int, x: Tensor) -> float:
+        return self.gradients[rank % len(self.gradients)] * float(x.sum())
+
 
 @dataclass(frozen=True)
 class Quadratic(Problem):
@@ -52,6 +59,10 @@ class Quadratic(Problem):
     def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
         away = x - self.targets[rank % len(self.targets)]
         return away if self.curvature == 1 else away.mul_(self.curvature)
+
+    def loss(self, rank: int, step: int, x: Tensor) -> float:
+        away = x - self.targets[rank % len(self.targets)]
+        return self.curvature * float(away.dot(away)) / 2
 
 
 class VectorReplica:
@@ -69,13 +80,14 @@ class VectorReplica:
         self._velocity = torch.zeros_like(x)
 
     async def gradient(self) -> Gradient:
-        """The gradient at `x`; the loss is reported as 0."""
+        """The gradient at `x`, and the loss."""
         rank, step = self._detour or (self._rank, self._step)
         if self._detour is None:
             self._step += 1
         self._detour = None
         count = self._problem.counts[rank % len(self._problem.counts)]
-        return Gradient(self._problem.gradient(rank, step, self.x), count, 0.0)
+        loss = self._problem.loss(rank, step, self.x)
+        return Gradient(self._problem.gradient(rank, step, self.x), count, loss)
 
     def seek(self, owner: int, place: int) -> None:
         """Take the next gradient as worker `owner` would in its step `place`; its own go on from there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -9,13 +11,14 @@ from shoal.core.seeds import stream
 from shoal.core.task import Data, Task
 
 
-def blobs() -> Task:
+def blobs(dropout: float = 0.1) -> Task:
     """Three noisy clouds of points in eight dimensions, told apart by a small network with dropout."""
-    return Task("blobs", _model, _data, lr=0.1, batch=16, about="three clouds of points, for tests")
+    model = partial(_model, dropout)
+    return Task("blobs", model, _data, lr=0.1, batch=16, about="three clouds of points, for tests")
 
 
-def _model() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 3))
+def _model(dropout: float) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3))
 
 
 def _data() -> Data:

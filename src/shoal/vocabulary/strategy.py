@@ -23,6 +23,7 @@ class Sends(Enum):
     MEAN_GRADIENTS = "gradients that all workers average at every step"
     GRADIENTS = "gradients"
     DIFFERENCES = "differences of models"
+    WHOLE_GRADIENTS = "gradients of the whole data"  # exactly
     MODELS = "models"  # exactly
     MEMORY = "additions to shared memory"  # exactly
     NOTHING = "nothing"
@@ -35,6 +36,7 @@ class Deal:
     fixed: bool = False  # every worker keeps the same share in every epoch
     whole: bool = False  # every worker takes all of it, in an order of its own
     blocks: int | None = None  # so many blocks, each cut into a split for every worker
+    portions: bool = False  # no worker has a share: a server hands the batches of each pass to whoever asks
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Strategy(ABC):
     independent: ClassVar[bool] = False  # whether workers have models of their own, and all predict together
     one_sided: ClassVar[bool] = False  # whether workers change the server's memory without its help
     plain_sgd_only: ClassVar[bool] = False  # whether it takes a gradient's step itself, as `x -= lr * g`
+    own_optimizer: ClassVar[bool] = False  # whether no optimizer of the user's takes any step
     default_codec: ClassVar[str] = "none"  # how messages are compressed where nobody says so
     recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
@@ -166,6 +169,8 @@ class Strategy(ABC):
 
 
 _USELESS = {
+    Sends.WHOLE_GRADIENTS: "{name} compares losses and gradients along a line, so gradients travel as they "
+    "are and {codec} would do nothing; take 'downpour'",
     Sends.MODELS: "{name} sends models as they are, so {codec} would do nothing; take 'choco'",
     Sends.MEMORY: "{name} adds to memory as it is, so {codec} would do nothing",
     Sends.NOTHING: "{name} sends nothing, so {codec} would do nothing",
