@@ -42,17 +42,26 @@ GROUPS = {  # the first of a group is what the others are measured against
     "values": (
         VALUES,
         {
-            "random": "random:length=5",
+            "random": "random:length={short}",
             "random, as long as pbt": "random:length={each}",
             "asha": "asha:first=1,longest=16,reduction=4",
             "pbt": "pbt:population=8",
-            "pso": "pso:particles=8,length=5",
+            "pso": "pso:particles=8,length={short}",
         },
     ),
-    "layers": (LAYERS, {"random layers": "random:length=5", "evolution": "evolution:population=10,sample=4"}),
+    "layers": (
+        LAYERS,
+        {
+            "random layers": "random:length={tiny}",
+            "evolution": "evolution:population=10,sample=5,length={tiny}",
+        },
+    ),
     "cells": (
         CELLS,
-        {"random cells": "random:length=3", "hierarchical": "hierarchical:population=10,length=3"},
+        {
+            "random cells": "random:length={short}",
+            "hierarchical": "hierarchical:population=10,length={short}",
+        },
     ),
 }
 
@@ -83,7 +92,8 @@ def make_task(word: str, samples: int) -> Task:
 def search(job: tuple[int, str, str], task: Task, epochs: int) -> Figure:
     seed, group, name = job
     space, methods = GROUPS[group]
-    method = methods[name].format(each=epochs // 8)
+    lengths = {"each": epochs // 8, "short": max(1, epochs // 32), "tiny": max(1, epochs // 80)}
+    method = methods[name].format(**lengths)
     found = run(task, space, method, epochs=epochs, seed=seed, metric="loss", at_once=1, threads=1)
     assert found.test_loss is not None and found.test_accuracy is not None
     return Figure(-found.best["score"], found.test_loss, found.test_accuracy, found.samples)

@@ -55,6 +55,8 @@ def test_a_range_is_read_from_what_people_write(given, wanted):
         (("log", 0.0, 1.0), "begins above 0"),
         ("a..b", "ends are not numbers"),
         ("log 3", "no range"),
+        ("log", "no range"),
+        ("", "no range"),
         ([], "at least one value"),
         ([1, 1], "names a value twice"),
         ({"low": 1}, "no range"),

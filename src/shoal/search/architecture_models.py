@@ -37,22 +37,28 @@ def build_architecture(genotype: Mapping[str, Any], shapes: Shapes) -> nn.Module
 
 
 class LayerChain(nn.Module):
-    """Linear layers, each with its activation; one that skips adds its input where the widths are equal."""
+    """Linear layers, each with its activation; one that skips adds its input, by a linear map if it must."""
 
     def __init__(self, layers: Sequence[Mapping[str, Any]], shapes: Shapes) -> None:
         super().__init__()
         widths = [math.prod(shapes.example), *(layer["width"] for layer in layers)]
         self.linear = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.activations = nn.ModuleList(ACTIVATIONS[layer["activation"]]() for layer in layers)
-        self.skips = [layer["skip"] for layer in layers]
+        self.skips = nn.ModuleDict(
+            {
+                str(k): nn.Identity() if a == b else nn.Linear(a, b, bias=False)
+                for k, (a, b) in enumerate(pairwise(widths))
+                if layers[k]["skip"]
+            }
+        )
         self.head = nn.Linear(widths[-1], shapes.outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of a batch."""
         x = x.flatten(1)
-        for linear, activation, skips in zip(self.linear, self.activations, self.skips, strict=True):
+        for k, (linear, activation) in enumerate(zip(self.linear, self.activations, strict=True)):
             out = activation(linear(x))
-            x = out + x if skips and out.shape == x.shape else out
+            x = out + self.skips[str(k)](x) if str(k) in self.skips else out
         out = self.head(x)
         assert isinstance(out, Tensor)
         return out

@@ -176,8 +176,8 @@ FORMS = 'Write "log 1e-4..1", "0..0.99", "1..8" for whole numbers, or a list suc
 
 def _read_text(text: str) -> Range:
     words = text.strip()
-    log = words.startswith("log ")
-    low, dots, high = words.removeprefix("log ").partition("..")
+    log = words.split(maxsplit=1)[:1] == ["log"]
+    low, dots, high = words.removeprefix("log").partition("..")
     if dots:
         ends = [_number(low.strip()), _number(high.strip())]
         if any(isinstance(end, str) for end in ends):

@@ -29,11 +29,14 @@ from shoal.search.searcher import Searcher, SearchMethod
 from shoal.search.slots import Slots, piece_folder
 from shoal.search.space import Space, SpaceLike, read_space
 from shoal.search.trial_plan import TrialSettings
-from shoal.storage.checkpoint import load_model
+from shoal.storage.checkpoint import load_model, save_model
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy
 
 METRICS = ("accuracy", "loss")
+
+MODEL = "model.safetensors"
+"""The best model, in the folder of its search."""
 
 
 def run(
@@ -170,16 +173,17 @@ class _Search:
         controller = Controller(self.searcher(), slots, journal, pieces, self.metric, watcher)
         on_start(slots)
         controller.run()
-        return self._conclude(controller, journal, pieces)
+        return self._conclude(controller, journal, place)
 
-    def _conclude(self, controller: Controller, journal: SearchJournal, pieces: Path) -> SearchResult:
+    def _conclude(self, controller: Controller, journal: SearchJournal, place: Path) -> SearchResult:
         searcher = controller.searcher
         if searcher.best is None:
             messages = [event["message"] for event in journal.events if event.get("message")]
             raise WorkerFailed(f"no trial has a score; the first said: {(messages or ['nothing'])[0]}")
         score, number = searcher.best
         best = searcher.pieces[number]
-        model = self._load(best.values, piece_folder(pieces, number))
+        model = self._load(best.values, piece_folder(place / "pieces", number))
+        save_model(place / MODEL, model.state_dict())
         end = next((event for event in journal.events if event["event"] == "end"), None)
         if end is None:
             tested = self._test(model, best.values)
@@ -212,7 +216,7 @@ class _Search:
 
     def _load(self, values: dict[str, Any], folder: Path) -> nn.Module:
         model = build_model(self.settings.trial_task(values, whole=True), self.settings.seed)
-        model.load_state_dict(load_model(folder / "model.safetensors"))
+        model.load_state_dict(load_model(folder / MODEL))
         return model
 
     def _test(self, model: nn.Module, values: dict[str, Any]) -> Score:

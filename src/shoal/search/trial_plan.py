@@ -66,7 +66,8 @@ class TrialSettings:
         for name, found in space.items():
             for value in found.ends():
                 try:
-                    self.plan({**some, name: value})
+                    task = self.plan({**some, name: value}).task
+                    task.optimizer([nn.Parameter(torch.zeros(1))], lr=task.lr)
                 except (ValueError, TypeError, ShoalError) as error:
                     raise ValueError(f"{name} = {value}: {error}") from None
 
