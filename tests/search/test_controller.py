@@ -12,7 +12,8 @@ from asking import LR
 from shoal.core.errors import CheckpointError, Interrupted, WorkerFailed
 from shoal.search import METHODS
 from shoal.search.controller import MOST_KILLS, Controller
-from shoal.search.search_journal import JOURNAL, SearchJournal, read_events
+from shoal.search.search_folder import JOURNAL
+from shoal.search.search_journal import SearchJournal, read_events
 from shoal.search.searcher import TrialPiece
 from shoal.search.slots import Ended
 

@@ -11,8 +11,9 @@ from shoal.core.task import Data, Task
 from shoal.launch.audience import Audience
 from shoal.runs.processes import run_in_process
 from shoal.search.inheritance import inherit
+from shoal.search.search_folder import piece_folder
 from shoal.search.searcher import TrialPiece
-from shoal.search.slots import piece_folder, train_piece
+from shoal.search.slots import train_piece
 from shoal.search.space import Space
 from shoal.search.trial_plan import TrialSettings, held_out_data, optimizer_options
 from shoal.storage.checkpoint import Checkpoints

@@ -4,7 +4,7 @@ Each command's module reads and checks its arguments without importing torch, th
 
 demo        what Shoal is good for             shoal.demo   its acts
 compare     one task, several strategies       comparison   the runs of a comparison
-search      many models of one task            shoal.search   its methods
+search      many models of one task            searching    the search; shoal.search has the methods
 run         a script on several workers        launching    starts its processes, or joins a launcher's
 runs        runs that are kept                 report       table and page of several of them
 watching    runs on a live page                shoal.watch  the page, live or replayed

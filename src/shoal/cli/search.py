@@ -1,11 +1,9 @@
-"""`shoal search`: its options, checked before torch is imported. shoal.search does the rest."""
+"""`shoal search`: its options, checked before torch is imported. searching.py runs the search."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,18 +12,16 @@ from shoal.cli.outcome import JsonFile, ReportFile
 from shoal.cli.record_options import KeptRuns
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
-from shoal.core.paths import check_file, check_folder
+from shoal.core.paths import check_file
 from shoal.core.words import TRANSPORTS, refuse_mpi
 from shoal.programs.tasks import TASKS
 from shoal.search import METHODS
+from shoal.search.search_folder import check_search_folder
+from shoal.search.searcher import METRICS
 from shoal.search.space import Space, read_space_file, read_space_options
 from shoal.strategies import STRATEGIES
 
-if TYPE_CHECKING:
-    from shoal.search.search_result import SearchResult
-
 FOLDER = Path("shoal-search")
-METRICS = ("accuracy", "loss")
 
 
 def search(
@@ -113,7 +109,9 @@ def search(
         "threads": threads,
         "timeout": timeout,
     }
-    _search(task, ranges, method, settings, runs, quiet, files)
+    from shoal.cli.searching import run_search
+
+    run_search(task, ranges, method, settings, runs, quiet, files)
 
 
 def check_words(
@@ -156,64 +154,3 @@ def read_ranges(file: Path | None, options: list[str]) -> Space:
             'what is searched? Name it: --vary "lr=log 1e-4..1" --vary batch=16,32,64, or --space FILE'
         )
     return Space(ranges)
-
-
-def check_search_folder(folder: Path, resume: bool) -> None:
-    """Raise ValueError for a folder with another search, or with none to resume."""
-    journal = folder / "journal.jsonl"
-    there = journal.is_file() and journal.stat().st_size > 0
-    if there and not resume:
-        raise ValueError(f"{folder} holds a search; add --resume to go on with it, or name another --folder")
-    if resume and not there:
-        raise ValueError(f"there is no search in {folder} to resume; leave --resume out to begin one")
-    check_folder("--folder", folder)
-
-
-def _search(
-    task: str,
-    space: Space,
-    method: str,
-    settings: dict[str, Any],
-    runs: str | None,
-    quiet: bool,
-    files: dict[str, Path | None],
-) -> None:
-    from shoal.core.errors import Interrupted
-    from shoal.records.run_store import make_store
-    from shoal.search.search_display import SearchDisplay
-    from shoal.search.search_run import run
-
-    store = make_store(runs, shlex.join(["shoal", *sys.argv[1:]]))
-    title = f"{method.partition(':')[0]} on {task}"
-    with SearchDisplay(title, settings["epochs"], settings["metric"], enabled=not quiet) as display:
-        try:
-            found = run(task, space, method, **settings, watcher=display, runs=store)
-        except Interrupted as stop:
-            where = f"The search is in {settings['folder']}; the same command with --resume goes on"
-            raise Interrupted(f"{stop}. {where}.") from None
-    kept = None if store is None or not store.kept else store.kept[0]
-    _show(found, settings["folder"], files, kept)
-
-
-def _show(found: SearchResult, folder: Path, files: dict[str, Path | None], kept: Path | None) -> None:
-    """Write the files, and print the closing table and where everything is."""
-    import json as json_format
-
-    from rich.console import Console
-
-    from shoal.report.files import plain, write_whole
-    from shoal.search.search_page import headline, write_search_page
-    from shoal.search.search_result import closing_search_table
-
-    if (path := files["--json"]) is not None:
-        write_whole(path, json_format.dumps(plain(found.record()), indent=1, allow_nan=False) + "\n")
-    if (path := files["--report"]) is not None:
-        write_search_page(found, path)
-    console = Console(highlight=False)
-    console.print()
-    console.print(closing_search_table(found))
-    console.print("\n" + headline(found), markup=False, soft_wrap=True)
-    told = {"report": files["--report"], "json": files["--json"], "kept": kept}
-    told["model"] = folder / "model.safetensors"
-    lines = [f"{name}: {path}" for name, path in told.items() if path is not None]
-    console.print("\n" + "\n".join(lines), markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ searcher             what every method answers, without clock, process or file
 random_search  successive_halving  population  evolution  hierarchical_evolution  swarm   one a file
 optuna_sampler       a sampler of Optuna as a method
 controller           asks, trains, writes down                 search_journal  what a search resumes from
-slots                the processes of trials                   trial_plan      the run of a trial
+slots, search_folder the processes of trials                   trial_plan      the run of a trial
 inheritance          a trial goes on from another's checkpoint
 search_result, search_page, pictures, search_display   what was found: figures, table, page, progress
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from shoal.core.errors import CheckpointError, Interrupted, WorkerFailed
+from shoal.search.search_folder import remove_pieces
 from shoal.search.search_journal import SearchJournal
 from shoal.search.searcher import FAILED, Searcher, TrialPiece
-from shoal.search.slots import Ended, SlotPool, remove_pieces
+from shoal.search.slots import Ended, SlotPool
 
 LOG = logging.getLogger("shoal")
 

@@ -14,9 +14,8 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from shoal.core.errors import CheckpointError
+from shoal.search.search_folder import JOURNAL
 from shoal.storage.checkpoint import sync_folder
-
-JOURNAL = "journal.jsonl"
 
 Event = dict[str, Any]
 

@@ -13,7 +13,7 @@ from shoal.report.html import document
 from shoal.report.svg import Axis, Point, Series, line_chart
 from shoal.report.units import count_text, seconds_text, tick_text
 from shoal.search.pictures import descent, lineage, parallel_coordinates
-from shoal.search.search_result import SearchResult, score_text, value_text
+from shoal.search.search_result import SearchResult, best_first, score_text, value_text
 from shoal.search.space import Space
 
 MOST_TRIALS = 100
@@ -115,7 +115,7 @@ def _family(result: SearchResult) -> str:
     if any(trial["exploits"] for trial in result.trials) or result.method == "pbt":
         drawn = lineage(result.pieces, result.best["piece"], result.metric)
         remark = (
-            "A row for each member; a slanted line is a copy of weights. In colour: how the best came about."
+            "A row for each member; a line between two is a copy of weights. In colour: the way of the best."
         )
         return _section("Lineage", drawn, remark)
     if any(trial["parent"] is not None for trial in result.trials):
@@ -128,7 +128,7 @@ def _family(result: SearchResult) -> str:
 def _table(result: SearchResult) -> str:
     names = list(result.config["space"])
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("score", "epochs", "exploits", *names))
-    order = sorted(result.trials, key=lambda trial: -(trial["best_score"] or float("-inf")))
+    order = best_first(result)
     rows = "".join(_row(trial, names, result) for trial in order[:MOST_TRIALS])
     more = f"The best {MOST_TRIALS} of {len(order)}." if len(order) > MOST_TRIALS else ""
     table = (

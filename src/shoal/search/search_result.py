@@ -113,9 +113,7 @@ def closing_search_table(result: SearchResult) -> Table:
     names = list(result.config["space"])
     for name in ("trial", "score", "epochs", *names):
         table.add_column(name, justify="right" if name in ("trial", "score", "epochs") else "left")
-    scored = [trial for trial in result.trials if trial["best_score"] is not None]
-    order = sorted(scored, key=lambda trial: (-trial["best_score"], trial["trial"]))
-    for trial in order[:MOST_ROWS]:
+    for trial in best_first(result)[:MOST_ROWS]:
         is_best = trial["trial"] == result.best.get("trial")
         values = result.best["values"] if is_best else trial["values"]
         cells = [value_text(values[name]) for name in names]
@@ -123,6 +121,16 @@ def closing_search_table(result: SearchResult) -> Table:
         row = [str(trial["trial"]), score, str(trial["epochs"]), *cells]
         table.add_row(*(Text(cell, "bold" if is_best else "") for cell in row))
     return table
+
+
+def best_first(result: SearchResult) -> list[dict[str, Any]]:
+    """The trials by their best score, the best of the search before its equals, failures last."""
+
+    def place(trial: dict[str, Any]) -> tuple[float, bool, int]:
+        score = FAILED if trial["best_score"] is None else trial["best_score"]
+        return -score, trial["trial"] != result.best["trial"], trial["trial"]
+
+    return sorted(result.trials, key=place)
 
 
 def score_text(score: float | None, metric: str) -> str:

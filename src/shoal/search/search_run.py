@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,16 @@ from shoal.replicas.module import build_model
 from shoal.runs.evaluation import Score, evaluate
 from shoal.search import METHODS
 from shoal.search.controller import Controller, Watcher
-from shoal.search.search_journal import JOURNAL, SearchJournal
+from shoal.search.search_folder import MODEL, PIECES, check_search_folder, piece_folder
+from shoal.search.search_journal import SearchJournal
 from shoal.search.search_result import SearchResult, tell_pieces, tell_trials
-from shoal.search.searcher import Searcher, SearchMethod
-from shoal.search.slots import Slots, piece_folder
+from shoal.search.searcher import METRICS, Searcher, SearchMethod
+from shoal.search.slots import Slots
 from shoal.search.space import Space, SpaceLike, read_space
 from shoal.search.trial_plan import TrialSettings
 from shoal.storage.checkpoint import load_model, save_model
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy
-
-METRICS = ("accuracy", "loss")
-
-MODEL = "model.safetensors"
-"""The best model, in the folder of its search."""
 
 
 def run(
@@ -91,8 +87,8 @@ def run(
     )
     search = _Search(settings, found, way, epochs, metric, _fitting(settings, at_once))
     search.check()
-    with _kept_in(folder) as place, SearchJournal(place) as journal:
-        search.begin(journal, resume)
+    with _kept_in(folder, resume) as place, SearchJournal(place) as journal:
+        search.begin(journal)
         about = RunDescription(chosen.name, search.word, search.at_once, 0, search.config())
         with record_run(about, open_store(runs), ()) as kept:
             result = search.see_through(place, journal, watcher, on_start)
@@ -147,16 +143,12 @@ class _Search:
             "seed": own.seed,
         }
 
-    def begin(self, journal: SearchJournal, resume: bool) -> None:
+    def begin(self, journal: SearchJournal) -> None:
         """Write the settings down, or compare them with those of the search that is there."""
         folder = journal.path.parent
         if not journal.events:
-            if resume:
-                raise ValueError(f"there is no search in {folder} to resume; leave resume out to begin one")
             journal.append({"event": "begin", "time": 0.0, "config": self.config()})
             return
-        if not resume:
-            raise ValueError(f"{folder} holds a search; resume it, or name another folder")
         saved, now = journal.events[0].get("config", {}), self.config()
         differ = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
         if differ:
@@ -167,7 +159,7 @@ class _Search:
         self, place: Path, journal: SearchJournal, watcher: Watcher, on_start: Callable[[Slots], None]
     ) -> SearchResult:
         """Train all trials, then test the best model once."""
-        pieces = place / "pieces"
+        pieces = place / PIECES
         pieces.mkdir(exist_ok=True)
         slots = Slots(self.settings, pieces, self.at_once)
         controller = Controller(self.searcher(), slots, journal, pieces, self.metric, watcher)
@@ -182,7 +174,7 @@ class _Search:
             raise WorkerFailed(f"no trial has a score; the first said: {(messages or ['nothing'])[0]}")
         score, number = searcher.best
         best = searcher.pieces[number]
-        model = self._load(best.values, piece_folder(place / "pieces", number))
+        model = self._load(best.values, piece_folder(place / PIECES, number))
         save_model(place / MODEL, model.state_dict())
         end = next((event for event in journal.events if event["event"] == "end"), None)
         if end is None:
@@ -243,15 +235,13 @@ def _fitting(settings: TrialSettings, at_once: int | None) -> int:
 
 
 @contextmanager
-def _kept_in(folder: str | Path | None) -> Iterator[Path]:
+def _kept_in(folder: str | Path | None, resume: bool) -> Iterator[Path]:
     """The search's folder; a temporary one where none is named."""
-    with ExitStack() as stack:
-        if folder is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-search-"))
-        yield Path(folder)
-
-
-def holds_search(folder: Path) -> bool:
-    """Whether a search was begun in that folder."""
-    path = folder / JOURNAL
-    return path.is_file() and path.stat().st_size > 0
+    if folder is None:
+        if resume:
+            raise ValueError("resume=True goes on with the search in a folder; name it with folder=DIR")
+        with tempfile.TemporaryDirectory(prefix="shoal-search-") as temporary:
+            yield Path(temporary)
+        return
+    check_search_folder(Path(folder), resume)
+    yield Path(folder)

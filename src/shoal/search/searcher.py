@@ -15,6 +15,9 @@ from typing import Any
 from shoal.core.seeds import derive
 from shoal.search.space import Space, Values
 
+METRICS = ("accuracy", "loss")
+"""What a search may maximise: the accuracy, or the loss with a minus."""
+
 FAILED = -math.inf
 """The score of a trial that diverged or was given up."""
 

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from shoal.launch.crew import ctrl_c_ignored
 from shoal.runs.processes import SLOW_IMPORTS, run_in_process, run_processes
 from shoal.runs.result import Result
 from shoal.search.inheritance import inherit
+from shoal.search.search_folder import piece_folder
 from shoal.search.searcher import TrialPiece
 from shoal.search.trial_plan import TrialSettings
 
@@ -201,15 +201,3 @@ def _train(settings: TrialSettings, pieces: Path, piece: TrialPiece, origin: Tri
         inherit(piece_folder(pieces, origin.number), before, target, plan, data)
     train = run_in_process if plan.nodes == 1 else run_processes
     return train(plan, Audience(None))
-
-
-def piece_folder(pieces: Path, number: int) -> Path:
-    """Where the checkpoints of a piece lie, and its model when it is done."""
-    return pieces / f"{number:06d}"
-
-
-def remove_pieces(pieces: Path, needed: set[int]) -> None:
-    """Remove the folders of all pieces but these."""
-    for folder in pieces.glob("[0-9]*"):
-        if folder.name.isdigit() and int(folder.name) not in needed:
-            shutil.rmtree(folder, ignore_errors=True)
