@@ -56,11 +56,24 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "api": _STARTED | _KEPT | {"pipelines"},
     "ray": _STARTED | {"api"},
     "studies": _STARTED | {"api", "report"},
+    "search": _STARTED | _KEPT | {"report"},
     "demo": _STARTED | {"api", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
     "cli": _STARTED
     | _KEPT
-    | {"api", "report", "watch", "manifests", "ray", "testing", "studies", "demo", "pipelines", FRONT},
+    | {
+        "api",
+        "report",
+        "watch",
+        "manifests",
+        "ray",
+        "testing",
+        "studies",
+        "demo",
+        "pipelines",
+        "search",
+        FRONT,
+    },
     FRONT: _STARTED | _KEPT | {"api"},
     "__main__": {"cli"},
 }

@@ -16,6 +16,7 @@ report        tables, charts, progress     cli          the command line
 demo          what Shoal is good for       testing      checks for a strategy, codec or transport of yours
 integrations  inside Lightning, transformers and Keras
 lbfgs         L-BFGS whose vectors are at servers
+search        over many models: run(task, space, "pbt")
 
 A public name is imported on first use, so that `shoal --help` does not wait for torch.
 """
@@ -102,7 +103,7 @@ _HOMES = {
 }
 """The module that defines each public name, and what it is called there."""
 
-_ROOMS = ("codecs", "programs", "sim", "strategies", "studies", "topologies")
+_ROOMS = ("codecs", "programs", "search", "sim", "strategies", "studies", "topologies")
 """Packages that `import shoal` is enough for, as in shoal.strategies.SSP(bound=0)."""
 
 __all__ = [

@@ -24,6 +24,7 @@ ENDS = {
     "demo": "shoal.demo.program.run_demo",
     "reproduce": "shoal.cli.reproduce.run_study",
     "run": "shoal.cli.launching.launch",
+    "search": "shoal.cli.searching.run_search",
 }
 """What each command calls once every argument was checked."""
 

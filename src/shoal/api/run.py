@@ -31,7 +31,7 @@ from shoal.programs.tasks import TASKS
 from shoal.records.recording import RunRecording, both, record_run
 from shoal.records.run_store import RunDescription, RunStore, open_store
 from shoal.replicas.module import build_model, build_replica, build_served, module_of
-from shoal.runs.curve import Curve, holders, put_together
+from shoal.runs.curve import POINTS, holders, put_together
 from shoal.runs.evaluation import Buffers
 from shoal.runs.plan import Plan
 from shoal.runs.processes import keep_model, run_processes
@@ -66,6 +66,7 @@ def run(
     every: int | None = None,
     balance: bool = False,
     scale_lr: str = "none",
+    tests: int = POINTS,
     on_progress: Listener | None = None,
     log: str | Logger | Iterable[str | Logger] | None = None,
     runs: str | Path | RunStore | None = None,
@@ -87,6 +88,7 @@ def run(
     `checkpoint` is a folder; if it holds a checkpoint of this run, training resumes there. `every` is the
     number of steps between checkpoints. A node that waits `timeout` seconds for a message gives up and names
     the peer. `threads` is the number of torch threads per process; by default they share the host's cores.
+    `tests` is how often the model is tested for the learning curve; with 0, at the end alone.
     `on_progress` is called with the nodes' progress.
     `log` names loggers, as in "tensorboard:runs/" or ["csv", MyLogger()]: "tensorboard", "wandb", "mlflow",
     "csv", or an object with the methods of `Logger`. `runs` is a folder in which the run is kept, for
@@ -112,6 +114,7 @@ def run(
         every=every,
         balance=balance,
         scale_lr=scale_lr,
+        tests=tests,
     )
     if transport != "sim" and (network or compute or faults):
         raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
@@ -152,7 +155,7 @@ def _simulate(
     plan: Plan, network: Network, compute: Compute, faults: Faults | None, listener: Audience
 ) -> Result:
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
-    curve, between_steps = Curve(plan.strategy, plan.samples(data)), plan.between_steps(Control(), model)
+    curve, between_steps = plan.curve(data), plan.between_steps(Control(), model)
     place: dict[str, Any] = {"workers": plan.workers, "seed": plan.seed}
     task = plan.scaled_task(data)
     simulation = Simulation(

@@ -4,6 +4,7 @@ Each command's module reads and checks its arguments without importing torch, th
 
 demo        what Shoal is good for             shoal.demo   its acts
 compare     one task, several strategies       comparison   the runs of a comparison
+search      many models of one task            searching    the search; shoal.search has the methods
 run         a script on several workers        launching    starts its processes, or joins a launcher's
 runs        runs that are kept                 report       table and page of several of them
 watching    runs on a live page                shoal.watch  the page, live or replayed
@@ -23,7 +24,20 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import compare, demo, doctor, listing, manifest, report, reproduce, run, runs, split, watching
+from shoal.cli import (
+    compare,
+    demo,
+    doctor,
+    listing,
+    manifest,
+    report,
+    reproduce,
+    run,
+    runs,
+    search,
+    split,
+    watching,
+)
 from shoal.cli.command import Command, CommandGroup, Commands, ScriptCommand, StrategyCommand
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
@@ -31,6 +45,7 @@ EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ct
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False, epilog=EXIT_CODES)
 app.command("demo", cls=Command, epilog=EXIT_CODES)(demo.demo)
 app.command("compare", cls=StrategyCommand, epilog=EXIT_CODES)(compare.compare)
+app.command("search", cls=Command, epilog=EXIT_CODES)(search.search)
 app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES)(
     run.run
 )

@@ -15,6 +15,7 @@ from shoal.core.catalogue import Catalogue, check_word
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
 from shoal.loggers.log_option import WORDS as LOGGERS
 from shoal.programs.tasks import TASKS
+from shoal.search import METHODS
 from shoal.strategies import STRATEGIES
 from shoal.studies import STUDIES
 
@@ -30,6 +31,7 @@ KINDS = {
     "durability": "what a server that died recovers: --durability WORD",
     "loggers": "where figures go besides the run's folder: --log WORD:WHERE",
     "tasks": "what is trained: --task WORD; options: --batch, --lr",
+    "methods": "how a search looks for hyper-parameters: shoal search --method WORD:NAME=VALUE",
     "studies": "published tables, made again: shoal reproduce WORD:NAME=VALUE",
 }
 
@@ -51,7 +53,8 @@ def show(
     """List the words that the commands take, with their sources and options.
 
     KIND is strategies, topologies, codecs, transports, collectives,
-    durability, loggers, tasks or studies. Without one, all are listed.
+    durability, loggers, tasks, methods or studies. Without one, all are
+    listed.
     """
     for kind in ctx.args:
         check_word("kind", kind, KINDS)
@@ -89,6 +92,8 @@ def entries(kind: str) -> Iterator[Entry]:
             yield replace(entry, source="")
     elif kind == "codecs":
         yield from _declared(CODECS)
+    elif kind == "methods":
+        yield from _declared(METHODS)
     elif kind == "studies":
         for entry in _declared(STUDIES):  # None omits a part of a study; elsewhere it means auto
             told = {name: "none" if default is None else default for name, default in entry.options.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,26 +34,27 @@ class Snapshot:
 
 
 class Curve(Instrument):
-    """Copies the solution about twenty times a run, at the nodes that hold it.
+    """Copies the solution about `points` times a run, at the nodes that hold it.
 
     The copies are tested after the run, so that tests take none of its time. Of a large model there are fewer
     copies, to keep them below half a gigabyte. `samples` is the number of samples of the whole run.
     """
 
-    def __init__(self, strategy: Strategy, samples: float) -> None:
+    def __init__(self, strategy: Strategy, samples: float, points: int = POINTS) -> None:
         self.snapshots: dict[int, list[Snapshot]] = {}  # by rank
         self._strategy = strategy
         self._samples = samples
         self._began: dict[int, float] = {}
-        self._spacing = samples / POINTS
-        self._next: defaultdict[int, float] = defaultdict(float)
+        self._points = points  # with 0, the end alone
+        self._spacing = samples / max(1, points)
+        self._next: defaultdict[int, float] = defaultdict(float if points else lambda: math.inf)
 
     def begin(self, engine: Engine, elapsed: float = 0.0) -> None:
         """Take the first copy if this node holds the solution. The run began `elapsed` seconds ago."""
         self._began[engine.rank] = engine.channel.now() - elapsed
         room = max(1, MOST_BYTES // max(1, engine.x.nbytes))
-        self._spacing = self._samples / min(POINTS, room)
-        if holds_solution(self._strategy, engine):
+        self._spacing = self._samples / max(1, min(self._points, room))
+        if self._points and holds_solution(self._strategy, engine):
             self._take(engine)
 
     def step(self, engine: Engine) -> None:

@@ -23,7 +23,7 @@ from shoal.launch.join import check_collective, local_threads
 from shoal.replicas.module import build_model, module_of, steps_of
 from shoal.replicas.repeatable import check_nothing_is_drawn
 from shoal.replicas.served import check_optimizer
-from shoal.runs.curve import holds_solution
+from shoal.runs.curve import POINTS, Curve, holds_solution
 from shoal.runs.scaling import lr_factor
 from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
@@ -35,7 +35,8 @@ from shoal.vocabulary.strategy import Setting, Strategy
 class Plan:
     """The settings of a run: the task, the strategy, the nodes, and how to handle failures.
 
-    Raises ValueError for settings that do not fit together.
+    `tests` is how often the model is tested for the learning curve; with 0, at the end alone. Raises
+    ValueError for settings that do not fit together.
     """
 
     task: Task
@@ -54,6 +55,7 @@ class Plan:
     every: int | None = None
     balance: bool = False
     scale_lr: str = "none"
+    tests: int = POINTS
 
     def __post_init__(self) -> None:
         for name in ("workers", "servers", "epochs"):
@@ -61,6 +63,8 @@ class Plan:
                 raise ValueError(f"{name}={getattr(self, name)}: a run needs at least 1 {name[:-1]}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}: a process computes with at least 1 thread")
+        if self.tests < 0:
+            raise ValueError(f"tests={self.tests}: a model is tested 0 times while it trains, or more often")
         if self.every is not None and self.checkpoint is None:
             raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
         if self.every is not None and self.every < 1:
@@ -148,6 +152,10 @@ class Plan:
     def samples(self, data: Data) -> int:
         """Samples of all workers together."""
         return self.epochs * len(data.x) * (self.workers if self.strategy.deal.whole else 1)
+
+    def curve(self, data: Data) -> Curve:
+        """What takes the copies of the model that are tested."""
+        return Curve(self.strategy, self.samples(data), self.tests)
 
     def lr_factor(self, data: Data) -> float:
         """What the task's learning rate is multiplied by."""

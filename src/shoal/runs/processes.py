@@ -28,7 +28,7 @@ from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.recovery import Recovery
 from shoal.replicas.module import build_member, build_model, build_replica, build_served, module_of
-from shoal.runs.curve import Curve, Snapshot, holders, holds_solution, put_together
+from shoal.runs.curve import Snapshot, holders, holds_solution, put_together
 from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report, summarise
 from shoal.storage.checkpoint import load_model, save_model
@@ -75,6 +75,18 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
         model = _gather(plan, data, folder, reports, listener)
     keep_model(plan, model)
     return summarise(plan.config(data), [r for r in reports if r], model)
+
+
+def run_in_process(plan: Plan, listener: Audience) -> Result:
+    """Train a run of a single node in this process, and return the result. Nothing is started."""
+    if plan.nodes > 1:
+        raise ValueError(f"a run of {plan.nodes} nodes needs a process for each")
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        reports = [_live(plan, 0, 0, Control(), folder)]
+        data = plan.task.data()
+        model = _gather(plan, data, folder, reports, listener)
+    keep_model(plan, model)
+    return summarise(plan.config(data), reports, model)
 
 
 def keep_model(plan: Plan, model: nn.Module) -> None:
@@ -137,7 +149,7 @@ def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connectio
 def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str) -> dict[str, Any]:
     """Build the node, train when the launcher gives the order, and return the node's report."""
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
-    curve = Curve(plan.strategy, plan.samples(data))
+    curve = plan.curve(data)
     between_steps = plan.between_steps(control, model)
     observers = (curve, Reporter(control))
     engine = _join(plan, rank, incarnation, folder, model, data, between_steps, observers)

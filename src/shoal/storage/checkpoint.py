@@ -46,12 +46,19 @@ class Checkpoints:
 
     def save(self, engine: Engine, model: Mapping[str, Tensor] | None = None) -> None:
         """Write a node's state before its next step, and the model where this node holds it."""
-        t, role = engine.progress.t, _role(engine.identity)
-        step = step_folder(self.folder, t)
+        self.write(engine.progress.t, engine.identity, engine.state(), model)
+        if engine.rank == 0:
+            self._prune()
+
+    def write(
+        self, t: int, me: NodeIdentity, state: Mapping[str, Any], model: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Write the state of a node before step `t`, and the model where this node holds it."""
+        role, step = _role(me), step_folder(self.folder, t)
         step.mkdir(parents=True, exist_ok=True, mode=0o700)
         sync_folder(self.folder)
         tensors: dict[str, Tensor] = {}
-        tree = plant(engine.state(), tensors, "state")
+        tree = plant(dict(state), tensors, "state")
         files = {f"{role}.safetensors": save_tensors(tensors)}
         if model is not None:
             files["model.safetensors"] = _model_bytes(model)
@@ -60,14 +67,12 @@ class Checkpoints:
         sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         record = {
             "format": FORMAT,
-            "step": engine.progress.t,
+            "step": t,
             "config": self._config,
             "files": sums,
             "state": tree,
         }
         write_whole(step / f"{role}.json", json.dumps(record).encode())
-        if engine.rank == 0:
-            self._prune()
 
     def check(self) -> None:
         """Raise CheckpointError if the folder holds the checkpoint of a run with other settings.
@@ -96,14 +101,20 @@ class Checkpoints:
 
     def load(self, step: int, engine: Engine) -> None:
         """Put the node into the state it was saved in, at a step at which `newest` found it whole."""
-        role = _role(engine.identity)
+        engine.load(self.read(step, engine.identity))
+
+    def read(self, step: int, me: NodeIdentity) -> dict[str, Any]:
+        """The state in which a node was saved, at a step at which `newest` found it whole."""
+        role = _role(me)
         record = self._record(step, role)
         if record is None:
             raise CheckpointError(
-                f"the state of {engine.name} at step {step} in {self.folder} is missing or damaged"
+                f"the state of {me.name} at step {step} in {self.folder} is missing or damaged"
             )
-        tensors = load_model(step_folder(self.folder, step) / f"{role}.safetensors")
-        engine.load(harvest(record["state"], tensors))
+        state: dict[str, Any] = harvest(
+            record["state"], load_model(step_folder(self.folder, step) / f"{role}.safetensors")
+        )
+        return state
 
     def _check_config(self, saved: dict[str, Any]) -> None:
         differ = [
