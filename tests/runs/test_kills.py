@@ -19,7 +19,8 @@ import sabotage
 import shoal
 from marks import marks
 from shoal.core.errors import WorkerFailed
-from shoal.launch.crew import Crew, Member
+from shoal.launch.crew import Crew
+from shoal.launch.member import Member
 from shoal.testing import blobs
 
 pytestmark = pytest.mark.alone

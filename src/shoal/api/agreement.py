@@ -14,11 +14,24 @@ from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
 from shoal.core.vector import is_statistic
 from shoal.engine.engine import Engine
+from shoal.replicas.local_shards import local
 
 START, OPTIONS, BUFFERS = "start", "options", "buffers"
 
 BUFFERS_ARE = ("mean", "first", "own")
 """How the buffers of a model are merged at the end: averaged, worker 0's, or left as each worker has them."""
+
+
+def untrained(model: nn.Module, trained: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The model's other parameters, which are not trained, and its buffers; of DTensors the local shards."""
+    ids = {id(p) for p in trained}
+    others = [p.detach() for p in model.parameters() if id(p) not in ids]
+    return [local(tensor) for tensor in (*others, *model.buffers())]
+
+
+def buffer_bytes(model: nn.Module) -> int:
+    """The size of the message that merges its buffers."""
+    return 8 * sum(b.numel() * (2 if b.is_complex() else 1) for b in model.buffers())
 
 
 async def start_alike(engine: Engine, tensors: Sequence[Tensor]) -> None:

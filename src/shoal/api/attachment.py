@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.api.agreement import check_alike, merge_buffers, start_alike
+from shoal.api.agreement import buffer_bytes, check_alike, merge_buffers, start_alike, untrained
 from shoal.api.notices import Notices
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
@@ -78,6 +78,8 @@ class Attachment:
         me = place.identity(strategy)
         self._control = place.open_control(me)
         self._replica = AttachedReplica(model, *optimizers)
+        self._replica.in_group = place.group > 1
+        self.position = place.position  # of this process in its worker's group; 0 without a mesh
         self._between_steps = self._make_between_steps(place, codec, me.workers)
         self.engine = self._join(place, me, codec)
         self.resumed_from: int | None = None  # step of the checkpoint
@@ -105,12 +107,12 @@ class Attachment:
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
         """Build this process's node and connect it to the others."""
-        x = self._replica.x
+        x, others = self._replica.x, untrained(self._model, self._replica.parameters)
         transport = connect(
             place.transport,
             me,
             place.open_store() if place.nodes > 1 else None,
-            vector_bytes=max(x.nbytes, *(t.nbytes for t in self._others()), self._buffer_bytes),
+            vector_bytes=max(x.nbytes, *(t.nbytes for t in others), buffer_bytes(self._model)),
             timeout=place.timeout,
             manifest=self._replica.layout.manifest(x.dtype),
             access=Access(**place.access),
@@ -123,14 +125,15 @@ class Attachment:
             codec=codec,
             timeout=place.timeout,
             between_steps=self._between_steps,
-            observers=(Reporter(self._control, self._note_loss),),
+            observers=() if self.position else (Reporter(self._control, self._note_loss),),
             **place.recovery.settings(me, self._replica.layout, x.nbytes),
         )
 
     def _start_together(self) -> None:
         """Start from worker 0's weights, or from a checkpoint."""
-        engine = self.engine
-        drive(start_alike(engine, (self._replica.x, *self._others())))
+        engine, others = self.engine, untrained(self._model, self._replica.parameters)
+        drive(start_alike(engine, (self._replica.x, *others)))
+        self._replica.agree()
         if self._strategy.sends is Sends.MEAN_GRADIENTS or self._strategy.steps_at_server:
             drive(check_alike(engine, self._replica.options))
         if engine.is_server:
@@ -193,6 +196,7 @@ class Attachment:
         try:
             while not self._ended and self._go_on(lambda: self._life.throw(NoMoreSteps())):
                 pass  # the strategy may continue without data while other workers have some
+            self._replica.agree()
             self._notices.before_end()
             self._merge_buffers()
         except BaseException:
@@ -217,13 +221,17 @@ class Attachment:
             return
         own, outside, self._shows_common = self._replica.x.clone(), self._shows_common, True
         try:
-            with torch.no_grad():
-                self._replica.x.copy_(self._common())
+            self._show(self._common())
             yield self._model
         finally:
-            with torch.no_grad():
-                self._replica.x.copy_(own)
+            self._show(own)
             self._shows_common = outside
+
+    @torch.no_grad()
+    def _show(self, solution: Tensor) -> None:
+        """Have the model compute with these parameters."""
+        self._replica.x.copy_(solution)
+        self._replica.agree()
 
     def _common(self) -> Tensor:
         if self._strategy.servers:
@@ -250,7 +258,7 @@ class Attachment:
         accuracy, in per cent, is passed on at once, also after `finish()`; worker 0's is shown.
         """
         self._told_loss = self._told_loss if loss is None else loss
-        if test_accuracy is not None:
+        if test_accuracy is not None and self.position == 0:
             self._control.tell("figures", test_accuracy=float(test_accuracy))
 
     def _note_loss(self) -> None:
@@ -295,6 +303,7 @@ class Attachment:
             self._notices.before_step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
+            self._replica.agree()
             return self._replica.own_loss if loss is None else loss
 
         def give_back() -> None:
@@ -342,6 +351,7 @@ class Attachment:
         """Run the strategy until it wants a gradient or has ended. Returns whether it wants a gradient."""
         if self._failure is not None:
             raise self._failure
+        self._replica.enter()
         try:
             with torch.no_grad():
                 resume()
@@ -351,20 +361,9 @@ class Attachment:
         except Exception as failure:
             self._failure = failure
             raise
+        finally:
+            self._replica.leave()
         return True
-
-    @property
-    def _buffer_bytes(self) -> int:
-        """The size of the message that merges them."""
-        return 8 * sum(b.numel() * (2 if b.is_complex() else 1) for b in self._model.buffers())
-
-    def _others(self) -> list[Tensor]:
-        """The model's other parameters, which are not trained, and its buffers."""
-        trained = {id(p) for p in self._replica.parameters}
-        return [
-            *(p.detach() for p in self._model.parameters() if id(p) not in trained),
-            *self._model.buffers(),
-        ]
 
     def _make_between_steps(self, place: Place, codec: Codec, workers: int) -> BetweenSteps:
         saved = None

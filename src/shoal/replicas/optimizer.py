@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from shoal.replicas.local_shards import local
+
 Numbers = list[float]
 
 OF_GRAD_SCALER = ("grad_scale", "found_inf")
@@ -154,7 +156,7 @@ def copy_onto(optimizer: torch.optim.Optimizer, pieces: Mapping[int, Piece]) -> 
     """
     held = [p for group in optimizer.param_groups for p in group["params"]]
     memo: dict[int, Any] = {
-        id(p): pieces[id(p)][0] if id(p) in pieces else nn.Parameter(p.detach().new_empty(0)) for p in held
+        id(p): pieces[id(p)][0] if id(p) in pieces else nn.Parameter(local(p).new_empty(0)) for p in held
     }
     twin: torch.optim.Optimizer = object.__new__(type(optimizer))
     memo[id(optimizer)] = twin
@@ -166,7 +168,7 @@ def copy_onto(optimizer: torch.optim.Optimizer, pieces: Mapping[int, Piece]) -> 
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value.shape == p.shape and id(p) in pieces:
                 piece, cut = pieces[id(p)]
-                state[name] = cut(value).view(piece.shape).clone()
+                state[name] = cut(local(value)).view(piece.shape).clone()
     return twin
 
 
@@ -215,7 +217,7 @@ def _samples() -> list[Tensor]:
 def _moved(optimizer: torch.optim.Optimizer, start: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:
     """How far a copy of the optimizer moves a small tensor, elements in order; a row for each group."""
     firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
-    pieces = [nn.Parameter(start.to(p, copy=True)) for p in firsts]
+    pieces = [nn.Parameter(start.to(local(p), copy=True)) for p in firsts]
 
     def uniform(state: Tensor) -> Tensor:
         return state.flatten()[:1].expand(start.numel())
