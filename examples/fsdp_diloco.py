@@ -36,7 +36,7 @@ fully_shard(model, mesh=shards)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 training = shoal.attach(model, optimizer, shoal.DiLoCo(period=10), mesh=mesh)
 
-for epoch in range(4):
+for _ in range(4):
     for a, b in shoal.shard(DataLoader(train, batch_size=32, shuffle=True)):  # alike in a group
         own = slice(shards.get_local_rank(), None, GROUP)  # FSDP averages over the parts of the batch
         optimizer.zero_grad()

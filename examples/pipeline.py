@@ -33,12 +33,14 @@ whole = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReL
 model = whole[:2] if stage == 0 else whole[2:]
 group = mesh["stages"].get_group()
 pipeline = Schedule1F1B(
-    PipelineStage(model, stage, GROUP, torch.device("cpu"), group=group), MICROBATCHES, loss_fn=F.cross_entropy
+    PipelineStage(model, stage, GROUP, torch.device("cpu"), group=group),
+    MICROBATCHES,
+    loss_fn=F.cross_entropy,
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
 training = shoal.attach(model, optimizer, "sync", mesh=mesh)
 
-for epoch in range(10):
+for _ in range(10):
     # every batch of the same size: a pipeline prepares its messages once
     losses: list[torch.Tensor] = []
     for a, b in shoal.shard(DataLoader(train, batch_size=32, shuffle=True, drop_last=True)):

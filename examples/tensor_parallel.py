@@ -33,7 +33,7 @@ parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseP
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
 training = shoal.attach(model, optimizer, shoal.BMUF(period=10), mesh=mesh)
 
-for epoch in range(10):
+for _ in range(10):
     for a, b in shoal.shard(DataLoader(train, batch_size=32, shuffle=True)):  # alike in a group
         optimizer.zero_grad()
         F.cross_entropy(model(a), b).backward()

@@ -93,7 +93,7 @@ def run_script(
         raise ShoalError(
             f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
         )
-    return summarise(script_config(script, arguments, workers, strategy, place, hosts), reports)
+    return summarise(script_config(script, arguments, workers, strategy, place, hosts, group), reports)
 
 
 def script_config(
@@ -103,6 +103,7 @@ def script_config(
     strategy: Strategy | None,
     place: Place,
     hosts: HostList | None = None,
+    group: int | None = None,
 ) -> dict[str, Any]:
     """The settings of a script's run as plain values."""
     return {
@@ -116,6 +117,7 @@ def script_config(
         "workers": workers,
         "arguments": list(arguments),
         **({} if hosts is None else {"hosts": str(hosts)}),
+        **({} if group is None else {"group": group}),
         **{f"strategy.{name}": value for name, value in place.strategy_options.items()},
     }
 

@@ -149,7 +149,7 @@ def start(
     count += "" if hosts is None else f" on {len(hosts.hosts)} hosts"
     count += "" if group is None else f" of {group} processes each"
     servers = strategy.servers * place.servers if strategy else 0
-    config = script_config(script, arguments, workers, strategy, place, hosts)
+    config = script_config(script, arguments, workers, strategy, place, hosts, group)
     about = RunDescription(config["task"], config["strategy"], workers, servers, config)
     display = ProgressDisplay(enabled=not quiet, console=console)
     with (
