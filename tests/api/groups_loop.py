@@ -88,6 +88,8 @@ elif args.how == "pp":
 options = {"lr": 0.05}
 optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), **options)
 training = shoal.attach(model, optimizer, args.strategy, codec=args.codec, mesh=mesh)
+if training.resumed_from is not None:
+    print("resumed from", training.resumed_from)
 print("worker", training.rank, "of", training.workers, "position", training.position)
 step = 0
 for _ in range(args.epochs):

@@ -4,6 +4,7 @@ Tolerance of all identities: float32 sums in another order, some dozen steps; we
 """
 
 import os
+import shutil
 import socket
 import sys
 from functools import cache
@@ -24,16 +25,21 @@ LOOP = Path(__file__).with_name("groups_loop.py")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_scripts")]
 
 
-def run(*arguments, strategy, workers=2, group=None, script=LOOP, on_progress=lambda event: None, **options):
+def run(*arguments, strategy, group=None, checkpoint=None, **options):
     """What each process printed, by its name, and the result."""
     lines = {}
     result = run_script(
-        script,
+        LOOP,
         arguments,
-        workers=workers,
+        workers=2,
         strategy=STRATEGIES.make(strategy, **options),
-        place=Place(strategy=strategy, strategy_options=options),
-        on_progress=on_progress,
+        place=Place(
+            strategy=strategy,
+            strategy_options=options,
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            every=4,
+        ),
+        on_progress=lambda event: None,
         on_output=lambda name, line: lines.setdefault(name, []).append(line),
         group=group,
     )
@@ -99,6 +105,27 @@ def test_torchrun_s_processes_become_workers_as_their_mesh_says():
     for rank, (out, _) in enumerate(said):
         assert f"worker {rank % 2} of 2 position {rank // 2}" in out
         assert_like_twin(final_weights(out), "sync")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("how", "strategy"), [("fsdp", "diloco"), ("tp", "sync_server")])
+def test_a_group_resumes_from_its_checkpoint(tmp_path, how, strategy):
+    options = {"period": "3"} if strategy == "diloco" else {}  # the checkpoint is in the midst of a period
+    run(how, "--epochs", "1", strategy=strategy, group=2, checkpoint=tmp_path, **options)
+    (tmp_path / "step-00000004" / "worker-0-1.json").stat()
+    shutil.rmtree(tmp_path / "step-00000006", ignore_errors=True)
+    printed, _ = run(how, strategy=strategy, group=2, checkpoint=tmp_path, **options)
+    assert "resumed from 4" in printed["worker 1, process 1"]
+    assert_like_twin(final_weights(printed["worker 0, process 1"]), strategy, **options)
+
+
+@pytest.mark.soak
+def test_processes_resume_from_a_step_that_all_of_them_have(tmp_path):
+    run("fsdp", "--epochs", "2", strategy="sync", group=2, checkpoint=tmp_path)
+    (tmp_path / "step-00000012" / "worker-1-0.json").unlink()
+    printed, _ = run("fsdp", strategy="sync", group=2, checkpoint=tmp_path)
+    assert all("resumed from 8" in text for text in printed.values())
+    assert_like_twin(final_weights(printed["worker 0, process 0"]), "sync")
 
 
 @pytest.mark.soak

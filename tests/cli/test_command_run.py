@@ -203,7 +203,6 @@ def test_what_only_the_owner_of_the_data_could_do_is_refused_in_a_sentence(shoal
         ("--group 0", "greater than or equal to 1"),
         ("--group 2 --hosts a:1,b:1", "start them with torchrun or srun, and call attach(..., mesh=mesh)"),
         ("--group 2 --strategy asgd --durability journal", "a process that dies ends its group"),
-        ("--group 2 --checkpoint here", "use torch.distributed.checkpoint in your loop"),
     ],
 )
 def test_what_groups_of_processes_cannot_do_is_refused_in_a_sentence(shoal, script, options, sentence):

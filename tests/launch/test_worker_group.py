@@ -42,7 +42,7 @@ def joined(monkeypatch, rank, *groups):
         for member in group:
             store.set(f"group/{member}", json.dumps(group))
     place = Place(rank, sum(map(len, groups)), launched="torchrun", timeout=0.1)
-    monkeypatch.setattr(Place, "_open_store", lambda self: store)
+    monkeypatch.setattr(Place, "open_common_store", lambda self: store)
     own = next(group for group in groups if rank in group)
     return join_group(place, mesh(*own)), store
 

@@ -104,10 +104,10 @@ def _check_group(model: nn.Module, place: Place, strategy: Strategy, codec: Code
             "the model's parameters are DTensors, cut over a mesh of processes; say over which: "
             "attach(..., mesh=mesh)"
         )
-    if place.group > 1 and place.checkpoint is not None:
+    if place.group > 1 and place.checkpoint is not None and place.is_joined:
         raise ValueError(
-            "--checkpoint saves whole models, and these workers are groups; use torch.distributed.checkpoint "
-            "in your loop"
+            f"{place.launched} started the processes, and those of a group could not agree where to stop; "
+            "start them with `shoal run --group`, or use torch.distributed.checkpoint in your loop"
         )
     if sharded and codec.needs_matrices:
         raise ValueError(

@@ -25,6 +25,7 @@ from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import Access, choose_mean, connect
+from shoal.launch.worker_group import GroupNumbers
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.wrapped import rebind, unwrap_optimizer
 from shoal.runs.curve import holds_solution
@@ -133,13 +134,13 @@ class Attachment:
         """Start from worker 0's weights, or from a checkpoint."""
         engine, others = self.engine, untrained(self._model, self._replica.parameters)
         drive(start_alike(engine, (self._replica.x, *others)))
-        self._replica.agree()
         if self._strategy.sends is Sends.MEAN_GRADIENTS or self._strategy.steps_at_server:
             drive(check_alike(engine, self._replica.options))
         if engine.is_server:
             engine.x.copy_(self._replica.x[engine.identity.own_slice(self._replica.x.numel())])
         engine.meter.reset()  # do not count the messages so far
         self.resumed_from = drive(self._between_steps.resume(engine))
+        self._replica.agree()
 
     @property
     def node(self) -> Node:
@@ -374,12 +375,15 @@ class Attachment:
                 "workers": workers,
                 "servers": place.servers,
                 "parameters": self._replica.x.numel(),
+                **({} if place.group == 1 else {"group": place.group}),
             }
-            saved = Checkpoints(place.checkpoint, config, place.nodes)
-        return BetweenSteps(self._control, saved, place.every, self._weights)
+            position = None if place.group == 1 else place.position
+            saved = Checkpoints(place.checkpoint, config, place.nodes * place.group, position=position)
+        return BetweenSteps(self._control, saved, place.every, self._weights, GroupNumbers(place))
 
     def _weights(self, engine: Engine) -> Mapping[str, Tensor] | None:
-        if engine.identity.shards > 1 or not holds_solution(self._strategy, engine):
+        cut = engine.identity.shards > 1 or self._replica.in_group
+        if cut or not holds_solution(self._strategy, engine):
             return None
         solution = self._strategy.solution(Node(engine))
         return named_weights(self._model, solution, self._replica.parameters)

@@ -154,7 +154,7 @@ def run(
     script, rest = find_script([script, *(arguments or [])] if script else [], passed)
     check_strategy(strategy, ctx.meta[DOTTED], servers)
     check_words(codec, transport, collective, durability)
-    check_workers(workers, group, elsewhere=bool(hosts or on), durability=durability, checkpoint=checkpoint)
+    check_workers(workers, group, elsewhere=bool(hosts or on), durability=durability)
     check_checkpoint(checkpoint, every, is_here=hosts is None and on is None)
     transport = transport or ("grpc" if hosts or on else None)
     access = read_access(
@@ -191,9 +191,7 @@ def run(
     launch(script, rest, workers, settings, outcome, quiet, host_list, on, group)
 
 
-def check_workers(
-    workers: int | None, group: int | None, *, elsewhere: bool, durability: str, checkpoint: Path | None
-) -> None:
+def check_workers(workers: int | None, group: int | None, *, elsewhere: bool, durability: str) -> None:
     """Raise ValueError for a number of workers that cannot be, or for what groups of processes cannot do."""
     if workers is not None and workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
@@ -208,11 +206,6 @@ def check_workers(
         raise ValueError(
             f"--group {group}: a process that dies ends its group, so no server comes back to read a "
             "journal; take durability 'memory'"
-        )
-    if checkpoint is not None:
-        raise ValueError(
-            f"--checkpoint saves whole models, and --group {group} cuts them; use "
-            "torch.distributed.checkpoint in your loop"
         )
 
 

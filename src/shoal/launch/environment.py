@@ -138,13 +138,14 @@ class Place:
 
         In groups, those of each position have one of their own.
         """
-        store = self._open_store()
+        store = self.open_common_store()
         if store is None or self.group == 1:
             return store
         own: Store = PrefixStore(f"position/{self.position}", store)  # type: ignore[arg-type]
         return own
 
-    def _open_store(self) -> Store | None:
+    def open_common_store(self) -> Store | None:
+        """The store of all processes, whatever their position."""
         if self.store_connection is not None:
             return _relayed_store(self.store_connection)
         if self.store:

@@ -103,6 +103,26 @@ def _regroup(place: Place, ranks: Ranks) -> Place:
     return replace(place, rank=worker, nodes=len(groups), group=len(ranks), position=ranks.index(place.rank))
 
 
+class GroupNumbers:
+    """Lets the processes of a group tell each other a number. All must ask equally often."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._asked = 0
+
+    def __call__(self, number: int) -> list[int]:
+        """The numbers of all of them, in the order of their positions. Waits for them."""
+        place, store = self._place, self._place.open_common_store()
+        if store is None or place.group == 1:
+            return [number]
+        keys = {g: f"numbers/{self._asked}/{place.rank}/{g}" for g in range(place.group)}
+        self._asked += 1
+        store.set(keys[place.position], str(number))
+        if absent := await_keys(store, keys, place.timeout):
+            raise missing(place.position, absent, place.timeout, "resume with its group")
+        return [int(store.get(key)) for key in keys.values()]
+
+
 def _listed(ranks: Ranks) -> str:
     return ", ".join(map(str, ranks))
 

@@ -18,7 +18,7 @@ from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.local_shards import LocalShards, Replicated, local
 from shoal.replicas.module import reset_momentum
-from shoal.replicas.optimizer import Schedule, describe_options, load_state, needs_closure
+from shoal.replicas.optimizer import Schedule, describe_options, load_state, needs_closure, saved_state
 from shoal.replicas.served import ServedReplica
 from shoal.replicas.watch import Watch
 
@@ -307,7 +307,7 @@ class AttachedReplica:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizers and of torch's global generator, and the number of batches taken."""
-        states = [stepper.optimizer.state_dict()["state"] for stepper in self._steppers]
+        states = [saved_state(stepper.optimizer) for stepper in self._steppers]
         return {"optimizers": states, "noise": torch.get_rng_state(), "batches": self.batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

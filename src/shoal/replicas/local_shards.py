@@ -72,7 +72,7 @@ class LocalShards:
     def write_gradients(self) -> None:
         """Give the model's parameters these gradients, for its optimizer to see."""
         for p, shard in self._pairs:
-            p.grad = None if shard.grad is None else _sharded(shard.grad, p)
+            p.grad = None if shard.grad is None else sharded(shard.grad, p)
 
 
 class Replicated:
@@ -98,7 +98,7 @@ class Replicated:
         for group, tensors in self._held:
             joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
             dist.broadcast(joined, group=group, group_src=0)
-            for tensor, part in zip(tensors, joined.split([t.numel() for t in tensors]), strict=True):
+            for tensor, part in zip(tensors, torch.split(joined, [t.numel() for t in tensors]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
 
@@ -119,8 +119,10 @@ def _placed(grad: Tensor, p: DTensor) -> Tensor:
     return grad
 
 
-def _sharded(shard: Tensor, p: DTensor) -> DTensor:
-    """A DTensor like `p` that has this shard here."""
+def sharded(shard: Tensor, p: Tensor) -> Tensor:
+    """A DTensor like `p` that has this shard here; the shard itself if `p` is none, or has another shape."""
+    if not is_distributed(p) or shard.shape != local(p).shape:
+        return shard
     mesh, placements = p.device_mesh, p.placements
     kind: type[DTensor] = sys.modules["torch.distributed.tensor"].DTensor
     return kind.from_local(shard, mesh, placements, run_check=False, shape=p.shape, stride=p.stride())

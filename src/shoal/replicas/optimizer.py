@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from shoal.replicas.local_shards import local
+from shoal.replicas.local_shards import local, sharded
 
 Numbers = list[float]
 
@@ -172,8 +173,24 @@ def copy_onto(optimizer: torch.optim.Optimizer, pieces: Mapping[int, Piece]) -> 
     return twin
 
 
-def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Restore the "state" of a `state_dict`, and leave the options of its groups as they are."""
+def _each(change: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """The state of one parameter with its tensors changed."""
+    if not isinstance(values, dict):
+        return values
+    return {name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()}
+
+
+def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The "state" of its `state_dict`; of DTensors the local shards."""
+    state: dict[str, Any] = optimizer.state_dict()["state"]
+    return {key: _each(local, values) for key, values in state.items()}
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None:
+    """Restore a `saved_state`, and leave the options of its groups as they are."""
+    held = enumerate(p for group in optimizer.param_groups for p in group["params"])
+    cut = {n: _each(partial(sharded, p=p), state[n]) for n, p in held if n in state}
+    state = {**state, **cut}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

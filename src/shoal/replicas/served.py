@@ -18,6 +18,7 @@ from shoal.replicas.optimizer import (
     is_plain_sgd,
     load_state,
     needs_closure,
+    saved_state,
     steps_each_element,
 )
 from shoal.vocabulary.strategy import Strategy
@@ -79,7 +80,7 @@ class ServedReplica(Parameters):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizers' states."""
-        states = [optimizer.state_dict()["state"] for optimizer in self._optimizers]
+        states = [saved_state(optimizer) for optimizer in self._optimizers]
         return {"optimizers": states, "schedules": [schedule.state() for schedule in self._schedules]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
