@@ -11,13 +11,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 
 parser = argparse.ArgumentParser()
-parser.add_argument("how", choices=["whole", "fsdp", "tp", "pp"])
+parser.add_argument("how", choices=["whole", "fsdp", "tp", "pp", "fsdp_tp"])
 parser.add_argument("--group", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--microbatches", type=int, default=4)
 parser.add_argument("--optimizer", default="AdamW")
 parser.add_argument("--codec")
 parser.add_argument("--strategy", default="sync")
+parser.add_argument("--even", action="store_true", help="layers that both FSDP and tensors can cut at once")
 parser.add_argument("--strided", action="store_true")
 parser.add_argument("--look", action="store_true", help="evaluate the common model after each epoch")
 parser.add_argument("--die", type=int, default=-2, help="the process of this rank kills itself")
@@ -29,14 +30,19 @@ labels = torch.randint(3, (96,), generator=generator)
 loader = DataLoader(TensorDataset(inputs, labels), batch_size=8, shuffle=True)
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 3))
+if args.even:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4), nn.LayerNorm(4))
+else:
+    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 3))
 mesh = None
 if args.how != "whole":
     from torch.distributed.device_mesh import init_device_mesh
 
     torch.distributed.init_process_group("gloo")
     rows = int(os.environ["WORLD_SIZE"]) // args.group
-    if args.strided:  # processes 0, 2, … are worker 0
+    if args.how == "fsdp_tp":
+        mesh = init_device_mesh("cpu", (rows, 2, 2), mesh_dim_names=("workers", "inside", "tensor"))
+    elif args.strided:  # processes 0, 2, … are worker 0
         mesh = init_device_mesh("cpu", (args.group, rows), mesh_dim_names=("inside", "workers"))
     else:
         mesh = init_device_mesh("cpu", (rows, args.group), mesh_dim_names=("workers", "inside"))
@@ -58,6 +64,17 @@ if args.how == "fsdp":  # uneven: 9 and 7 rows over two processes
 
     def forward_backward(x, y):
         own_part(x.chunk(args.group)[part], y.chunk(args.group)[part])
+
+elif args.how == "fsdp_tp":
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["inside"])
+    own_part = forward_backward
+
+    def forward_backward(x, y):
+        own_part(x.chunk(2)[part], y.chunk(2)[part])
 
 elif args.how == "tp":
     from torch.distributed.tensor import Replicate

@@ -84,6 +84,14 @@ def test_a_pipeline_inside_and_sync_outside_train_what_whole_workers_train(micro
 
 
 @pytest.mark.soak
+def test_fsdp_and_tensor_parallel_inside_and_sync_outside_train_what_whole_workers_train():
+    printed, _ = run("fsdp_tp", "--even", "--group", "4", strategy="sync", group=4)
+    assert len(printed) == 8
+    for text in printed.values():
+        assert_like_twin(final_weights(text), "sync", "--even")
+
+
+@pytest.mark.soak
 def test_servers_are_groups_too():
     printed, _ = run("fsdp", "--look", strategy="sync_server", group=2)
     assert_like_twin(final_weights(printed["worker 0, process 1"]), "sync_server")

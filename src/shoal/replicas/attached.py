@@ -108,7 +108,6 @@ class AttachedReplica:
     def enter(self) -> None:
         """The loop hands over: take in what it has left in shards, which are no views on `x`."""
         self._shards.read()
-        self._shards.read_gradients()
 
     def leave(self) -> None:
         """The loop goes on: give it the shards as they are now."""
@@ -184,6 +183,7 @@ class AttachedReplica:
     def collect(self) -> Gradient:
         """The gradient that the user's loop has left, now that it calls `optimizer.step()`."""
         self._check_still_trained()
+        self._shards.read_gradients()
         if self._g is None:
             self._g = torch.empty_like(self.x)
         g = self._flat.gradient(self._g)
@@ -198,6 +198,7 @@ class AttachedReplica:
         self._watch.begin(intake, lambda: intake.unit * (self._now.samples or 1))
         await self._step_called()
         self._check_still_trained()
+        self._shards.read_gradients()
         scale, count = self._undo_scaling(), self._count()
         weight = intake.unit * count
         if scale is not None:  # each worker has its own scale

@@ -8,7 +8,7 @@ where a script has imported it: that takes a second.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 
@@ -78,19 +77,20 @@ class LocalShards:
 class Replicated:
     """What a mesh replicates: parameters, and parts of them, that several processes of a group hold.
 
-    Those are plain parameters beside DTensors, and DTensors along the dimensions that do not cut them. Every
-    process keeps them together with other copies than its neighbour does, and lossy codecs, or messages that
+    Those are parameters along the dimensions of the model's meshes that do not cut them: plain parameters
+    beside DTensors along all. Every process keeps them together with other copies than its neighbour does, and lossy codecs, or messages that
     come in another order, would let them drift apart. `tensors` are what is trained, in this process.
     """
 
     def __init__(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-        sharded = [p for p in parameters if is_distributed(p)]
-        meshes = {id(p.device_mesh): p.device_mesh for p in sharded}
-        held: dict[str, tuple[Any, list[Tensor]]] = {}  # by the name of a group of processes
-        for p, tensor in zip(parameters, tensors, strict=True):
-            for group in _replicating(p) if is_distributed(p) else _groups(meshes.values()):
-                held.setdefault(group.group_name, (group, []))[1].append(tensor)
-        self._held = list(held.values())
+        placements = [_placements(p) for p in parameters]
+        groups = {name: group for placed in placements for name, (group, _) in placed.items()}
+        cut = [{name for name, (_, is_cut) in placed.items() if is_cut} for placed in placements]
+        self._held = [
+            (group, held)
+            for name, group in sorted(groups.items())  # in one order, or processes would wait for each other
+            if (held := [t for t, names in zip(tensors, cut, strict=True) if name not in names])
+        ]
 
     @torch.no_grad()
     def agree(self) -> None:
@@ -102,14 +102,14 @@ class Replicated:
                 tensor.copy_(part.view(tensor.shape))
 
 
-def _replicating(p: DTensor) -> list[Any]:
-    """The groups of processes that hold the same part of a parameter."""
-    mesh = p.device_mesh
-    return [mesh.get_group(n) for n, placed in enumerate(p.placements) if placed.is_replicate()]
-
-
-def _groups(meshes: Iterable[DeviceMesh]) -> list[Any]:
-    return [mesh.get_group(n) for mesh in meshes for n in range(mesh.ndim)]
+def _placements(p: Tensor) -> dict[str, tuple[Any, bool]]:
+    """By the name of each group of processes over which it lies: the group, and whether that cuts it."""
+    if not is_distributed(p):
+        return {}
+    groups = p.device_mesh.get_all_groups()
+    return {
+        g.group_name: (g, not placed.is_replicate()) for g, placed in zip(groups, p.placements, strict=True)
+    }
 
 
 def _placed(grad: Tensor, p: DTensor) -> Tensor:
