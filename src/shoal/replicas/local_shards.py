@@ -77,9 +77,10 @@ class LocalShards:
 class Replicated:
     """What a mesh replicates: parameters, and parts of them, that several processes of a group hold.
 
-    Those are parameters along the dimensions of the model's meshes that do not cut them: plain parameters
-    beside DTensors along all. Every process keeps them together with other copies than its neighbour does, and lossy codecs, or messages that
-    come in another order, would let them drift apart. `tensors` are what is trained, in this process.
+    A parameter is replicated along those dimensions of the model's meshes that do not cut it; a plain one
+    beside DTensors along all. Every process keeps its copy together with other copies than its neighbour
+    does, and lossy codecs, or messages that come in another order, would let them drift apart. `tensors` are
+    what is trained, in this process.
     """
 
     def __init__(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
@@ -88,7 +89,7 @@ class Replicated:
         cut = [{name for name, (_, is_cut) in placed.items() if is_cut} for placed in placements]
         self._held = [
             (group, held)
-            for name, group in sorted(groups.items())  # in one order, or processes would wait for each other
+            for name, group in groups.items()  # in the order of the parameters, which all processes have
             if (held := [t for t, names in zip(tensors, cut, strict=True) if name not in names])
         ]
 
@@ -106,10 +107,8 @@ def _placements(p: Tensor) -> dict[str, tuple[Any, bool]]:
     """By the name of each group of processes over which it lies: the group, and whether that cuts it."""
     if not is_distributed(p):
         return {}
-    groups = p.device_mesh.get_all_groups()
-    return {
-        g.group_name: (g, not placed.is_replicate()) for g, placed in zip(groups, p.placements, strict=True)
-    }
+    pairs = zip(p.device_mesh.get_all_groups(), p.placements, strict=True)
+    return {group.group_name: (group, not placed.is_replicate()) for group, placed in pairs}
 
 
 def _placed(grad: Tensor, p: DTensor) -> Tensor:
