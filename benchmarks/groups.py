@@ -5,7 +5,7 @@ of two and of four stages, and a CNN with a large classifier as a hybrid (Krizhe
 worker. Strategy 'sync' between the workers. Memory is what a process needs beyond the imported libraries, and
 on a GPU what it has allocated there.
 
-    python benchmarks/groups.py [--device cpu|cuda] [--quick] [--json FILE]
+    python benchmarks/groups.py [--device cpu|cuda] [--quick] [--runs blocks_whole_1,blocks_pipeline_2]
 
 With `--device cuda` every process should have a GPU of its own. If several share one, NCCL refuses, and gloo
 carries activations through host memory. The last line is JSON: for each run its samples a second and its
@@ -40,6 +40,11 @@ class Arrangement:
     net: str
     how: str
     group: int  # processes of a worker
+
+    @property
+    def word(self) -> str:
+        """How the command line and the JSON call it."""
+        return f"{self.net}_{self.how}_{self.group}"
 
     @property
     def name(self) -> str:
@@ -110,17 +115,16 @@ def show(found: dict[Arrangement, Measured | str], options: argparse.Namespace) 
     Console().print(table)
 
 
-def ratios(found: dict[Arrangement, Measured | str]) -> dict[str, Any]:
+def ratios(found: dict[Arrangement, Measured | str]) -> dict[str, float]:
     """For each arrangement its figures over those of data parallelism on the same network."""
     plain = {one.net: m for one, m in found.items() if one.how == "whole" and isinstance(m, Measured)}
-    return {
-        f"{one.net}: {one.name}": {
-            "speed": round(m.samples_per_second / plain[one.net].samples_per_second, 3),
-            "memory": round(m.memory / plain[one.net].memory, 3),
-        }
-        for one, m in found.items()
-        if isinstance(m, Measured) and one.net in plain and one.how != "whole"
-    }
+    figures = {}
+    for one, m in found.items():
+        if isinstance(m, Measured) and one.net in plain and one.how != "whole":
+            speed = m.samples_per_second / plain[one.net].samples_per_second
+            figures[f"{one.word}_speed"] = round(speed, 3)
+            figures[f"{one.word}_memory"] = round(m.memory / plain[one.net].memory, 3)
+    return figures
 
 
 def main() -> None:
@@ -133,22 +137,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="timed")
     parser.add_argument("--width", type=int, help="of a fully connected layer")
     parser.add_argument("--depth", type=int, default=16, help="layers of the network of equal blocks")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--runs", default=",".join(one.word for one in ARRANGEMENTS))
     options = parser.parse_args()
     options.batch = options.batch or (64 if options.quick else 256)
     options.steps = options.steps or (3 if options.quick else 10)
     options.width = options.width or (256 if options.quick else 2048)
     found: dict[Arrangement, Measured | str] = {}
-    for one in ARRANGEMENTS:
+    for one in (one for one in ARRANGEMENTS if one.word in options.runs.split(",")):
         try:
             found[one] = measure(one, options)
         except WorkerFailed as failure:
             found[one] = f"failed: {str(failure).splitlines()[0]}"
     show(found, options)
-    text = json.dumps(ratios(found))
-    if options.json is not None:
-        options.json.write_text(text)
-    print(text)
+    print(json.dumps(ratios(found)))
 
 
 if __name__ == "__main__":
