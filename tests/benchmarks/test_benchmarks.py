@@ -119,6 +119,16 @@ def test_uneven_prints_a_share_of_the_ideal_for_each_run():
 
 
 @pytest.mark.soak
+def test_groups_prints_speed_and_memory_beside_data_parallelism():
+    runs = "alexnet_whole_1,alexnet_pipeline_2,alexnet_hybrid_2"
+    small = ["--width", "32", "--batch", "8", "--steps", "1", "--microbatches", "2"]
+    figures = last_line("groups.py", *small, "--runs", runs)
+    assert figures.keys() == {
+        f"alexnet_{how}_2_{what}" for how in ("pipeline", "hybrid") for what in ("speed", "memory")
+    }
+
+
+@pytest.mark.soak
 def test_parameter_server_prints_its_ratios():
     pytest.importorskip("grpc")
     figures = last_line("parameter_server.py", "--parameters", "200000", "--rounds", "2")

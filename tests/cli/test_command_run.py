@@ -197,6 +197,40 @@ def test_what_only_the_owner_of_the_data_could_do_is_refused_in_a_sentence(shoal
     assert sentence in result.stderr.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--group 0", "greater than or equal to 1"),
+        ("--group 2 --hosts a:1,b:1", "start them with torchrun or srun, and call attach(..., mesh=mesh)"),
+        ("--group 2 --strategy asgd --durability journal", "a process that dies ends its group"),
+    ],
+)
+def test_what_groups_of_processes_cannot_do_is_refused_in_a_sentence(shoal, script, options, sentence):
+    result = shoal(f"run {options}", script("import shoal"))
+    assert result.exit_code == 2
+    assert sentence in result.stderr.replace("\n", " ")
+
+
+def test_under_torchrun_the_mesh_says_what_a_group_is(shoal, script, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    result = shoal("run --group 2", script(""))
+    assert result.exit_code == 2
+    assert "torchrun has started this process, and --group starts processes of its own" in result.stderr
+
+
+@warm
+def test_a_group_of_one_gets_torch_s_variables(shoal, script):
+    path = script("""
+import os
+shoal.attach(model, optimizer)
+step()
+print([os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")])
+""")
+    assert "worker 1 | ['1', '2', '1']" in shoal("run -n 2 --group 1 --quiet", path).stdout
+    assert "worker 1 | [None, None, None]" in shoal("run -n 2 --quiet", path).stdout
+
+
 def test_under_torchrun_n_must_fit(shoal, script, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""The page of a split in a browser: it fetches nothing, fits a narrow screen, and timelines fill the width."""
+"""The page of a split in a browser: it fetches nothing, fits narrow screens, and timelines fill the width."""
 
 import pytest
 from torch import nn

@@ -20,7 +20,8 @@ import shoal
 from convex import convex
 from marks import marks
 from shoal.core.errors import WorkerFailed
-from shoal.launch.crew import Crew, Member
+from shoal.launch.crew import Crew
+from shoal.launch.member import Member
 from shoal.strategies import Sandblaster
 from shoal.testing import blobs
 

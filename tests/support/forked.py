@@ -29,6 +29,7 @@ from shoal.strategies import STRATEGIES
 PRELOADED = [
     *("pytest", "forked", "harness", "shoal.transports.grpc"),
     *("shoal.runs.processes", "shoal.api.script", "torch._dynamo"),  # whole runs use the same fork server
+    *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
     *("numba", "sklearn.datasets", "PIL.Image"),
     *("lightning", "transformers.trainer", "accelerate"),
 ]

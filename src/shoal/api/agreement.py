@@ -14,6 +14,7 @@ from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
 from shoal.core.vector import is_statistic
 from shoal.engine.engine import Engine
+from shoal.replicas.local_shards import local
 
 START, OPTIONS, BUFFERS = "start", "options", "buffers"
 
@@ -62,24 +63,35 @@ async def check_alike(engine: Engine, options: Sequence[str]) -> None:
 
 
 def untrained(model: nn.Module, trained: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
-    """The model's other parameters, by name."""
+    """The model's other parameters, by name; of DTensors the local shards."""
     known = {id(p) for p in trained}
-    return [(name, p.detach()) for name, p in model.named_parameters() if id(p) not in known]
+    return [(name, local(p).detach()) for name, p in model.named_parameters() if id(p) not in known]
+
+
+def others_of(model: nn.Module, trained: Iterable[Tensor]) -> list[Tensor]:
+    """The model's other parameters, which are not trained, and all its buffers."""
+    return [*(p for _, p in untrained(model, trained)), *map(local, model.buffers())]
 
 
 def buffers_of(model: nn.Module, trained: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
     """The model's buffers, and the running statistics that it keeps as parameters which are not trained."""
     kept = [(name, p) for name, p in untrained(model, trained) if is_statistic(name, p)]
-    return [*model.named_buffers(), *kept]
+    return [*((name, local(buffer)) for name, buffer in model.named_buffers()), *kept]
 
 
-async def merge_buffers(engine: Engine, mine: Sequence[tuple[str, Tensor]], how: str) -> None:
+def largest_message(model: nn.Module, trained: Sequence[Tensor]) -> int:
+    """The bytes of the largest message of those that start alike and merge buffers, without the vector."""
+    merged = sum(b.numel() * (2 if b.is_complex() else 1) for _, b in buffers_of(model, trained))
+    return max(8 * merged, *(t.nbytes for t in others_of(model, trained)), 0)
+
+
+async def merge_buffers(engine: Engine, model: nn.Module, trained: Sequence[Tensor], how: str) -> None:
     """Give all workers the same buffers, once training is over. Those that have gone do not count.
 
     With "mean", running statistics are averaged; all others are worker 0's. With "first" all are worker 0's.
     Without worker 0 every worker keeps its own.
     """
-    me, mailbox = engine.identity, engine.mailbox
+    me, mailbox, mine = engine.identity, engine.mailbox, buffers_of(model, trained)
     if how == "own" or not mine or me.workers == 1:
         return
     means = [buffer for name, buffer in mine if how == "mean" and is_statistic(name, buffer)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,12 +18,18 @@ from shoal.core.codec import Codec
 from shoal.core.limits import one_of
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
-from shoal.replicas.optimizer import has_inner
+from shoal.launch.worker_group import join_group
+from shoal.replicas.attached import held_by
+from shoal.replicas.local_shards import is_distributed
+from shoal.replicas.optimizer import has_inner, steps_each_element
 from shoal.replicas.served import check_optimizer
 from shoal.replicas.wrapped import check_wrappers, save_apart, tell_rank, unwrap_optimizer
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.strategy import Sends, Setting, Strategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _was_launched = False
 
@@ -35,6 +42,7 @@ def attach(
     codec: Codec | str | None = None,
     buffers: str = "mean",
     unused: str = "refused",
+    mesh: DeviceMesh | None = None,
 ) -> Attachment:
     """Synchronise this model with its replicas in the other processes at every `optimizer.step()`.
 
@@ -46,6 +54,8 @@ def attach(
     parameter without a gradient is refused where the strategy would move it and plain PyTorch would not;
     with `unused="zeros"` its gradient is zero. In a process that is one of the strategy's servers this call
     serves the workers, and exits the process when training is over.
+    `mesh` makes several processes one worker: those of the mesh, or of all its dimensions but the one named
+    "workers". Each keeps its shard of the model together with the shards in the same position of the others.
     Raises ValueError if the process has called attach() before, or if the settings do not fit.
     """
     global _was_launched
@@ -56,7 +66,7 @@ def attach(
         )
     if _was_launched:
         raise ValueError("attach() was called before: a process takes part in a run once")
-    place = Place.find()
+    place = join_group(Place.find(), mesh)
     _was_launched = bool(place.launched)
     chosen = choose_strategy(place, strategy)
     coder = choose_codec(codec if place.codec is None else place.codec, chosen)
@@ -70,6 +80,7 @@ def attach(
     whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
     given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check_wrappers(whole, workers)
+    _check_group(whole, place, chosen, coder)
     _check_optimizers([unwrap_optimizer(one) for one in given], chosen, coder, workers, place)
     one_of(BUFFERS_ARE, buffers=buffers)
     one_of(UNUSED_ARE, unused=unused)
@@ -83,6 +94,26 @@ def attach(
     set_current(attachment)
     atexit.register(attachment.leave)
     return attachment
+
+
+def _check_group(model: nn.Module, place: Place, strategy: Strategy, codec: Codec) -> None:
+    """Raise ValueError for what a process that holds shards cannot do, or says nothing of its mesh."""
+    sharded = any(is_distributed(p) for p in model.parameters())
+    if sharded and place.group == 1 and place.nodes > 1:
+        raise ValueError(
+            "the model's parameters are DTensors, cut over a mesh of processes; say over which: "
+            "attach(..., mesh=mesh)"
+        )
+    if place.group > 1 and place.checkpoint is not None and place.is_joined:
+        raise ValueError(
+            f"{place.launched} started the processes, and those of a group could not agree where to stop; "
+            "start them with `shoal run --group`, or use torch.distributed.checkpoint in your loop"
+        )
+    if sharded and codec.needs_matrices:
+        raise ValueError(
+            f"{codec} looks at whole matrices, and each process holds a shard of them; take 'top_k', "
+            "'one_bit' or another codec of single elements"
+        )
 
 
 def choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
@@ -121,6 +152,15 @@ def _check_optimizers(
     """Raise ValueError if the strategy, or a checkpoint, cannot do with one of them, or with several."""
     for one in optimizers:
         check_optimizer(strategy, one, workers, place.servers)
+        if (
+            strategy.steps_at_server
+            and any(map(is_distributed, held_by(one)))
+            and not steps_each_element(one)
+        ):
+            raise ValueError(
+                f"{type(one).__name__} looks at whole tensors, and a server of {strategy} steps shards of "
+                "them; take a strategy whose workers step, as 'sync' or 'diloco'"
+            )
         if place.checkpoint is not None and has_inner(one):
             raise ValueError(
                 f"{type(one).__name__} has another optimizer inside, whose state a checkpoint would miss; "

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.api.agreement import buffers_of, check_alike, merge_buffers, start_alike, untrained
+from shoal.api.agreement import check_alike, largest_message, merge_buffers, others_of, start_alike
 from shoal.api.notices import Notices
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
@@ -25,6 +25,7 @@ from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import Access, choose_mean, connect
+from shoal.launch.worker_group import GroupNumbers
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.wrapped import rebind, unwrap_optimizer
 from shoal.runs.curve import holds_solution
@@ -78,6 +79,8 @@ class Attachment:
         me = place.identity(strategy)
         self._control = place.open_control(me)
         self._replica = AttachedReplica(model, *optimizers)
+        self._replica.in_group = place.group > 1
+        self.position = place.position  # of this process in its worker's group; 0 without a mesh
         self._between_steps = self._make_between_steps(place, codec, me.workers)
         self.engine = self._join(place, me, codec)
         self.resumed_from: int | None = None  # step of the checkpoint
@@ -110,7 +113,7 @@ class Attachment:
             place.transport,
             me,
             place.open_store() if place.nodes > 1 else None,
-            vector_bytes=max(x.nbytes, *(t.nbytes for t in self._others()), self._buffer_bytes),
+            vector_bytes=max(x.nbytes, largest_message(self._model, self._replica.parameters)),
             timeout=place.timeout,
             manifest=self._replica.layout.manifest(x.dtype),
             access=Access(**place.access),
@@ -123,7 +126,7 @@ class Attachment:
             codec=codec,
             timeout=place.timeout,
             between_steps=self._between_steps,
-            observers=(Reporter(self._control, self._note_loss),),
+            observers=() if self.position else (Reporter(self._control, self._note_loss),),
             **place.recovery.settings(me, self._replica.layout, x.nbytes),
         )
 
@@ -131,13 +134,14 @@ class Attachment:
         """Start from worker 0's weights, or from a checkpoint."""
         engine = self.engine
         engine.coding.rehearse()
-        drive(start_alike(engine, (self._replica.x, *self._others())))
+        drive(start_alike(engine, (self._replica.x, *others_of(self._model, self._replica.parameters))))
         if self._strategy.sends is Sends.MEAN_GRADIENTS or self._strategy.steps_at_server:
             drive(check_alike(engine, self._replica.options))
         if engine.is_server:
             engine.x.copy_(self._replica.x[engine.identity.own_slice(self._replica.x.numel())])
         engine.meter.reset()  # do not count the messages so far
         self.resumed_from = drive(self._between_steps.resume(engine))
+        self._replica.agree()
 
     @property
     def node(self) -> Node:
@@ -194,6 +198,7 @@ class Attachment:
         try:
             while not self._ended and self._go_on(lambda: self._life.throw(NoMoreSteps())):
                 pass  # the strategy may continue without data while other workers have some
+            self._replica.agree()
             self._notices.before_end()
             self._merge_buffers()
         except BaseException:
@@ -218,13 +223,17 @@ class Attachment:
             return
         own, outside, self._shows_common = self._replica.x.clone(), self._shows_common, True
         try:
-            with torch.no_grad():
-                self._replica.x.copy_(self._common())
+            self._show(self._common())
             yield self._model
         finally:
-            with torch.no_grad():
-                self._replica.x.copy_(own)
+            self._show(own)
             self._shows_common = outside
+
+    @torch.no_grad()
+    def _show(self, solution: Tensor) -> None:
+        """Have the model compute with these parameters."""
+        self._replica.x.copy_(solution)
+        self._replica.agree()
 
     def _common(self) -> Tensor:
         if self._strategy.servers:
@@ -251,7 +260,7 @@ class Attachment:
         accuracy, in per cent, is passed on at once, also after `finish()`; worker 0's is shown.
         """
         self._told_loss = self._told_loss if loss is None else loss
-        if test_accuracy is not None:
+        if test_accuracy is not None and self.position == 0:
             self._control.tell("figures", test_accuracy=float(test_accuracy))
 
     def _note_loss(self) -> None:
@@ -296,6 +305,7 @@ class Attachment:
             self._notices.before_step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
+            self._replica.agree()
             return self._replica.own_loss if loss is None else loss
 
         def give_back() -> None:
@@ -325,7 +335,7 @@ class Attachment:
     def _merge_buffers(self) -> None:
         if not self._strategy.independent:
             with torch.no_grad():
-                drive(merge_buffers(self.engine, self._named_buffers(), self._buffers))
+                drive(merge_buffers(self.engine, self._model, self._replica.parameters, self._buffers))
 
     def _give_back(self) -> None:
         """Restore the user's optimizers and model."""
@@ -343,6 +353,7 @@ class Attachment:
         """Run the strategy until it wants a gradient or has ended. Returns whether it wants a gradient."""
         if self._failure is not None:
             raise self._failure
+        self._replica.enter()
         try:
             with torch.no_grad():
                 resume()
@@ -352,20 +363,9 @@ class Attachment:
         except Exception as failure:
             self._failure = failure
             raise
+        finally:
+            self._replica.leave()
         return True
-
-    @property
-    def _buffer_bytes(self) -> int:
-        """The size of the message that merges them."""
-        return 8 * sum(b.numel() * (2 if b.is_complex() else 1) for _, b in self._named_buffers())
-
-    def _others(self) -> list[Tensor]:
-        """The model's other parameters, which are not trained, and its buffers."""
-        frozen = untrained(self._model, self._replica.parameters)
-        return [*(p for _, p in frozen), *self._model.buffers()]
-
-    def _named_buffers(self) -> list[tuple[str, Tensor]]:
-        return buffers_of(self._model, self._replica.parameters)
 
     def _make_between_steps(self, place: Place, codec: Codec, workers: int) -> BetweenSteps:
         saved = None
@@ -376,12 +376,15 @@ class Attachment:
                 "workers": workers,
                 "servers": place.servers,
                 "parameters": self._replica.x.numel(),
+                **({} if place.group == 1 else {"group": place.group}),
             }
-            saved = Checkpoints(place.checkpoint, config, place.nodes)
-        return BetweenSteps(self._control, saved, place.every, self._weights)
+            position = None if place.group == 1 else place.position
+            saved = Checkpoints(place.checkpoint, config, place.nodes * place.group, position=position)
+        return BetweenSteps(self._control, saved, place.every, self._weights, GroupNumbers(place))
 
     def _weights(self, engine: Engine) -> Mapping[str, Tensor] | None:
-        if engine.identity.shards > 1 or not holds_solution(self._strategy, engine):
+        cut = engine.identity.shards > 1 or self._replica.in_group
+        if cut or not holds_solution(self._strategy, engine):
             return None
         solution = self._strategy.solution(Node(engine))
         return named_weights(self._model, solution, self._replica.parameters)

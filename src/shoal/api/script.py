@@ -10,7 +10,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,18 +22,20 @@ from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.core.words import REJOINING
 from shoal.launch.control import leave_with_parent, users_traceback
-from shoal.launch.crew import Crew, Listener, Member
+from shoal.launch.crew import Crew, Listener
 from shoal.launch.environment import Place
 from shoal.launch.fleet import Fleet
 from shoal.launch.host_link import Printer
 from shoal.launch.hosts import HostList
 from shoal.launch.join import local_threads, start_mpi
-from shoal.launch.script_process import ScriptProcess
-from shoal.runs.result import Result, summarise
+from shoal.launch.member import Member
+from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
+from shoal.launch.worker_group import torch_meeting_point, torch_variables
+from shoal.runs.result import Result, joined, summarise
 from shoal.vocabulary.strategy import Strategy
 
 Starter = Callable[[int, int], Member]
-"""Starts the node with a rank and an incarnation."""
+"""Starts the process with a number and an incarnation; without groups its number is its rank."""
 
 
 def run_script(
@@ -46,9 +48,11 @@ def run_script(
     on_progress: Listener,
     on_output: Printer,
     hosts: HostList | None = None,
+    group: int | None = None,
 ) -> Result:
     """Run `script` in one process for each worker and server, and wait for all of them.
 
+    With `group` each is a group of so many processes, which get torchrun's variables, RANK and so on.
     `place` carries the settings that all nodes share; `attach` checks them in each. `on_output` gets each
     printed line with the name of the node that printed it. The processes run on `hosts`, by default on this
     one. Raises WorkerFailed with the traceback of the first process that raised.
@@ -58,18 +62,29 @@ def run_script(
     if not Path(script).is_file():
         raise ValueError(f"there is no script {str(script)!r}")
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
-    shared = replace(place, nodes=nodes, launched="shoal")
+    each = group or 1
+    shared = replace(place, nodes=nodes, group=each, launched="shoal")
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
     starting = (
-        _on_this_host(script, arguments, shared, names, on_output)
+        _on_this_host(script, arguments, shared, names, on_output, sets_variables=group is not None)
         if hosts is None
         else _on_hosts(hosts, script, arguments, shared, names, on_output)
     )
     with starting as start:
-        restarts = place.transport in REJOINING and (strategy is None or strategy.recovers != "none")
-        goes_on = strategy is not None and strategy.survives
-        crew = Crew(workers, nodes - workers, start, on_progress, place.timeout, restarts, goes_on)
-        reports = [report for report in crew.see_through() if report]
+        crew = Crew(
+            workers * each,
+            (nodes - workers) * each,
+            start,
+            on_progress,
+            place.timeout,
+            # a process of a group cannot come back: the others would have to call init_process_group again
+            restarts=each == 1
+            and place.transport in REJOINING
+            and (strategy is None or strategy.recovers != "none"),
+            goes_on=strategy is not None and strategy.survives,
+            group=each,
+        )
+        reports = joined([report for report in crew.see_through() if report])
     if not reports and any(member.ready for member in crew.members):
         raise ShoalError(
             f"{script} has no result: every worker left before the end, after an error it caught"
@@ -78,7 +93,7 @@ def run_script(
         raise ShoalError(
             f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
         )
-    return summarise(script_config(script, arguments, workers, strategy, place, hosts), reports)
+    return summarise(script_config(script, arguments, workers, strategy, place, hosts, group), reports)
 
 
 def script_config(
@@ -88,6 +103,7 @@ def script_config(
     strategy: Strategy | None,
     place: Place,
     hosts: HostList | None = None,
+    group: int | None = None,
 ) -> dict[str, Any]:
     """The settings of a script's run as plain values."""
     return {
@@ -101,23 +117,42 @@ def script_config(
         "workers": workers,
         "arguments": list(arguments),
         **({} if hosts is None else {"hosts": str(hosts)}),
+        **({} if group is None else {"group": group}),
         **{f"strategy.{name}": value for name, value in place.strategy_options.items()},
     }
 
 
 @contextmanager
 def _on_this_host(
-    script: str | Path, arguments: Sequence[str], shared: Place, names: Sequence[str], on_output: Printer
+    script: str | Path,
+    arguments: Sequence[str],
+    shared: Place,
+    names: Sequence[str],
+    on_output: Printer,
+    *,
+    sets_variables: bool,
 ) -> Iterator[Starter]:
-    """Yields a function that starts a node as a process of this host."""
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+    """Yields a function that starts a process of a node on this host, with torch's variables if told so."""
+    processes = shared.nodes * shared.group
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-") as folder,
+        torch_meeting_point() if sets_variables else nullcontext() as meeting_point,
+    ):
 
-        def start(rank: int, incarnation: int) -> Member:
-            own = replace(shared, rank=rank, incarnation=incarnation, store=folder, on_host=shared.nodes)
+        def start(number: int, incarnation: int) -> Member:
+            rank, position = divmod(number, shared.group)
+            name = names[rank] if shared.group == 1 else f"{names[rank]}, process {position}"
+            place = replace(shared, rank=rank, position=position, incarnation=incarnation)
             process, (control,) = ScriptProcess.start(
-                script, arguments, asdict(own), lambda line: on_output(names[rank], line)
+                script,
+                arguments,
+                asdict(replace(place, store=folder, on_host=processes)),
+                lambda line: on_output(name, line),
+                variables=torch_variables(number, processes, meeting_point)
+                if meeting_point
+                else NO_VARIABLES,
             )
-            return Member(rank, names[rank], process, control, incarnation)
+            return Member(number, name, process, control, incarnation)
 
         yield start
 

@@ -41,8 +41,12 @@ def launch(
     quiet: bool,
     hosts: HostList | None = None,
     on: str | None = None,
+    group: int | None = None,
 ) -> None:
-    """Run `script` on so many workers. `settings` are fields of Place; `on` is a cluster, such as "ray"."""
+    """Run `script` on so many workers, each of `group` processes.
+
+    `settings` are fields of Place; `on` is a cluster, such as "ray".
+    """
     place = replace(Place.find(settings.get("transport")), **settings)
     strategy = make_strategy(place)
     codec = choose_codec(place.codec, strategy)
@@ -55,6 +59,11 @@ def launch(
     if place.is_joined and (hosts is not None or on is not None):
         option = "--hosts" if on is None else "--on"
         raise ValueError(f"{place.launched} has started this process; {option} starts processes of its own")
+    if place.is_joined and group is not None:
+        raise ValueError(
+            f"{place.launched} has started this process, and --group starts processes of its own; call "
+            "attach(..., mesh=mesh), which says which processes are one worker"
+        )
     if place.is_joined:
         check_joining(place, strategy, workers, outcome)
         join(script, arguments, place)
@@ -62,7 +71,7 @@ def launch(
         refuse_mpi(place.transport)
         servers = strategy.servers * place.servers if strategy else 0
         with nullcontext(hosts) if on is None else find_hosts(number, servers) as found:
-            start(script, arguments, number, strategy, place, outcome, quiet, found)
+            start(script, arguments, number, strategy, place, outcome, quiet, found, group)
 
 
 def find_hosts(workers: int, servers: int) -> AbstractContextManager[HostList]:
@@ -131,14 +140,16 @@ def start(
     outcome: Outcome,
     quiet: bool,
     hosts: HostList | None = None,
+    group: int | None = None,
 ) -> None:
     """Run the script in processes of our own, show their progress, then the closing table."""
     console = Console(stderr=True)
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
     count = "1 worker" if workers == 1 else f"{workers} workers"
     count += "" if hosts is None else f" on {len(hosts.hosts)} hosts"
+    count += "" if group is None else f" of {group} processes each"
     servers = strategy.servers * place.servers if strategy else 0
-    config = script_config(script, arguments, workers, strategy, place, hosts)
+    config = script_config(script, arguments, workers, strategy, place, hosts, group)
     about = RunDescription(config["task"], config["strategy"], workers, servers, config)
     display = ProgressDisplay(enabled=not quiet, console=console)
     with (
@@ -158,6 +169,7 @@ def start(
             on_progress=both(kept.event, both(progress.update, page.update)),
             on_output=both(kept.output, both(printer(console), page.print)),
             hosts=hosts,
+            group=group,
         )
         kept.done(result.record())
         for event in last_progress(result.nodes):

@@ -80,6 +80,15 @@ def run(
     workers: Annotated[
         int | None, typer.Option("-n", "--workers", help="Workers to start.", show_default="1")
     ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="PROCESSES",
+            help="Processes of each worker, which call attach(..., mesh=mesh).",
+            show_default="1, without torch's RANK, LOCAL_RANK and so on",
+        ),
+    ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -145,8 +154,7 @@ def run(
     script, rest = find_script([script, *(arguments or [])] if script else [], passed)
     check_strategy(strategy, ctx.meta[DOTTED], servers)
     check_words(codec, transport, collective, durability)
-    if workers is not None and workers < 1:
-        raise ValueError(f"-n {workers}: a run needs at least 1 worker")
+    check_workers(workers, group, elsewhere=bool(hosts or on), durability=durability)
     check_checkpoint(checkpoint, every, is_here=hosts is None and on is None)
     transport = transport or ("grpc" if hosts or on else None)
     access = read_access(
@@ -180,7 +188,25 @@ def run(
         "timeout": timeout,
         **({} if transport is None else {"transport": transport}),
     }
-    launch(script, rest, workers, settings, outcome, quiet, host_list, on)
+    launch(script, rest, workers, settings, outcome, quiet, host_list, on, group)
+
+
+def check_workers(workers: int | None, group: int | None, *, elsewhere: bool, durability: str) -> None:
+    """Raise ValueError for a number of workers that cannot be, or for what groups of processes cannot do."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"-n {workers}: a run needs at least 1 worker")
+    if group is not None and elsewhere:
+        raise ValueError(
+            "--group starts the processes of a worker on this host; on several hosts start them with "
+            "torchrun or srun, and call attach(..., mesh=mesh)"
+        )
+    if group is None or group == 1:
+        return
+    if durability == "journal":
+        raise ValueError(
+            f"--group {group}: a process that dies ends its group, so no server comes back to read a "
+            "journal; take durability 'memory'"
+        )
 
 
 def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:

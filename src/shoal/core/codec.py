@@ -31,8 +31,8 @@ class Codec(ABC):
 
     `exact` says that decode(encode(v)) is v, bit for bit, so that the codec may be skipped. One that is
     `for_gradients` does more than write them down, as momentum. One that `needs_products` asks what gradients
-    are made of: it is of use only where gradients are averaged over all workers. Its `code` is in the header
-    of all it writes.
+    are made of: it is of use only where gradients are averaged over all workers. One that `needs_matrices`
+    looks at whole layers, and not at shards of them. Its `code` is in the header of all it writes.
 
     Averages over all workers are formed in stripes, by `encode` and `decode`. A codec that is `in_flight`
     forms them itself instead, by `average`.
@@ -41,6 +41,7 @@ class Codec(ABC):
     exact: ClassVar[bool] = False
     for_gradients: ClassVar[bool] = False
     needs_products: ClassVar[bool] = False
+    needs_matrices: ClassVar[bool] = False
     code: ClassVar[int] = 0
 
     @property

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite, prod
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
+
+NO_SHARDS: Mapping[int, nn.Parameter] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,13 @@ class Layout:
         return {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
 
 
-def trainable(module: nn.Module, held: Set[int] | None = None) -> tuple[list[nn.Parameter], Layout]:
+def trainable(
+    module: nn.Module, held: Set[int] | None = None, shards: Mapping[int, nn.Parameter] = NO_SHARDS
+) -> tuple[list[nn.Parameter], Layout]:
     """The parameters that take part in training, checked to fit one flat vector.
 
-    `held` has the ids of those that the optimizer holds, if it may not hold all.
+    `held` has the ids of those that the optimizer holds, if it may not hold all. `shards` has, by the id of
+    a parameter, the part of it that this process holds; the layout is then that of the parts.
     """
     named = [
         (name, p)
@@ -114,7 +120,8 @@ def trainable(module: nn.Module, held: Set[int] | None = None) -> tuple[list[nn.
                 f"the parameters of {type(module).__name__} are on several {what} "
                 f"({', '.join(sorted(values))}); move them all to one with module.to(...)."
             )
-    return [p for _, p in named], Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named))
+    shapes = tuple(shards.get(id(p), p).shape for _, p in named)
+    return [p for _, p in named], Layout(tuple(n for n, _ in named), shapes)
 
 
 def named_weights(
@@ -140,14 +147,23 @@ def is_statistic(name: str, buffer: Tensor) -> bool:
 
 
 class Flat:
-    """A module whose parameters are views on one vector `x`: change `x` and the module changes."""
+    """A module whose parameters are views on one vector `x`: change `x` and the module changes.
 
-    def __init__(self, module: nn.Module, held: Set[int] | None = None) -> None:
-        self.parameters, self.layout = trainable(module, held)
-        first = self.parameters[0]
+    Where a parameter has a shard, the shard is the view; its owner copies between the two.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        held: Set[int] | None = None,
+        shards: Mapping[int, nn.Parameter] = NO_SHARDS,
+    ) -> None:
+        self.parameters, self.layout = trainable(module, held, shards)
+        self.tensors = [shards.get(id(p), p) for p in self.parameters]  # the views on `x`
+        first = self.tensors[0]
         self.x = torch.empty(self.layout.numel, dtype=first.dtype, device=first.device)
         with torch.no_grad():
-            for p, view in zip(self.parameters, self.layout.split(self.x).values(), strict=True):
+            for p, view in zip(self.tensors, self.layout.split(self.x).values(), strict=True):
                 view.copy_(p)
                 p.data = view
         sizes = self.layout.sizes
@@ -155,7 +171,7 @@ class Flat:
             slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
         ]  # of each parameter in `x`
         self.active: Set[int] | None = None  # of the parameters: whose gradients count; None: all
-        self._addresses = [p.data_ptr() for p in self.parameters]
+        self._addresses = [p.data_ptr() for p in self.tensors]
         self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # vector -> the parameters in it
 
     def parts(self, nbytes: int) -> list[slice]:
@@ -179,7 +195,7 @@ class Flat:
 
     def gradient(self, out: Tensor) -> Tensor:
         """Copy the gradients that back-propagation left into `out`; a parameter without one has zeros."""
-        for n, (p, view) in enumerate(zip(self.parameters, self.views(out), strict=True)):
+        for n, (p, view) in enumerate(zip(self.tensors, self.views(out), strict=True)):
             if p.grad is None or not self.is_active(n):
                 view.zero_()
             elif p.grad.is_sparse:
@@ -193,7 +209,7 @@ class Flat:
 
         Where only some count it is a copy: `g` is written again before the gradients of the others are read.
         """
-        for n, (p, view) in enumerate(zip(self.parameters, self.views(g), strict=True)):
+        for n, (p, view) in enumerate(zip(self.tensors, self.views(g), strict=True)):
             if self.is_active(n):
                 seen = view if self.active is None else view.clone()
                 p.grad = seen if p.requires_grad else None
@@ -204,7 +220,7 @@ class Flat:
 
     def check_still_bound(self) -> None:
         """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""
-        if [p.data_ptr() for p in self.parameters] != self._addresses:
+        if [p.data_ptr() for p in self.tensors] != self._addresses:
             raise ValueError(
                 "the module's parameters were moved after Shoal took hold of them; "
                 "call module.to(device) or module.half() before."

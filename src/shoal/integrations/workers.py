@@ -44,6 +44,11 @@ class Workers:
                 f"--checkpoint would save beside {framework}, which could not find its place again; use the "
                 f"checkpoints of {framework} instead"
             )
+        if place.group > 1:
+            raise ValueError(
+                f"--group {place.group}: {framework} has no mesh to give to Shoal; train in a loop of your "
+                "own, with attach(..., mesh=mesh)"
+            )
         self.framework = framework
         self.rank = place.rank
         self._given = STRATEGIES.make(strategy, **options) if isinstance(strategy, str) else strategy

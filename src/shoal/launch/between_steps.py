@@ -22,7 +22,8 @@ class BetweenSteps:
     """Saves checkpoints and stops the node.
 
     `every` is the number of steps between two checkpoints. `model` returns the weights to save beside the
-    node's state, or None at a node that does not hold all of them.
+    node's state, or None at a node that does not hold all of them. `in_group` tells the other processes of
+    this node, if it has several, a step, and returns those of all.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class BetweenSteps:
         checkpoints: Checkpoints | None = None,
         every: int | None = None,
         model: Callable[[Engine], Mapping[str, Tensor] | None] = lambda engine: None,
+        in_group: Callable[[int], Sequence[int]] = lambda step: [step],
     ) -> None:
         self._control = control
         self._checkpoints = checkpoints
         self._every = every
         self._model = model
+        self._in_group = in_group
         self._run_to: int | None = None
         self._final = False
         self._resumed_at: int | None = None
@@ -48,11 +51,21 @@ class BetweenSteps:
         if self._checkpoints is None:
             return None
         self._checkpoints.check()
-        step = await _agreed_step(self._checkpoints, engine)
+        step = await self._common_step(self._checkpoints, engine)
         engine.meter.reset()  # do not count the messages so far
         if step == NO_STEP and (own := self._checkpoints.newest(engine.identity, None)) != NO_STEP:
             self._control.tell("warning", text=_starts_again(engine, own, self._checkpoints))
         return self._load(self._checkpoints, step, engine)
+
+    async def _common_step(self, checkpoints: Checkpoints, engine: Engine) -> int:
+        """The newest step that all processes of all nodes can read; NO_STEP if there is none."""
+        limit = None
+        while True:
+            step = await _agreed_step(checkpoints, engine, limit)
+            steps = self._in_group(step)
+            if min(steps) == max(steps):
+                return step
+            limit = min(steps)
 
     def resume_all(self, engines: Sequence[Engine]) -> None:
         """The same for all nodes of a simulation, before it runs."""
@@ -129,13 +142,13 @@ def _starts_again(engine: Engine, own: int, checkpoints: Checkpoints) -> str:
     )
 
 
-async def _agreed_step(checkpoints: Checkpoints, engine: Engine) -> int:
-    """The newest step that all nodes can read; NO_STEP if there is none.
+async def _agreed_step(checkpoints: Checkpoints, engine: Engine, limit: int | None = None) -> int:
+    """The newest step, up to `limit`, that all nodes can read; NO_STEP if there is none.
 
     Every node names the newest it can read. While they differ, nobody goes on from a newer one than the
     lowest, so each names another; most often the first answers are the same.
     """
-    me, limit = engine.identity, None
+    me = engine.identity
     while True:
         own = checkpoints.newest(me, limit)
         answer = await _compared(engine, own)

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any, TypeAlias
 
 from shoal.core.errors import Interrupted, WorkerFailed
-from shoal.launch.process_handle import ProcessHandle
+from shoal.launch.member import Member
 
 LOG = logging.getLogger("shoal")
 
@@ -49,51 +49,17 @@ WORD_SECONDS = 5.0
 
 
 @dataclass
-class Member:
-    """One node's process, with the launcher's end of its control connection."""
-
-    rank: int
-    name: str
-    process: ProcessHandle
-    connection: Connection
-    incarnation: int = 0
-    ready: bool = False
-    paused_at: int | None = None
-    is_idle: bool = False  # its own share is done; it takes over batches of others, or waits for their end
-    progress: dict[str, Any] = field(default_factory=dict)  # its last progress event
-    report: dict[str, Any] | None = None  # its report, once it is done
-    failure: dict[str, Any] | None = None
-    ended: bool = False
-    first_progress: tuple[float, int] | None = None  # when, and at which step
-    why_lost: str = ""  # how it ended if its exit code does not tell, as when its host is lost
-
-    def note_progress(self, said: dict[str, Any]) -> None:
-        """Take in a progress event."""
-        self.progress = said
-        if self.first_progress is None:
-            self.first_progress = (time.monotonic(), said.get("step", 0))
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds a step, on average; 0 before the second progress event."""
-        if self.first_progress is None:
-            return 0.0
-        began, step = self.first_progress
-        done: int = self.progress.get("step", 0) - step
-        return (time.monotonic() - began) / max(1, done)
-
-
-@dataclass
 class Crew:
     """The members of a run. `start(rank, incarnation)` starts the process of each.
 
     With servers, or with `goes_on`, the run continues without a killed worker as long as another is left.
     With `takes_over` the others do what a killed worker left undone; if not, a warning says that nobody does.
     With `restarts` a killed server is restarted, as the next incarnation. `on_progress` receives the progress
-    events of all members.
+    events of all members. In groups of `group` processes, which have following ranks, the first
+    speaks for its group; if one is killed, all end.
     """
 
-    workers: int
+    workers: int  # processes of workers
     servers: int
     start: Callable[[int, int], Member]
     on_progress: Listener = lambda event: None
@@ -101,6 +67,7 @@ class Crew:
     restarts: bool = False
     goes_on: bool = False
     takes_over: bool = False
+    group: int = 1
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
     _stop_asked: bool = False
@@ -224,14 +191,43 @@ class Crew:
         for m in running:
             if not m.ended and not m.process.is_alive() and not m.connection.poll():
                 self._gone(m)
+        for m in [m for m in self.members if m.failure and self.group > 1]:
+            if (dead := self._killed_beside(m)) is not None:
+                m.failure = None  # it only noticed that the other has gone
+                self._gone(dead)
         if any(m.failure for m in self.members):
             self._fail()
+
+    def _group_of(self, member: Member) -> list[Member]:
+        """The processes of the same group, the first of which speaks for it."""
+        first = member.rank - member.rank % self.group
+        return self.members[first : first + self.group]
+
+    def _killed_beside(self, member: Member) -> Member | None:
+        """A process of its group that was killed and is not dealt with yet. Waits a moment for its end."""
+        others = [m for m in self._group_of(member) if m is not member and not m.ended]
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while others and time.monotonic() < deadline:
+            for m in others:
+                if (m.process.exitcode or 0) < 0:
+                    return m
+            time.sleep(LOOK_SECONDS / 10)
+        return None
+
+    def _end_group(self, member: Member) -> None:
+        """Kill the other processes of a group of which one was killed: they would wait for it."""
+        for m in self._group_of(member):
+            if m is not member and not m.report:
+                m.ended, m.failure = True, None
+                m.process.kill()
 
     def _hear(self, members: list[Member], seconds: float) -> None:
         """Wait up to `seconds` for events of these members, or the end of their connections; handle them."""
         lines = {m.connection: m for m in members}
         for line in wait(list(lines), seconds):
             member = lines[line]  # type: ignore[index]
+            if member.ended:  # with its group, meanwhile
+                continue
             try:
                 self._take(member, json.loads(member.connection.recv_bytes()))
             except (EOFError, OSError):
@@ -277,6 +273,9 @@ class Crew:
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             how = member.why_lost or how
+            if code < 0 and self.group > 1:
+                self._end_group(member)
+                how += f"; its group of {self.group} processes ends with it"
             if not (code < 0 and self._survives(member, how)):
                 member.failure = {"message": f"it {how}", "details": "", "follows": False}
 
@@ -287,9 +286,10 @@ class Crew:
         if not (self.servers or self.goes_on):
             return False
         if member.rank < self.workers:
-            left = sum(not m.ended or bool(m.report) for m in self.members if m.rank < self.workers)
+            first = [m for m in self.members if m.rank < self.workers and m.rank % self.group == 0]
+            left = sum(not m.ended or bool(m.report) for m in first)
             if left:
-                undone = "" if self.takes_over else f". Nobody does {_undone_steps(member)}"
+                undone = "" if self.takes_over else f". Nobody does {self._group_of(member)[0].undone}"
                 LOG.warning("%s %s; the other %d go on%s", member.name, how, left, undone)
                 self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
             return left > 0
@@ -307,10 +307,14 @@ class Crew:
 
     def _tell(self, member: Member, **news: Any) -> None:
         """Pass a member's last progress on to the listener, with the time of the run and the news, if any."""
+        first = self._group_of(member)[0]
+        if member is not first and "lost" not in news:
+            return
         role = "worker" if member.rank < self.workers else "server"
-        nothing_yet = {"rank": member.rank, "role": role, "step": 0, "steps": None, "loss": float("nan")}
+        rank = member.rank // self.group
+        nothing_yet = {"rank": rank, "role": role, "step": 0, "steps": None, "loss": float("nan")}
         elapsed = time.monotonic() - self._went_at if self._went_at else 0.0
-        self.on_progress({**nothing_yet, **member.progress, "seconds": elapsed, **news})
+        self.on_progress({**nothing_yet, **first.progress, "seconds": elapsed, **news})
 
     def _fail(self) -> None:
         """Raise WorkerFailed for the root cause. A lost peer is a consequence of that peer's own failure."""
@@ -363,12 +367,6 @@ class Crew:
         finally:
             for s, old in before.items():
                 signal.signal(s, old)
-
-
-def _undone_steps(member: Member) -> str:
-    """What a worker had still to do, as far as its last report tells."""
-    steps, done = member.progress.get("steps"), member.progress.get("step", 0)
-    return "its remaining steps" if steps is None or steps == done else f"its last {steps - done} steps"
 
 
 @contextmanager

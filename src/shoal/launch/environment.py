@@ -34,13 +34,15 @@ LOCAL_RANKS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 @dataclass(frozen=True)
 class Place:
-    """One of the `nodes` processes of a run, and the settings that its launcher passed on.
+    """One of the `nodes` nodes of a run, and the settings that its launcher passed on.
 
     `strategy` and `codec` are names as on the command line, the codec with its options.
     """
 
     rank: int = 0
     nodes: int = 1
+    group: int = 1  # processes of each node, of which every one is in a run with those of its position
+    position: int = 0  # in the group
     launched: str = ""  # by "shoal", "torchrun", "slurm", "mpi", or "" if the process was started by hand
     transport: str = "processes"
     servers: int = 1  # nodes that share each server of the strategy
@@ -67,7 +69,8 @@ class Place:
     @property
     def recovery(self) -> Recovery:
         """How nodes of this run recover from a crash."""
-        return Recovery(self.transport, self.durability, self.store)
+        alone = self.group == 1  # a process of a group cannot come back
+        return Recovery(self.transport, self.durability, self.store if alone else "")
 
     def to_environment(self) -> dict[str, str]:
         """The environment variable from which `find` reads this place in a child process."""
@@ -131,24 +134,37 @@ class Place:
         return _control(self.control)
 
     def open_store(self) -> Store | None:
-        """The store through which the nodes find each other. None for a single process, and under MPI."""
+        """The store through which the nodes find each other. None for a single process, and under MPI.
+
+        In groups, those of each position have one of their own.
+        """
+        store = self.open_common_store()
+        if store is None or self.group == 1:
+            return store
+        own: Store = PrefixStore(f"position/{self.position}", store)  # type: ignore[arg-type]
+        return own
+
+    def open_common_store(self) -> Store | None:
+        """The store of all processes, whatever their position."""
         if self.store_connection is not None:
             return _relayed_store(self.store_connection)
         if self.store:
-            return file_store(self.store, self.nodes)
+            return file_store(self.store, self.nodes * self.group)
         if self.launched not in ("torchrun", "slurm"):
             return None
-        return _shared_store(self.launched, self.transport, self.rank, self.nodes, self.timeout)
+        return _shared_store(self.launched, self.transport, self.timeout)
 
 
 @lru_cache
-def _shared_store(launched: str, transport: str, rank: int, nodes: int, timeout: float) -> Store:
+def _shared_store(launched: str, transport: str, timeout: float) -> Store:
     """The store of a run that another program has started. Opened once: one process keeps it."""
     if launched == "slurm":
         step = _slurm_step()
+        rank, nodes = step.rank, step.tasks
         host, port, spans_hosts = step.address, step.port, len(step.hosts) > 1
         store = meet(host, port, rank, timeout)
     else:
+        rank, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         spans_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", nodes)) < nodes
         opened, _, _ = next(iter(rendezvous("env://", rank, nodes)))

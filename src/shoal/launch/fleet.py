@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any
 
 from shoal.core.errors import Unavailable
-from shoal.launch.crew import Member
 from shoal.launch.host_link import HELLO_SECONDS, HostLink, Printer, ssh_command, start_command
 from shoal.launch.hosts import HostList
+from shoal.launch.member import Member
 from shoal.launch.relayed_store import StoreValues
 from shoal.launch.versions import digest_of, version
 from shoal.storage.step_folders import KEPT

@@ -19,8 +19,8 @@ from typing import IO, Any, Protocol
 
 from shoal.core.errors import Unavailable, WorkerFailed
 from shoal.launch.agent import PULSE_SECONDS
-from shoal.launch.crew import Member
 from shoal.launch.hosts import Host
+from shoal.launch.member import Member
 from shoal.launch.message_lines import MessageLines
 
 CONNECT_SECONDS = 10

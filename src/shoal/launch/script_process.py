@@ -10,10 +10,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 VARIABLE = "SHOAL_PLACE"
 """The environment variable from which a node reads its place in the run, the fields of Place as JSON."""
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class ScriptProcess:
@@ -34,18 +37,19 @@ class ScriptProcess:
         on_line: Callable[[str], None],
         pipes: Sequence[str] = ("control",),
         inherited: Sequence[int] = (),
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> tuple[ScriptProcess, list[Connection]]:
         """Start the node at `place`, given as the fields of Place. Returns the process and its pipes.
 
         `pipes` names the fields of Place that hold the file descriptor of a pipe to us. The process also gets
-        the file descriptors in `inherited`.
+        the file descriptors in `inherited`, and these environment variables.
         """
         ours, theirs = zip(*(Pipe() for _ in pipes), strict=True)
         descriptors = [end.fileno() for end in theirs]
         place = {**place, **dict(zip(pipes, descriptors, strict=True))}
         process = subprocess.Popen(
             [sys.executable, "-m", "shoal.api.script", str(script), *arguments],
-            env={**os.environ, "PYTHONUNBUFFERED": "1", VARIABLE: json.dumps(place)},
+            env={**os.environ, **variables, "PYTHONUNBUFFERED": "1", VARIABLE: json.dumps(place)},
             pass_fds=[*descriptors, *inherited],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

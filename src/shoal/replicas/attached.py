@@ -16,8 +16,9 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Gradient, NoMoreSteps
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
+from shoal.replicas.local_shards import LocalShards, Replicated, local
 from shoal.replicas.module import reset_momentum
-from shoal.replicas.optimizer import Schedule, describe_options, load_state, needs_closure
+from shoal.replicas.optimizer import Schedule, describe_options, load_state, needs_closure, saved_state
 from shoal.replicas.served import ServedReplica
 from shoal.replicas.watch import Watch
 
@@ -29,7 +30,7 @@ class Stepper:
     """One of the user's optimizers, and what its next step needs."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, flat: Flat) -> None:
-        held = _held(optimizer)
+        held = held_by(optimizer)
         ids = {id(p) for p in held}
         self.optimizer = optimizer
         self.step: Callable[..., Any] = optimizer.step  # as it was before attach()
@@ -47,7 +48,7 @@ class Stepper:
                 "a parameter of the optimizer that was frozen at attach() is trainable now. Let it be "
                 "trainable at attach()."
             )
-        if (now := [id(p) for p in _held(self.optimizer)]) != self._held:
+        if (now := [id(p) for p in held_by(self.optimizer)]) != self._held:
             raise ValueError(
                 f"the optimizer held {len(self._held)} parameters at attach(), and holds {len(now)} now, or "
                 "others. Give it all its parameters before attach()."
@@ -63,18 +64,21 @@ class AttachedReplica:
     """
 
     def __init__(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
-        held = [p for optimizer in optimizers for p in _held(optimizer)]
+        held = [p for optimizer in optimizers for p in held_by(optimizer)]
         _check_are_of(model, held)
-        self._flat = Flat(model, {id(p) for p in held})
+        self._shards = LocalShards(model, held)
+        self._flat = Flat(model, {id(p) for p in held}, self._shards.by_id)
+        self._replicated = Replicated(self._flat.parameters, self._flat.tensors)
         self._steppers = [Stepper(optimizer, self._flat) for optimizer in optimizers]
         self._now = self._steppers[0]  # that is being stepped
         self.x = self._flat.x
         self.batches = 0  # batches that shard() has handed out
+        self.in_group = False  # whether this process is a part of a worker
         self.tells_servers = True  # of changes in the optimizer's groups: theirs takes the steps
         self._has_ended = False  # the loop, while those of other workers may go on
         self.loss: float | None = None
         self.own_loss: Any = None  # what the optimizer's own evaluation of a closure returned
-        self._watch = Watch(self._flat, early=len(optimizers) == 1)
+        self._watch = Watch(self._flat, early=len(optimizers) == 1 and not self.is_sharded)
         self._g: Tensor | None = None
         self._untouched = -1  # the version of `_g` while it is the gradient that the loop left
         self._is_scaled = False
@@ -94,7 +98,25 @@ class AttachedReplica:
     @property
     def gradients(self) -> list[Tensor]:
         """The gradients that back-propagation has left, of the optimizer that is being stepped."""
-        return [p.grad for p in self.stepped_parameters if p.grad is not None]
+        return [local(p.grad) for p in self.stepped_parameters if p.grad is not None]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this process holds only a shard of some parameter."""
+        return bool(self._shards.by_id)
+
+    def enter(self) -> None:
+        """The loop hands over: take in what it has left in shards, which are no views on `x`."""
+        self._shards.read()
+
+    def leave(self) -> None:
+        """The loop goes on: give it the shards as they are now."""
+        self._shards.write()
+
+    def agree(self) -> None:
+        """Have all processes of a group go on with the same values of what several of them hold."""
+        self._replicated.agree()
+        self._shards.write()
 
     @property
     def without_gradient(self) -> str | None:
@@ -161,6 +183,7 @@ class AttachedReplica:
     def collect(self) -> Gradient:
         """The gradient that the user's loop has left, now that it calls `optimizer.step()`."""
         self._check_still_trained()
+        self._shards.read_gradients()
         if self._g is None:
             self._g = torch.empty_like(self.x)
         g = self._flat.gradient(self._g)
@@ -175,6 +198,7 @@ class AttachedReplica:
         self._watch.begin(intake, lambda: intake.unit * (self._now.samples or 1))
         await self._step_called()
         self._check_still_trained()
+        self._shards.read_gradients()
         scale, count = self._undo_scaling(), self._count()
         weight = intake.unit * count
         if scale is not None:  # each worker has its own scale
@@ -223,6 +247,11 @@ class AttachedReplica:
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         self._is_scaled = overflow is not None
         self._overflowed = self._is_scaled and bool(overflow)
+        if overflow is not None and self.in_group:
+            raise ValueError(
+                "GradScaler looks for overflow in each process, and the processes of a group must skip the "
+                "same steps; take bfloat16, which needs no scaling"
+            )
         if overflow is not None:
             optimizer.grad_scale = optimizer.found_inf = None  # done: the original step must ignore them
         return scale
@@ -246,7 +275,10 @@ class AttachedReplica:
                 self._follow_others(g)
             self._check_alone(g)
             self._flat.set_gradient(g)  # else it is the loop's own, where a parameter may have none
+            self._shards.write_gradients()
+        self._shards.write()
         self.own_loss = self._now.step(*self._now.closure)
+        self._shards.read()
 
     def _follow_others(self, g: Tensor) -> None:
         """This loop has ended, and the others step one of the optimizers: turn to that one."""
@@ -276,7 +308,7 @@ class AttachedReplica:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizers and of torch's global generator, and the number of batches taken."""
-        states = [stepper.optimizer.state_dict()["state"] for stepper in self._steppers]
+        states = [saved_state(stepper.optimizer) for stepper in self._steppers]
         return {"optimizers": states, "noise": torch.get_rng_state(), "batches": self.batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -287,7 +319,8 @@ class AttachedReplica:
         self.batches = state["batches"]
 
 
-def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def held_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters that it steps."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from shoal.replicas.local_shards import local, sharded
 
 Numbers = list[float]
 
@@ -154,7 +157,7 @@ def copy_onto(optimizer: torch.optim.Optimizer, pieces: Mapping[int, Piece]) -> 
     """
     held = [p for group in optimizer.param_groups for p in group["params"]]
     memo: dict[int, Any] = {
-        id(p): pieces[id(p)][0] if id(p) in pieces else nn.Parameter(p.detach().new_empty(0)) for p in held
+        id(p): pieces[id(p)][0] if id(p) in pieces else nn.Parameter(local(p).new_empty(0)) for p in held
     }
     twin: torch.optim.Optimizer = object.__new__(type(optimizer))
     memo[id(optimizer)] = twin
@@ -166,12 +169,28 @@ def copy_onto(optimizer: torch.optim.Optimizer, pieces: Mapping[int, Piece]) -> 
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value.shape == p.shape and id(p) in pieces:
                 piece, cut = pieces[id(p)]
-                state[name] = cut(value).view(piece.shape).clone()
+                state[name] = cut(local(value)).view(piece.shape).clone()
     return twin
 
 
-def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Restore the "state" of a `state_dict`, and leave the options of its groups as they are."""
+def _each(change: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """The state of one parameter with its tensors changed."""
+    if not isinstance(values, dict):
+        return values
+    return {name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()}
+
+
+def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The "state" of its `state_dict`; of DTensors the local shards."""
+    state: dict[str, Any] = optimizer.state_dict()["state"]
+    return {key: _each(local, values) for key, values in state.items()}
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None:
+    """Restore a `saved_state`, and leave the options of its groups as they are."""
+    held = enumerate(p for group in optimizer.param_groups for p in group["params"])
+    cut = {n: _each(partial(sharded, p=p), state[n]) for n, p in held if n in state}
+    state = {**state, **cut}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -215,7 +234,7 @@ def _samples() -> list[Tensor]:
 def _moved(optimizer: torch.optim.Optimizer, start: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:
     """How far a copy of the optimizer moves a small tensor, elements in order; a row for each group."""
     firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
-    pieces = [nn.Parameter(start.to(p, copy=True)) for p in firsts]
+    pieces = [nn.Parameter(start.to(local(p), copy=True)) for p in firsts]
 
     def uniform(state: Tensor) -> Tensor:
         return state.flatten()[:1].expand(start.numel())

@@ -18,6 +18,7 @@ from shoal.replicas.optimizer import (
     is_plain_sgd,
     load_state,
     needs_closure,
+    saved_state,
     steps_each_element,
 )
 from shoal.vocabulary.strategy import Strategy
@@ -35,11 +36,11 @@ class ServedReplica(Parameters):
         self._x = flat.x[own].clone()
         self._pieces: list[tuple[nn.Parameter, slice]] = []  # with their place in `x`
         pieces = {}
-        for p, place in zip(flat.parameters, flat.places, strict=True):
+        for p, tensor, place in zip(flat.parameters, flat.tensors, flat.places, strict=True):
             begin, end = max(own.start, place.start), min(own.stop, place.stop)
             if begin < end:
-                whole = end - begin == p.numel()
-                piece = nn.Parameter(p.detach() if whole else p.detach().view(-1)[: end - begin])
+                whole = end - begin == tensor.numel()
+                piece = nn.Parameter(tensor.detach() if whole else tensor.detach().view(-1)[: end - begin])
                 pieces[id(p)] = piece, partial(_part, slice(begin - place.start, end - place.start))
                 self._pieces.append((piece, slice(begin - own.start, end - own.start)))
         self._bind()
@@ -79,7 +80,7 @@ class ServedReplica(Parameters):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizers' states."""
-        states = [optimizer.state_dict()["state"] for optimizer in self._optimizers]
+        states = [saved_state(optimizer) for optimizer in self._optimizers]
         return {"optimizers": states, "schedules": [schedule.state() for schedule in self._schedules]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -114,7 +114,7 @@ class Watch:
     def _fill(self, part: int, out: Tensor, weight: float) -> None:
         views = self._flat.views(out)
         for number in self._numbers[part]:
-            parameter, view = self._flat.parameters[number], views[number]
+            parameter, view = self._flat.tensors[number], views[number]
             if parameter.grad is None or weight == 0 or not self._flat.is_active(number):  # 0 * inf is NaN
                 view.zero_()
             elif parameter.grad.is_sparse:
@@ -126,17 +126,17 @@ class Watch:
 
     def _state(self, number: int) -> tuple[Mark, Checksum | None]:
         """What reveals a later change of this gradient: its mark, and a checksum of all its elements."""
-        grad = self._flat.parameters[number].grad
+        grad = self._flat.tensors[number].grad
         return self._mark(number), None if grad is None else _checksum(grad)
 
     def _is_unchanged(self, number: int) -> bool:
-        (mark, before), now = self._taken[number], self._flat.parameters[number].grad
+        (mark, before), now = self._taken[number], self._flat.tensors[number].grad
         if mark != self._mark(number):
             return False
         return now is None or before is None or all(map(torch.equal, _checksum(now), before))
 
     def _mark(self, number: int) -> Mark:
-        grad = self._flat.parameters[number].grad
+        grad = self._flat.tensors[number].grad
         if grad is None:
             return None
         return 0 if grad.is_sparse else grad.data_ptr(), grad._version, self._added[number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -56,6 +57,20 @@ def report(engine: Engine, seconds: float) -> dict[str, Any]:
         "samples": engine.progress.samples,
         **engine.meter.summary(),
     }
+
+
+ADDED = ("parameters", "dense_bytes", "coded_bytes", "bytes_sent", "bytes_received", "messages_sent")
+"""The figures of a group that are those of all its processes together."""
+
+
+def joined(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One report for each node, of those of its processes: the first one's, with the traffic of all."""
+    nodes: dict[tuple[str, int], dict[str, Any]] = {}
+    for said in reports:
+        first = nodes.setdefault((said["role"], said["rank"]), said)
+        if first is not said:
+            first |= {name: first[name] + said[name] for name in ADDED}
+    return list(nodes.values())
 
 
 def summarise(

@@ -5,6 +5,8 @@
                       model.safetensors      the model, for anyone who reads safetensors
     DIR/model.safetensors                    the trained model, when training is over
 
+The processes of a worker that is a group are worker-0-0, worker-0-1 and so on; no file has the whole model.
+
 A JSON file is written after the files it vouches for, so a node's state is there whole or not at all; a
 step counts when every node's is there and undamaged. Every node checks its own files, so that resuming reads
 each file at one node only. Nothing is ever unpickled.
@@ -36,25 +38,36 @@ NO_STEP = -1
 
 
 class Checkpoints:
-    """The checkpoints of one run in one folder. `config` is what must be the same for a run to be resumed."""
+    """The checkpoints of one run in one folder. `config` is what must be the same for a run to be resumed.
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], nodes: int, keep: int = KEPT) -> None:
+    `processes` counts those of all nodes; `position` is the place of this one in a node that has several.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        config: Mapping[str, Any],
+        processes: int,
+        keep: int = KEPT,
+        position: int | None = None,
+    ) -> None:
         self.folder = Path(folder)
+        self._position = position
         self._config = json.loads(json.dumps(config))  # as it will be read back
-        self._nodes = nodes
+        self._processes = processes
         self._keep = keep
 
     def save(self, engine: Engine, model: Mapping[str, Tensor] | None = None) -> None:
         """Write a node's state before its next step, and the model where this node holds it."""
         self.write(engine.progress.t, engine.identity, engine.state(), model)
-        if engine.rank == 0:
+        if engine.rank == 0 and not self._position:
             self._prune()
 
     def write(
         self, t: int, me: NodeIdentity, state: Mapping[str, Any], model: Mapping[str, Tensor] | None = None
     ) -> None:
         """Write the state of a node before step `t`, and the model where this node holds it."""
-        role, step = _role(me), step_folder(self.folder, t)
+        role, step = self._role(me), step_folder(self.folder, t)
         step.mkdir(parents=True, exist_ok=True, mode=0o700)
         sync_folder(self.folder)
         tensors: dict[str, Tensor] = {}
@@ -80,7 +93,7 @@ class Checkpoints:
         Reads what worker 0 saved, without the tensors.
         """
         for step in steps_in(self.folder):
-            self._record(step, "worker-0")
+            self._record(step, self._role(NodeIdentity(0, 1)))
 
     def newest(self, me: NodeIdentity, limit: int | None = None) -> int:
         """The newest step, up to `limit`, whose state of this node is whole; NO_STEP if there is none.
@@ -88,7 +101,7 @@ class Checkpoints:
         Reads this node's files only. Raises CheckpointError if they are of a run with other settings.
         """
         for step in sorted(steps_in(self.folder), reverse=True):
-            if (limit is None or step <= limit) and self._is_whole(step, _role(me)):
+            if (limit is None or step <= limit) and self._is_whole(step, self._role(me)):
                 return step
         return NO_STEP
 
@@ -105,7 +118,7 @@ class Checkpoints:
 
     def read(self, step: int, me: NodeIdentity) -> dict[str, Any]:
         """The state in which a node was saved, at a step at which `newest` found it whole."""
-        role = _role(me)
+        role = self._role(me)
         record = self._record(step, role)
         if record is None:
             raise CheckpointError(
@@ -115,6 +128,10 @@ class Checkpoints:
             record["state"], load_model(step_folder(self.folder, step) / f"{role}.safetensors")
         )
         return state
+
+    def _role(self, me: NodeIdentity) -> str:
+        node = f"server-{me.rank - me.workers}" if me.is_server else f"worker-{me.rank}"
+        return node if self._position is None else f"{node}-{self._position}"
 
     def _check_config(self, saved: dict[str, Any]) -> None:
         differ = [
@@ -155,18 +172,14 @@ class Checkpoints:
             return False
 
     def _is_complete(self, step: int) -> bool:
-        """Whether every node has written its state; whether it is undamaged is seen when it is loaded."""
-        return len(list(step_folder(self.folder, step).glob("*.json"))) == self._nodes
+        """Whether every process has written its state; whether it is undamaged is seen when it is loaded."""
+        return len(list(step_folder(self.folder, step).glob("*.json"))) == self._processes
 
     def _prune(self) -> None:
         """Remove what is older than the newest `keep` whole steps."""
         whole = [step for step in sorted(steps_in(self.folder), reverse=True) if self._is_complete(step)]
         if len(whole) > self._keep:
             remove_before(self.folder, whole[self._keep - 1])
-
-
-def _role(me: NodeIdentity) -> str:
-    return f"server-{me.rank - me.workers}" if me.is_server else f"worker-{me.rank}"
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -33,6 +33,7 @@ class LowRank(Codec):
     feedback: str = "residual"
 
     code: ClassVar[int] = 13
+    needs_matrices: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of_feedback(self.feedback)
