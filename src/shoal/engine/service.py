@@ -148,6 +148,11 @@ class Service:
         self.active = set(range(self._identity.workers))
         self._progress.start_over()
 
+    def begin_at(self, step: int) -> None:
+        """A smaller crew has done the steps before this one."""
+        if self._pool is not None:
+            self._pool.begin_at(step)
+
     def state(self) -> dict[str, Any]:
         """Everything that a later message may act upon, as plain values."""
         return {

@@ -22,7 +22,8 @@ class BetweenSteps:
     """Saves checkpoints and stops the node.
 
     `every` is the number of steps between two checkpoints. `model` returns the weights to save beside the
-    node's state, or None at a node that does not hold all of them.
+    node's state, or None at a node that does not hold all of them. `begin` is the first step, which needs no
+    checkpoint.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class BetweenSteps:
         checkpoints: Checkpoints | None = None,
         every: int | None = None,
         model: Callable[[Engine], Mapping[str, Tensor] | None] = lambda engine: None,
+        begin: int = 0,
     ) -> None:
         self._control = control
         self._checkpoints = checkpoints
         self._every = every
         self._model = model
+        self._begin = begin
         self._run_to: int | None = None
         self._final = False
         self._resumed_at: int | None = None
@@ -71,7 +74,7 @@ class BetweenSteps:
         t, work = engine.progress.t, engine.work
         at_end = t == work.last_step
         due = at_end or (self._every is not None and t % self._every == 0)
-        due = due and t not in (0, self._resumed_at) and not work.is_helping
+        due = due and t not in (self._begin, self._resumed_at) and not work.is_helping
         due = due and not (at_end and work.may_help)  # the checkpoint must include batches it takes over
         if self._checkpoints is not None and (due or stopping):
             self._save(engine)

@@ -35,6 +35,10 @@ NO_STEP = -1
 """Stands for a step where there is no checkpoint; lower than any."""
 
 
+LEG = "leg-"
+"""Folders with the checkpoints of a run whose crew grows begin with this: one for each leg, from leg-1 on."""
+
+
 class Checkpoints:
     """The checkpoints of one run in one folder. `config` is what must be the same for a run to be resumed."""
 
@@ -44,14 +48,23 @@ class Checkpoints:
         self._nodes = nodes
         self._keep = keep
 
-    def save(self, engine: Engine, model: Mapping[str, Tensor] | None = None) -> None:
-        """Write a node's state before its next step, and the model where this node holds it."""
-        t, role = engine.progress.t, _role(engine.identity)
+    def save(
+        self,
+        engine: Engine,
+        model: Mapping[str, Tensor] | None = None,
+        edge: tuple[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Write a node's state before its next step, and the model where this node holds it.
+
+        At the `edge` of a leg, write that step and what the node hands over instead.
+        """
+        t, state = (engine.progress.t, engine.state()) if edge is None else edge
+        role = role_of(engine.identity)
         step = step_folder(self.folder, t)
         step.mkdir(parents=True, exist_ok=True, mode=0o700)
         sync_folder(self.folder)
         tensors: dict[str, Tensor] = {}
-        tree = plant(engine.state(), tensors, "state")
+        tree = plant(dict(state), tensors, "state")
         files = {f"{role}.safetensors": save_tensors(tensors)}
         if model is not None:
             files["model.safetensors"] = _model_bytes(model)
@@ -60,7 +73,7 @@ class Checkpoints:
         sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         record = {
             "format": FORMAT,
-            "step": engine.progress.t,
+            "step": t,
             "config": self._config,
             "files": sums,
             "state": tree,
@@ -74,6 +87,11 @@ class Checkpoints:
 
         Reads what worker 0 saved, without the tensors.
         """
+        if "crew" not in self._config and any(self.folder.glob(f"{LEG}*")):
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} belongs to a run whose crew grows. "
+                "Use the same settings, or another folder."
+            )
         for step in steps_in(self.folder):
             self._record(step, "worker-0")
 
@@ -83,7 +101,7 @@ class Checkpoints:
         Reads this node's files only. Raises CheckpointError if they are of a run with other settings.
         """
         for step in sorted(steps_in(self.folder), reverse=True):
-            if (limit is None or step <= limit) and self._is_whole(step, _role(me)):
+            if (limit is None or step <= limit) and self._is_whole(step, role_of(me)):
                 return step
         return NO_STEP
 
@@ -96,14 +114,21 @@ class Checkpoints:
 
     def load(self, step: int, engine: Engine) -> None:
         """Put the node into the state it was saved in, at a step at which `newest` found it whole."""
-        role = _role(engine.identity)
-        record = self._record(step, role)
-        if record is None:
+        state = self.read(step, role_of(engine.identity))
+        if state is None:
             raise CheckpointError(
                 f"the state of {engine.name} at step {step} in {self.folder} is missing or damaged"
             )
+        engine.load(state)
+
+    def read(self, step: int, role: str) -> dict[str, Any] | None:
+        """What the node of that role saved before this step; None if that is missing or damaged."""
+        record = self._record(step, role)
+        if record is None:
+            return None
         tensors = load_model(step_folder(self.folder, step) / f"{role}.safetensors")
-        engine.load(harvest(record["state"], tensors))
+        state: dict[str, Any] = harvest(record["state"], tensors)
+        return state
 
     def _check_config(self, saved: dict[str, Any]) -> None:
         differ = [
@@ -154,7 +179,8 @@ class Checkpoints:
             remove_before(self.folder, whole[self._keep - 1])
 
 
-def _role(me: NodeIdentity) -> str:
+def role_of(me: NodeIdentity) -> str:
+    """The name of a node's files: worker-0, server-0."""
     return f"server-{me.rank - me.workers}" if me.is_server else f"worker-{me.rank}"
 
 
