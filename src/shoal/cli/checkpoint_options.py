@@ -51,6 +51,11 @@ def advice(checkpoint: str | None, saved: bool | None = None) -> str:
     if checkpoint is None:
         return "No checkpoint was saved; add --checkpoint DIR to be able to resume"
     where = checkpoint if saved is None else f"{checkpoint} on every host"
-    if any(Path(checkpoint).glob("step-*")) if saved is None else saved:
+    if _has_checkpoint(Path(checkpoint)) if saved is None else saved:
         return f"The checkpoint is in {where}; the same command resumes from it"
     return f"There is no checkpoint in {where} yet; the same command starts again"
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Whether a run could resume there, in one of its legs if its crew grows."""
+    return any(any(folder.glob(kind)) for kind in ("step-*", "leg-*/step-*", "leg-*/edge"))

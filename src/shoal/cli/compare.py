@@ -15,6 +15,7 @@ from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word, nearest
+from shoal.core.crew_sizes import CrewSizes
 from shoal.core.growth import Growth
 from shoal.core.words import COLLECTIVES, DURABILITY, SCALING, TRANSPORTS, check_durability, refuse_mpi
 from shoal.programs.tasks import TASKS
@@ -37,14 +38,22 @@ def compare(
         ),
     ] = "single,sync,local,bmuf,downpour,easgd",
     workers: Annotated[
-        str,
+        str | None,
         typer.Option(
             "-n",
             "--workers",
             metavar="NUMBERS",
             help="Workers of each run, or several numbers: 1,4,16. 'single' always has 1.",
+            show_default="4; none with --crew",
         ),
-    ] = "4",
+    ] = None,
+    crew: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORKERS@STEP",
+            help="Grow the crew: 2@0,8@500 adds workers at step 500. With -n, compared with so many.",
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training data.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of batches.")] = 0,
     batch: Annotated[
@@ -139,7 +148,8 @@ def compare(
     check_words(task, codec, transport, collective, durability, scale_lr)
     check_numbers(epochs, batch, lr, threads)
     Growth.parse(grow_batch, largest_batch)
-    chosen, numbers = check_strategies(strategies, ctx.meta[DOTTED]), read_numbers(workers)
+    chosen, sizes = check_strategies(strategies, ctx.meta[DOTTED]), CrewSizes.parse(crew)
+    numbers = [] if sizes and workers is None else read_numbers("4" if workers is None else workers)
     virtual = read_virtual(transport == "sim", network, compute)
     command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
     outcome = Outcome(json, report, target, command, watch=watch, **read_records(runs, log, command))
@@ -163,6 +173,7 @@ def compare(
             "every": every,
             "balance": balance,
             "scale_lr": scale_lr,
+            "crew": sizes,
         },
         virtual,
         checkpoint,

@@ -15,6 +15,7 @@ from shoal.cli.checkpoint_options import resumable
 from shoal.cli.outcome import Outcome
 from shoal.cli.watch_options import live_page
 from shoal.core.codec import Identity
+from shoal.core.crew_sizes import CrewSizes
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.task import Data, Task
 from shoal.launch.join import choose_codec, local_threads
@@ -22,7 +23,6 @@ from shoal.records.recording import both, last_progress
 from shoal.report import ProgressDisplay
 from shoal.report.units import scaled_text
 from shoal.runs.plan import Plan
-from shoal.storage.checkpoint import Checkpoints
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.strategy import Strategy
@@ -38,14 +38,14 @@ def compare_strategies(
     outcome: Outcome,
     quiet: bool,
 ) -> None:
-    """Train `task` with each strategy on each number of workers.
+    """Train `task` with each strategy on each number of workers, and with a crew that grows, if there is one.
 
     `chosen` holds the options of each strategy, `settings` the fields of Plan that all runs share, `virtual`
     the network and compute models of virtual time.
     """
     common = {**settings, "task": task}
     if common["threads"] is None and common["transport"] != "sim":
-        common["threads"] = local_threads(max(numbers))
+        common["threads"] = local_threads(max([*numbers, common["crew"].size_of(None)]))
     made = {word: STRATEGIES.make(word, **options) for word, options in chosen.items()}
     plans = make_plans(made, numbers, checkpoint, common)
     data = check(list(plans.values()))
@@ -56,11 +56,17 @@ def make_plans(
     chosen: Mapping[str, Strategy], numbers: Sequence[int], checkpoint: Path | None, common: Mapping[str, Any]
 ) -> dict[str, Plan]:
     """The runs of the comparison, by name."""
-    plans = {}
+    plans, crew, alone = {}, common["crew"], {"crew": CrewSizes()}
     for word, strategy in chosen.items():
-        for workers in numbers[:1] if isinstance(strategy, Single) else numbers:
-            name = word if len(numbers) == 1 or isinstance(strategy, Single) else f"{word}-{workers}"
-            plans[name] = make_plan(name, strategy, checkpoint, {**common, "workers": workers})
+        if isinstance(strategy, Single):
+            plans[word] = make_plan(word, strategy, checkpoint, {**common, **alone})
+            continue
+        for workers in numbers:
+            name = word if len(numbers) == 1 else f"{word}-{workers}"
+            plans[name] = make_plan(name, strategy, checkpoint, {**common, **alone, "workers": workers})
+        if crew:
+            name = f"{word}-crew" if numbers else word
+            plans[name] = make_plan(name, strategy, checkpoint, {**common, "workers": crew.largest})
     return plans
 
 
@@ -81,10 +87,9 @@ def check(plans: Sequence[Plan]) -> Data:
 
     Returns the data, which is that of all runs.
     """
-    for plan in plans:
-        if plan.checkpoint is not None:
-            Checkpoints(plan.checkpoint, plan.same_run(), plan.nodes).check()
     data = plans[0].task.data()  # also downloads it, once for all runs
+    for plan in plans:
+        plan.check_checkpoints(data)
     for plan in plans:
         for note in notes(plan.strategy, plan.steps(data)):
             typer.echo(f"note: {STRATEGIES.name_of(plan.strategy)} {note}", err=True)
@@ -117,7 +122,9 @@ def run_all(
                 title = f"{word} on {plan.task.name}, {told(plan, data)} ({number} of {len(plans)})"
                 progress.start(title, plan.workers, plan.nodes - plan.workers)
                 page.start(word, plan.workers, plan.nodes - plan.workers, **about(plan))
-                settings = {field.name: getattr(plan, field.name) for field in fields(plan)}
+                settings = {
+                    field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "leg"
+                }
                 with named(word), resumable(plan.checkpoint):
                     result = run(
                         **settings,
@@ -145,7 +152,8 @@ def about(plan: Plan) -> dict[str, Any]:
 
 def told(plan: Plan, data: Data) -> str:
     """The workers and, if it was scaled, the learning rate: "4 workers, lr 0.48 (4 x 0.12)"."""
-    workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
+    first = f"{plan.crew.at[0][1]} to " if len(plan.crew.at) > 1 else ""
+    workers = "1 worker" if plan.workers == 1 else f"{first}{plan.workers} workers"
     factor = plan.lr_factor(data)
     return workers if factor == 1 else f"{workers}, {scaled_text(plan.scaled_task(data).lr, factor)}"
 

@@ -60,6 +60,15 @@ def refuse_growth(value: str | None) -> None:
         )
 
 
+def refuse_crew(value: str | None) -> None:
+    """Raise ValueError: a script deals out its own samples to those who are there."""
+    if value is not None:
+        raise ValueError(
+            "--crew is for shoal.run() and shoal compare: a script's loop owns its loader, and a worker that "
+            "joins later would not find its place there; start all workers with -n"
+        )
+
+
 def refuse_scaling(value: str | None) -> None:
     """Raise ValueError: a script makes its own optimizer."""
     if value is not None:
@@ -119,6 +128,7 @@ def run(
     balance: Annotated[bool, typer.Option("--balance", hidden=True, callback=refuse_balance)] = False,
     grow_batch: Annotated[str | None, typer.Option(hidden=True, callback=refuse_growth)] = None,
     largest_batch: Annotated[str | None, typer.Option(hidden=True, callback=refuse_growth)] = None,
+    crew: Annotated[str | None, typer.Option(hidden=True, callback=refuse_crew)] = None,
     scale_lr: Annotated[str | None, typer.Option(hidden=True, callback=refuse_scaling)] = None,
     timeout: Timeout = 300.0,
     listen: Listen = None,

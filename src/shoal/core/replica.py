@@ -9,6 +9,9 @@ from torch import Tensor
 
 from shoal.core.identity import NodeIdentity
 
+NOISE = "noise"
+"""In a replica's state, its own random stream: a worker that takes over another's state keeps its own."""
+
 
 class NoMoreSteps(Exception):
     """The training loop ended while the algorithm waited for its next gradient."""

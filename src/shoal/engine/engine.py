@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.meter import Meter
-from shoal.core.replica import Replica
+from shoal.core.replica import NOISE, Replica
 from shoal.core.seeds import stream
 from shoal.core.transport import Message, Transport
 from shoal.core.vector import Layout
@@ -194,6 +194,40 @@ class Engine:
         self.rng.set_state(state["rng"])
         for name in _SAVED:
             getattr(self, name).load(state[name])
+        self.meter.steps = self.progress.t
+
+    # -- a crew that grows ---------------------------------------------------------------------
+
+    def hand_over(self) -> dict[str, Any]:
+        """What the run goes on from when more workers join in: see `take_over`."""
+        return {
+            "workers": self.identity.workers,
+            "x": self.replica.x,
+            "replica": self.replica.state_dict(),
+            "rng": self.rng.get_state(),
+            "variables": self.variables.shared(),
+            "progress": self.progress.state(),
+            "client": self.client.state(),
+        }
+
+    def take_over(self, left: dict[str, Any], step: int, *, own: bool) -> None:
+        """Begin before `step` with what this node handed over, or what worker 0 did if this one is new.
+
+        Variables that are not shared start afresh, and so do the codec's states. A new worker has random
+        streams and a count of samples of its own.
+        """
+        me, replica, before = self.identity, left["replica"], left["progress"]
+        self.replica.x.copy_(left["x"])
+        self.replica.load_state_dict(replica if own else {k: v for k, v in replica.items() if k != NOISE})
+        self.variables.load(left["variables"])
+        self.progress.begin_at(step, before, before["samples"] if own else 0)
+        shift = me.workers - left["workers"]  # servers come after the workers, who are more now
+        self.client.load({str(int(rank) + shift): version for rank, version in left["client"].items()})
+        self.service.begin_at(step)
+        if own:
+            self.rng.set_state(left["rng"])
+        if not me.is_server:
+            self.replica.seek(me.rank, step)
         self.meter.steps = self.progress.t
 
     # -- inside --------------------------------------------------------------------------------

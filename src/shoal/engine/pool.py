@@ -77,6 +77,12 @@ class Pool:
         self._free: deque[tuple[int, int, int]] = deque()  # share, first free place, the place after the last
         self._unfinished = workers if steps else 0  # lots with batches left; counted, for there are many
 
+    def begin_at(self, place: int) -> None:
+        """The batches before this place are in the model: those of a smaller crew, whose run goes on."""
+        for lot in self._lots:
+            lot.clock = place
+        self._unfinished = sum(not lot.is_done for lot in self._lots)
+
     def commit(self, rank: int, clock: int) -> None:
         """The first `clock` batches of this worker are in the model."""
         lot, before = self._lots[rank], self._lots[rank].clock

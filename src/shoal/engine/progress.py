@@ -123,6 +123,12 @@ class Progress:
             "samples": self.samples,
         }
 
+    def begin_at(self, step: int, left: dict[str, Any], samples: int) -> None:
+        """Begin before `step` with the model of a smaller crew; this worker has taken `samples` so far."""
+        self.t = self.clock = step
+        self.version, self.merged = left["version"], left["merged"]
+        self.samples = self.samples_before = samples
+
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self.t, self.clock, self.version = state["step"], state["clock"], state["version"]

@@ -24,7 +24,7 @@ from shoal.engine.ledger import Ledger
 from shoal.engine.log import Log
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.one_sided import OneSided
-from shoal.engine.pool import HandsOut
+from shoal.engine.pool import HandsOut, Pool
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import (
     Ack,
@@ -157,6 +157,11 @@ class Service:
         self._ledger.forget_all_but(Ack)
         self.active = set(range(self._identity.workers))
         self._progress.start_over()
+
+    def begin_at(self, step: int) -> None:
+        """A smaller crew has done the steps before this one."""
+        if isinstance(self._pool, Pool):
+            self._pool.begin_at(step)
 
     def state(self) -> dict[str, Any]:
         """Everything that a later message may act upon, as plain values."""

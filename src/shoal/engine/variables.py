@@ -12,9 +12,15 @@ class Variables:
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
+        self._shared: set[str] = set()
 
-    def keep(self, name: str, start: Tensor) -> Tensor:
-        """The tensor of that name: a copy of `start` at first, or what a checkpoint restored there."""
+    def keep(self, name: str, start: Tensor, shared: bool = False) -> Tensor:
+        """The tensor of that name: a copy of `start` at first, or what a checkpoint restored there.
+
+        A `shared` one is equal at all workers, or a server's: it outlives a change of the crew.
+        """
+        if shared:
+            self._shared.add(name)
         kept = self._kept.get(name)
         if kept is None:
             kept = self._kept[name] = start.clone()
@@ -25,6 +31,10 @@ class Variables:
     def state(self) -> dict[str, Any]:
         """All of them."""
         return self._kept
+
+    def shared(self) -> dict[str, Tensor]:
+        """Those that outlive a change of the crew."""
+        return {name: tensor for name, tensor in self._kept.items() if name in self._shared}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""

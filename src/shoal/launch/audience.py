@@ -14,11 +14,14 @@ class Audience:
     """Passes the nodes' progress to a listener, if there is one, and at the end that of the evaluation."""
 
     def __init__(self, listener: Listener | None) -> None:
+        self.workers_to_come = 0  # where the crew grows: servers have the ranks after all workers
         self._listener = listener
         self._last: dict[str, Any] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Pass on a progress event of a node."""
+        if self.workers_to_come and event["role"] == "server":
+            event = {**event, "rank": event["rank"] + self.workers_to_come}
         self._last = event
         if self._listener is not None:
             self._listener(event)

@@ -23,7 +23,8 @@ class BetweenSteps:
 
     `every` is the number of steps between two checkpoints. `model` returns the weights to save beside the
     node's state, or None at a node that does not hold all of them. `in_group` tells the other processes of
-    this node, if it has several, a step, and returns those of all.
+    this node, if it has several, a step, and returns those of all. `begin` is the first step, which needs no
+    checkpoint.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class BetweenSteps:
         every: int | None = None,
         model: Callable[[Engine], Mapping[str, Tensor] | None] = lambda engine: None,
         in_group: Callable[[int], Sequence[int]] = lambda step: [step],
+        begin: int = 0,
     ) -> None:
         self._control = control
         self._checkpoints = checkpoints
         self._every = every
         self._model = model
         self._in_group = in_group
+        self._begin = begin
         self._run_to: int | None = None
         self._final = False
         self._resumed_at: int | None = None
@@ -84,7 +87,7 @@ class BetweenSteps:
         t, work = engine.progress.t, engine.work
         at_end = t == work.last_step
         due = at_end or (self._every is not None and t % self._every == 0)
-        due = due and t not in (0, self._resumed_at) and not work.is_helping
+        due = due and t not in (self._begin, self._resumed_at) and not work.is_helping
         due = due and not (at_end and work.may_help)  # the checkpoint must include batches it takes over
         if self._checkpoints is not None and (due or stopping):
             self._save(engine)

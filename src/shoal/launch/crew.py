@@ -68,6 +68,7 @@ class Crew:
     goes_on: bool = False
     takes_over: bool = False
     group: int = 1
+    began_at: float | None = None  # when the run began, where these members go on from others
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
     _stop_asked: bool = False
@@ -79,27 +80,31 @@ class Crew:
     _meeting_step: int = 0
     _stride: int = 1
     _interrupted: bool = False
+    _has_ended: bool = False
 
-    def see_through(self) -> list[dict[str, Any]]:
+    def see_through(self, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
         """Start all processes, have them train once all are ready, and return their reports.
 
-        Raises WorkerFailed with the root cause of a failure, and Interrupted after Ctrl-C. No process is left
-        when this returns or raises.
+        Calls `meanwhile` when they have begun to train. Raises WorkerFailed with the root cause of a failure,
+        and Interrupted after Ctrl-C. No process is left when this returns or raises.
         """
         try:
             with self._signals():
-                self._start_all()
+                if not self.members:
+                    self.start_all()
                 self._await_ready()
-                self._went_at = time.monotonic()
+                now = time.monotonic()
+                self._went_at = self.began_at = now if self.began_at is None else self.began_at
                 for m in self.members:
-                    self._order(m, {"order": "go"})
+                    self._order(m, {"order": "go", "elapsed": now - self._went_at})
+                meanwhile()
                 while any(not m.ended for m in self.members):
                     self._listen()
                     self._steer()
             for m in self.members:
                 m.process.join(END_SECONDS)
         finally:
-            self._end_all()
+            self.end_all()
         if self._interrupted:
             raise Interrupted("stopped by Ctrl-C")
         return [m.report or {} for m in self.members]
@@ -108,7 +113,8 @@ class Crew:
         """Have all workers stop, with checkpoints at the same step."""
         self._stop_asked = True
 
-    def _start_all(self) -> None:
+    def start_all(self) -> None:
+        """Start all processes, which then wait for `see_through` to have them train."""
         for rank in range(self.workers + self.servers):
             self._check_start()
             self.members.append(self.start(rank, 0))
@@ -336,7 +342,11 @@ class Crew:
         except OSError:  # the process is gone; `_listen` finds out why
             return
 
-    def _end_all(self) -> None:
+    def end_all(self) -> None:
+        """End all processes that still run."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         for m in self.members:
             if m.process.is_alive():
                 m.process.terminate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -11,6 +12,15 @@ from torch import Tensor
 
 from shoal.core.growth import Growth
 from shoal.core.seeds import derive, stream
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """Where all workers stand in the data before a step: in which epoch, with so many samples of it taken."""
+
+    step: int = 0
+    epoch: int = 0
+    taken: int = 0
 
 
 def steps_per_epoch(samples: int, batch: int, workers: int) -> int:
@@ -67,7 +77,8 @@ class Batches:
     `workers`-th of them, from the k-th on. So all shares differ by at most one sample at every step.
     With `fixed` shares worker k always gets the same samples, every `workers`-th of the first shuffle, in a
     fresh order for every epoch, cut into batches of about the same size. After a call of `weigh`, steps are
-    divided by the workers' speeds.
+    divided by the workers' speeds. With `begin`, these workers go on where others stopped; the step before
+    `end` takes all samples up to there.
     """
 
     def __init__(
@@ -81,14 +92,17 @@ class Batches:
         seed: int,
         fixed: bool = False,
         growth: Growth | None = None,
+        begin: DataPosition | None = None,
+        end: DataPosition | None = None,
     ) -> None:
         self._x, self._y = x, y
         self._batch, self._rank, self._workers, self._seed = batch, rank, workers, seed
         self._fixed = fixed
         self._growth = growth or Growth()
         self.steps_per_epoch = steps_per_epoch(len(x), batch, workers)  # until the batch grows
-        self._begins = [0]  # the position at which each epoch begins
-        self.position = 0  # batches taken so far
+        self._begin, self._end = begin or DataPosition(), end
+        self._begins = [self._begin.step]  # the position at which each epoch begins, from the first one on
+        self.position = self._begin.step  # batches taken so far, those of workers before these included
         self.rate = 1.0  # factor of the learning rate for the batch taken last
         self._detour: tuple[int, int] | None = None
         self._speeds: Sequence[float] | None = None
@@ -116,16 +130,29 @@ class Batches:
             index = torch.tensor_split(self._own(rank, epoch), steps)[step]
         else:
             order, batch = _shuffle(len(self._x), self._seed, epoch), self._growth.batch(self._batch, epoch)
-            index = share(order, step, batch, rank, self._workers, step == steps - 1, self._speeds)
+            ends = self._end is not None and position == self._end.step - 1
+            order = order[self._taken(epoch) : self._stop(epoch) if ends else None]
+            is_last = ends or step == steps - 1
+            index = share(order, step, batch, rank, self._workers, is_last, self._speeds)
         return self._x[index], self._y[index]
+
+    def _taken(self, epoch: int) -> int:
+        """Samples of an epoch that others have taken before these workers."""
+        return self._begin.taken if epoch == self._begin.epoch else 0
+
+    def _stop(self, epoch: int) -> int | None:
+        """How many samples of the last epoch have been taken after the last step; None for all."""
+        return self._end.taken if self._end is not None and self._end.epoch == epoch else None
 
     def _find(self, position: int) -> tuple[int, int, int]:
         """The epoch of a batch, its index in the epoch, and the number of batches in the epoch."""
+        first = self._begin.epoch
         while self._begins[-1] <= position:
-            batch = self._growth.batch(self._batch, len(self._begins) - 1)
-            self._begins.append(self._begins[-1] + steps_per_epoch(len(self._x), batch, self._workers))
-        epoch = bisect_right(self._begins, position) - 1
-        return epoch, position - self._begins[epoch], self._begins[epoch + 1] - self._begins[epoch]
+            epoch = first + len(self._begins) - 1
+            batch, left = self._growth.batch(self._batch, epoch), len(self._x) - self._taken(epoch)
+            self._begins.append(self._begins[-1] + steps_per_epoch(left, batch, self._workers))
+        k = bisect_right(self._begins, position) - 1
+        return first + k, position - self._begins[k], self._begins[k + 1] - self._begins[k]
 
     def _own(self, rank: int, epoch: int) -> Tensor:
         """The fixed share of a worker, in the order of this epoch."""

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from shoal.core.identity import NodeIdentity
 from shoal.core.matrices import Matrix
 from shoal.core.products import Product, Recorder
-from shoal.core.replica import Gradient, Replica
+from shoal.core.replica import NOISE, Gradient, Replica
 from shoal.core.seeds import derive
 from shoal.core.task import Data, Task
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.batches import Batches, steps_per_epoch
+from shoal.replicas.legs import Leg
 from shoal.replicas.optimizer import Schedule, steps_on_zeros
 from shoal.replicas.repeatable import check_repeats
 from shoal.replicas.served import ServedReplica
@@ -166,17 +167,17 @@ class ModuleReplica:
             "optimizer": self._optimizer.state_dict(),
             "buffers": dict(self.model.named_buffers()),
             "position": self.batches.position,
-            "noise": self._noise,
+            NOISE: self._noise,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`."""
+        """Restore a `state_dict`. Without a random stream in it, this replica keeps its own."""
         self._optimizer.load_state_dict(state["optimizer"])
         self._rate = float("nan")
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["buffers"][name])
         self.batches.position = state["position"]
-        self._noise = state["noise"]
+        self._noise = state.get(NOISE, self._noise)
 
     @contextmanager
     def _own_noise(self) -> Iterator[None]:
@@ -237,15 +238,16 @@ def build_replica(
     workers: int,
     seed: int,
     ahead: bool = False,
+    leg: Leg | None = None,
 ) -> ModuleReplica:
     """The replica of one worker, with a copy of `model`, or its own model if workers are independent.
 
-    With `ahead` a thread may gather the next data in advance.
+    With `ahead` a thread may gather the next data in advance. `leg` is that of a crew that grows.
     """
     own = build_member(task, strategy, rank, seed) if strategy.independent else copy.deepcopy(model)
     if strategy.deal.portions and rank == 0:
         check_repeats(task, own, data)
-    batches = build_batches(task, data, strategy, rank, workers, seed, ahead)
+    batches = build_batches(task, data, strategy, rank, workers, seed, ahead, leg)
     replica = ModuleReplica(task, own, batches, derive(seed, "noise", rank))
     replica.tells_servers = strategy.steps_at_server
     return replica
@@ -258,7 +260,14 @@ def build_served(task: Task, model: nn.Module, me: NodeIdentity) -> ServedReplic
 
 
 def build_batches(
-    task: Task, data: Data, strategy: Strategy, rank: int, workers: int, seed: int, ahead: bool = False
+    task: Task,
+    data: Data,
+    strategy: Strategy,
+    rank: int,
+    workers: int,
+    seed: int,
+    ahead: bool = False,
+    leg: Leg | None = None,
 ) -> Batches | Splits:
     """One worker's share of the data, divided as the strategy asks."""
     place: dict[str, int] = {"batch": task.batch, "rank": rank, "workers": workers, "seed": seed}
@@ -266,7 +275,10 @@ def build_batches(
         place |= {"rank": 0, "workers": 1, "seed": derive(seed, "member", rank) if rank else seed}
     if strategy.deal.blocks is not None:
         return Splits(data.x, data.y, blocks=strategy.deal.blocks, ahead=ahead, **place)
-    return Batches(data.x, data.y, fixed=strategy.deal.fixed, growth=task.growth, **place)
+    begin, end = (None, None) if leg is None else (leg.begin, leg.end)
+    return Batches(
+        data.x, data.y, fixed=strategy.deal.fixed, growth=task.growth, begin=begin, end=end, **place
+    )
 
 
 def steps_of(task: Task, strategy: Strategy, samples: int, workers: int, epochs: int) -> int:

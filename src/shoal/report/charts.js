@@ -1,7 +1,8 @@
 // Line charts of the report and of the live page, drawn by uPlot.
 //
 // A chart is {title, x: {label, log}, y: {label, log, floor, text}, lines, marks}: a line is {name, style, points} with
-// points [x, y, note], sorted by x; a mark is {x, text}. Colours come from the style sheet of the page.
+// points [x, y, note], sorted by x; a mark is {x, text, style}, with the style of its line, or none for a fault.
+// Colours come from the style sheet of the page.
 "use strict";
 
 const shoalCharts = (() => {
@@ -198,11 +199,11 @@ const shoalCharts = (() => {
       const { ctx, bbox } = u;
       const ratio = devicePixelRatio || 1;
       ctx.save();
-      ctx.strokeStyle = ctx.fillStyle = css("--fault");
       ctx.lineWidth = ratio;
       for (const mark of this.spec.marks ?? []) {
         const x = Math.round(u.valToPos(mark.x, "x", true));
         if (x < bbox.left || x > bbox.left + bbox.width) continue;
+        ctx.strokeStyle = ctx.fillStyle = mark.style === undefined ? css("--fault") : colour(mark.style);
         ctx.setLineDash([3 * ratio, 3 * ratio]);
         ctx.beginPath();
         ctx.moveTo(x, bbox.top);

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from typing import Any
 
+from shoal.report.crews import legs_of
 from shoal.report.reading import BASELINE, Record, is_virtual, node_name, run_names, workers_of
 from shoal.report.svg import (
     BASE,
     Axis,
     Bar,
+    Mark,
     Part,
     Point,
     Series,
@@ -196,8 +199,18 @@ def _series(records: Sequence[Record], key: str, quantity: str) -> list[Series]:
             x, y = finite(entry.get(key)), finite(entry.get(quantity))
             if x is not None and y is not None:
                 points.append(Point(x, y, _note(name, entry, is_virtual(record))))
-        lines.append(Series(name, style, points))
+        lines.append(Series(name, style, points, _growth(record, name, key)))
     return lines
+
+
+def _growth(record: Record, name: str, key: str) -> list[Mark]:
+    """Where the crew grew, over time or over samples."""
+    marks, samples = [], 0.0
+    for leg, following in pairwise(legs_of(record)):
+        samples += leg["samples"]
+        at = following["began"] if key == "seconds" else samples
+        marks.append(Mark(at, f"{name}: {leg['workers']} to {following['workers']} workers"))
+    return marks
 
 
 def _note(name: str, entry: Mapping[str, Any], virtual: bool) -> str:
@@ -227,7 +240,8 @@ def _spent(node: Mapping[str, Any], record: Record) -> dict[str, float]:
     spent = {
         kind: max(0.0, finite(node.get(f"{kind}_seconds")) or 0.0) for kind in ("compute", "send", "wait")
     }
-    spent["other"] = max(0.0, (finite(record.get("seconds")) or 0.0) - sum(spent.values()))
+    there = node if legs_of(record) else record  # a worker that joined later was not there all the time
+    spent["other"] = max(0.0, (finite(there.get("seconds")) or 0.0) - sum(spent.values()))
     return spent
 
 

@@ -83,6 +83,7 @@ figcaption { margin-bottom: 12px; font-size: 15px; font-weight: 600; line-height
 .grid { stroke: var(--grid); stroke-width: 1; fill: none; }
 .axis { stroke: var(--soft); stroke-width: 1; fill: none; opacity: 0.7; }
 .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.line.event { stroke-width: 1; stroke-dasharray: 3 3; }
 .fill { fill: var(--c); }
 .mark { stroke: var(--page); stroke-width: 1; }
 .piece { stroke: var(--page); stroke-width: 1; }

@@ -64,12 +64,21 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """Where something happened to a line, and what."""
+
+    x: float
+    note: str
+
+
+@dataclass(frozen=True)
 class Series:
     """A named line; `style` chooses colour, dash and marker."""
 
     name: str
     style: int
     points: Sequence[Point]
+    marks: Sequence[Mark] = ()
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,8 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, floor: fl
     grid = _x_axis(x, along, [tick for tick in x_ticks if tick <= along.high * 1.0001]) + _y_axis(
         y, up, y_ticks
     )
-    drawn = _svg(f"{title}, over {x.label}: {ends}", f"{grid}{inner}{lines}</svg>")
+    marks = "".join(_mark(line, mark, along) for line in series for mark in line.marks)
+    drawn = _svg(f"{title}, over {x.label}: {ends}", f"{grid}{marks}{inner}{lines}</svg>")
     return drawn + _points(title, series, x, y, floor)
 
 
@@ -173,6 +183,11 @@ def _points(title: str, series: Sequence[Series], x: Axis, y: Axis, floor: float
         "x": {"label": x.label, "log": x.log},
         "y": {"label": y.label, "log": y.log, "floor": floor},
         "lines": lines,
+        "marks": [
+            {"x": _six(mark.x), "text": mark.note, "style": line.style}
+            for line in series
+            for mark in line.marks
+        ],
     }
     return f'<script type="application/json" class="points">{script_json(chart)}</script>'
 
@@ -296,6 +311,12 @@ def _line(line: Series, along: Scale, up: Scale) -> str:
     every = math.ceil(len(places) / MOST_MARKERS)
     shown = places[::-1][::every]  # from the end, so that the last one is always there
     return drawn + "".join(_marker(line.style, x, y, note) for x, y, note in reversed(shown))
+
+
+def _mark(line: Series, mark: Mark, along: Scale) -> str:
+    """A dashed line in the colour of the series, from top to bottom."""
+    at = f'd="M{along(mark.x):.1f},{TOP}V{BOTTOM}"'
+    return f'<path class="line event {series_class(line.style)}" {at}>{_title(mark.note)}</path>'
 
 
 def _marker(style: int, x: float, y: float, note: str) -> str:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from shoal.report.crews import crew_size_text
 from shoal.report.goal import LOSS, Goal, end_text, goal_of, highest_end, score_of
 from shoal.report.reading import Record, baseline_of, is_virtual, run_names, speed_up
 from shoal.report.units import MISSING, bytes_text, count_text, finite, percent_text, ratio_text
@@ -40,7 +41,7 @@ def columns_for(records: Sequence[Record], target: float | None = None) -> list[
     loss = Column("test", "loss", lambda r: end_text(r, LOSS), "test loss", wide=seen and not judged_by_loss)
     accuracy = Column("test", "acc. %", lambda r: end_text(r, "test_accuracy"), "test accuracy, %")
     return [
-        Column("work-", "ers", lambda r: count_text(r.get("workers")), "workers"),
+        Column("work-", "ers", crew_size_text, "workers"),
         *_goal_columns(records, goal),
         *([] if seen and judged_by_loss else [accuracy]),
         loss,

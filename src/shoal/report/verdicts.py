@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from shoal.report.crews import crew_text
 from shoal.report.goal import ACCURACY, LOSS, Goal, end_of, end_text, goal_of, highest_end, score_of
 from shoal.report.reading import (
     BASELINE,
@@ -33,15 +34,20 @@ SAME_POINTS = 0.05  # accuracies closer than this round to the same tenth
 
 
 def verdict(
-    record: Record, baseline: Record | None = None, *, name: str | None = None, goal: Goal | None = None
+    record: Record,
+    baseline: Record | None = None,
+    *,
+    name: str | None = None,
+    goal: Goal | None = None,
+    crew: str = "",
 ) -> str:
     """One sentence: did distribution pay, and where did the time go?
 
     `baseline` is the run on one worker. Without it, or for that run itself, the sentence only states the
     results. Speed is the time to the goal or, without one, samples per second. `name` replaces the run's own
-    name if several runs share it.
+    name if several runs share it. `crew` tells how its crew grew.
     """
-    parts = [_comparison(record, baseline, goal), _rate(record), _waiting(record), _compression(record)]
+    parts = [_comparison(record, baseline, goal), crew, _rate(record), _waiting(record), _compression(record)]
     if _diverged(record):
         parts.insert(0, "diverged, its test loss is not finite")
     return f"{name or run_name(record)}: {'; '.join(part for part in parts if part)}."
@@ -50,7 +56,10 @@ def verdict(
 def verdicts(records: Sequence[Record], target: float | None = None) -> list[str]:
     """The sentence of every run, compared with its own baseline."""
     named, goal = zip(records, run_names(records), strict=True), goal_of(records, target)
-    return [verdict(record, baseline_of(record, records), name=name, goal=goal) for record, name in named]
+    return [
+        verdict(record, baseline_of(record, records), name=name, goal=goal, crew=crew_text(record, records))
+        for record, name in named
+    ]
 
 
 def headline(records: Sequence[Record], target: float | None = None) -> str:

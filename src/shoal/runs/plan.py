@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
 from shoal.core.codec import Codec
+from shoal.core.crew_sizes import CrewSizes
 from shoal.core.identity import NodeIdentity
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_weights
@@ -20,12 +23,14 @@ from shoal.engine.engine import Engine
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
 from shoal.launch.join import check_collective, local_threads
+from shoal.replicas.legs import Course, Leg
 from shoal.replicas.module import build_model, module_of, steps_of
 from shoal.replicas.repeatable import check_nothing_is_drawn
 from shoal.replicas.served import check_optimizer
 from shoal.runs.curve import POINTS, Curve, holds_solution
 from shoal.runs.scaling import lr_factor
-from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.checkpoint import LEG, Checkpoints, save_model
+from shoal.storage.leg_edge import LegEdge
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting, Strategy
@@ -56,6 +61,8 @@ class Plan:
     balance: bool = False
     scale_lr: str = "none"
     tests: int = POINTS
+    crew: CrewSizes = field(default_factory=CrewSizes)
+    leg: Leg | None = None  # of a crew that grows: then these are the settings of that leg
 
     def __post_init__(self) -> None:
         for name in ("workers", "servers", "epochs"):
@@ -93,6 +100,8 @@ class Plan:
             )
         if self.balance:
             check_balance(self.strategy, STRATEGIES.name_of(self.strategy))
+        if self.crew and self.leg is None:
+            self._check_crew()
         if self.strategy.deal.portions:
             self._check_portions(STRATEGIES.name_of(self.strategy))
 
@@ -114,6 +123,13 @@ class Plan:
         if self.workers > 1 or self.strategy.servers:
             optimizer = self.task.optimizer([nn.Parameter(torch.zeros(2, 2))], lr=self.task.lr)
             check_optimizer(self.strategy, optimizer, self.workers, self.servers)
+
+    def _check_crew(self) -> None:
+        """Raise ValueError for a crew that cannot grow with this strategy."""
+        self.crew.size_of(self.workers)
+        check_crew(self.strategy, STRATEGIES.name_of(self.strategy))
+        for _, workers in self.crew.at:
+            self.strategy.check(Setting(workers, self.codec, self.durability))
 
     @property
     def nodes(self) -> int:
@@ -146,8 +162,64 @@ class Plan:
         )
 
     def steps(self, data: Data) -> int:
-        """Steps of each worker."""
+        """Steps of each worker; in a leg, those of the legs before it included."""
+        if self.leg is not None:
+            return self.leg.end.step
+        if self.crew:
+            return self.legs(data)[-1].steps(data)
         return steps_of(self.task, self.strategy, len(data.x), self.workers, self.epochs)
+
+    def legs(self, data: Data) -> list[Plan]:
+        """The settings of each leg of a crew that grows; of any other run, its own."""
+        if not self.crew:
+            return [self]
+        course = Course(len(data.x), self.task.batch, self.epochs, self.task.growth)
+        return [
+            replace(self, workers=leg.workers, leg=leg, checkpoint=self._leg_folder(leg))
+            for leg in course.legs(self.crew)
+        ]
+
+    def legs_left(self, data: Data, folder: str) -> list[Plan]:
+        """The legs that are still to do, which is all of them unless the run is resumed in a later one."""
+        if self.crew:
+            self.check_checkpoints(data)
+        legs = self.legs(data)
+        edges = [leg.edge_before(folder) for leg in legs]
+        return legs[max(k for k, edge in enumerate(edges) if edge is None or edge.is_sealed) :]
+
+    def edge_before(self, folder: str) -> LegEdge | None:
+        """What this leg goes on from, with the checkpoints or else in `folder`; None for the first leg."""
+        if self.leg is None or self.leg.number == 0:
+            return None
+        return self._edge(self.leg.number, self.leg.begin.step, folder)
+
+    def edge_after(self, folder: str) -> LegEdge | None:
+        """What this leg hands over to the next; None for the last leg."""
+        if self.leg is None or self.leg.number + 1 == len(self.crew.at):
+            return None
+        return self._edge(self.leg.number + 1, self.leg.end.step, folder)
+
+    def _edge(self, number: int, step: int, folder: str) -> LegEdge:
+        parent = Path(folder) if self.checkpoint is None else Path(self.checkpoint).parent
+        whole = {**self.same_run(), "workers": self.crew.largest}
+        return LegEdge(parent / f"{LEG}{number}", step, whole)
+
+    def _leg_folder(self, leg: Leg) -> str | None:
+        return None if self.checkpoint is None else str(Path(self.checkpoint) / f"{LEG}{leg.number + 1}")
+
+    def checkpoints(self) -> Checkpoints | None:
+        """The checkpoints of this run, or of this leg; None if it writes none."""
+        if self.checkpoint is None:
+            return None
+        return Checkpoints(self.checkpoint, self.same_run(), self.nodes)
+
+    def check_checkpoints(self, data: Data) -> None:
+        """Raise CheckpointError if the folder holds the checkpoints of a run with other settings."""
+        for plan in (self, *(self.legs(data) if self.crew else ())):
+            if (saved := plan.checkpoints()) is not None:
+                saved.check()
+                if (edge := plan.edge_after("")) is not None:
+                    edge.check()
 
     def samples(self, data: Data) -> int:
         """Samples of all workers together."""
@@ -177,6 +249,7 @@ class Plan:
             "seed": self.seed,
             **({"balance": True} if self.balance else {}),
             **({"scale_lr": self.scale_lr} if self.scale_lr != "none" else {}),
+            **({"crew": str(self.crew)} if self.crew else {}),
         }
 
     def config(self, data: Data | None = None) -> dict[str, Any]:
@@ -195,6 +268,7 @@ class Plan:
             "codec": CODECS.text_of(self.codec),
             "epochs": self.epochs,
             "balance": self.balance,
+            "crew": str(self.crew) or None,
             "transport": self.transport,
             "collective": self.collective,
             "durability": self.durability,
@@ -202,18 +276,44 @@ class Plan:
             "threads": self.threads_each,
         }
 
+    def keep_model(self, model: nn.Module) -> None:
+        """Save the trained model beside the checkpoints, if there are any."""
+        if self.checkpoint is not None:
+            save_model(Path(self.checkpoint) / "model.safetensors", model.state_dict())
+
     def between_steps(self, control: Control, model: nn.Module) -> BetweenSteps:
         """The hook that saves checkpoints and stops a node between two steps; `model` names its weights."""
-        saved = None
-        if self.checkpoint is not None:
-            saved = Checkpoints(self.checkpoint, self.same_run(), self.nodes)
-        return BetweenSteps(control, saved, self.every, lambda engine: self._weights(engine, model))
+        begin = 0 if self.leg is None else self.leg.begin.step
+        weights = partial(self._weights, model)
+        return BetweenSteps(control, self.checkpoints(), self.every, weights, begin=begin)
 
-    def _weights(self, engine: Engine, model: nn.Module) -> Mapping[str, Tensor] | None:
+    def _weights(self, model: nn.Module, engine: Engine) -> Mapping[str, Tensor] | None:
         """The solution by the names of the model's parameters, at a node that holds all of it; else None."""
         if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, engine):
             return None
         return named_weights(module_of(engine.replica, model), self.strategy.solution(Node(engine)))
+
+
+def check_crew(strategy: Strategy, word: str) -> None:
+    """Raise ValueError for a strategy whose workers cannot become more during training."""
+    if strategy.independent:
+        raise ValueError(
+            f"crew: the workers of {word!r} train models of their own, which no other could join"
+        )
+    deal = strategy.deal
+    if deal.fixed:
+        raise ValueError(
+            f"crew: {word!r} gives every worker its own share of the data, and a worker that joins finds "
+            "none left; take --strategy.fixed_shares false, in Python fixed_shares=False"
+        )
+    if deal.blocks is not None:
+        raise ValueError(
+            f"crew: blocks={deal.blocks} cuts the data up for one number of workers; take period"
+        )
+    if deal.portions:
+        raise ValueError(f"crew: workers of {word!r} have no step in common at which others could join")
+    if deal.whole:
+        raise ValueError(f"crew: every worker of {word!r} goes through all of the data, from its beginning")
 
 
 def check_balance(strategy: Strategy, word: str) -> None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ from shoal.launch.member import Member
 from shoal.launch.recovery import Recovery
 from shoal.replicas.module import build_member, build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Snapshot, holders, holds_solution, put_together
+from shoal.runs.joined_legs import LegOutcome, summarise_legs
 from shoal.runs.plan import Plan
-from shoal.runs.result import Result, report, summarise
+from shoal.runs.result import Result, report
 from shoal.storage.checkpoint import load_model, save_model
 from shoal.vocabulary.node import Node
 
@@ -46,79 +48,109 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
     context.set_forkserver_preload(["shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
         forkserver.ensure_running()
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+    with tempfile.TemporaryDirectory(prefix="shoal-") as root:
+        legs = plan.legs_left(plan.task.data(), root) if plan.crew else [plan]
+        crews = [_crew(leg, context, root, listener) for leg in legs]
+        said = _see_through(legs, crews, root, listener)
+        data, began, outcomes = plan.task.data(), 0.0, []
+        for leg, reports in zip(legs, said, strict=True):
+            ended = max(r["seconds"] for r in reports if r)
+            for r in reports:
+                r.update({"seconds": r["seconds"] - began} if r else {})
+            model, points = _gather(leg, data, _folder(leg, root), reports, listener)
+            outcomes.append(LegOutcome(leg, began, [r for r in reports if r], points, model))
+            began = ended
+    plan.keep_model(outcomes[-1].model)
+    return summarise_legs(plan, plan.config(data), outcomes, data)
 
-        def start(rank: int, incarnation: int) -> Member:
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                name=plan.name_of(rank),
-                target=_node_process,
-                args=(plan, rank, incarnation, theirs, folder),
-                daemon=True,
-            )
-            with theirs:
-                process.start()
-            return Member(rank, plan.name_of(rank), process, ours, incarnation)
 
-        servers = plan.nodes - plan.workers
-        crew = Crew(
-            plan.workers,
-            servers,
-            start,
-            listener,
-            plan.timeout,
-            plan.restarts,
-            goes_on=plan.strategy.survives,
-            takes_over=servers > 0,
+def _see_through(
+    legs: Sequence[Plan], crews: Sequence[Crew], root: str, listener: Audience
+) -> list[list[dict[str, Any]]]:
+    """Have one crew train after the other; the reports of each.
+
+    While a crew trains, the processes of the next start, import and load everything, and wait: to start eight
+    when their turn comes would keep them from training for seconds.
+    """
+    reports = []
+    try:
+        for k, (leg, crew) in enumerate(zip(legs, crews, strict=True)):
+            listener.workers_to_come = legs[-1].workers - leg.workers
+            crew.began_at = crews[0].began_at
+            reports.append(crew.see_through(*(following.start_all for following in crews[k + 1 : k + 2])))
+            if (edge := leg.edge_after(root)) is not None:
+                edge.seal()
+    finally:
+        for crew in crews:
+            crew.end_all()
+    return reports
+
+
+def _crew(plan: Plan, context: ForkServerContext, root: str, listener: Audience) -> Crew:
+    """The processes of a leg, or of all of a run whose crew does not grow; none is started yet."""
+
+    def start(rank: int, incarnation: int) -> Member:
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            name=plan.name_of(rank),
+            target=_node_process,
+            args=(plan, rank, incarnation, theirs, root),
+            daemon=True,
         )
-        reports = crew.see_through()
-        data = plan.task.data()
-        model = _gather(plan, data, folder, reports, listener)
-    keep_model(plan, model)
-    return summarise(plan.config(data), [r for r in reports if r], model)
+        with theirs:
+            process.start()
+        return Member(rank, plan.name_of(rank), process, ours, incarnation)
+
+    _folder(plan, root).mkdir()
+    servers = plan.nodes - plan.workers
+    return Crew(
+        plan.workers,
+        servers,
+        start,
+        listener,
+        plan.timeout,
+        plan.restarts,
+        goes_on=plan.strategy.survives,
+        takes_over=servers > 0,
+    )
 
 
 def run_in_process(plan: Plan, listener: Audience) -> Result:
     """Train a run of a single node in this process, and return the result. Nothing is started."""
     if plan.nodes > 1:
         raise ValueError(f"a run of {plan.nodes} nodes needs a process for each")
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        reports = [_live(plan, 0, 0, Control(), folder)]
+    with tempfile.TemporaryDirectory(prefix="shoal-") as root:
+        _folder(plan, root).mkdir()
+        reports = [_live(plan, 0, 0, Control(), root)]
         data = plan.task.data()
-        model = _gather(plan, data, folder, reports, listener)
-    keep_model(plan, model)
-    return summarise(plan.config(data), reports, model)
+        model, points = _gather(plan, data, _folder(plan, root), reports, listener)
+    plan.keep_model(model)
+    return summarise_legs(plan, plan.config(data), [LegOutcome(plan, 0.0, reports, points, model)], data)
 
 
-def keep_model(plan: Plan, model: nn.Module) -> None:
-    """Save the trained model beside the checkpoints, if the plan has any."""
-    if plan.checkpoint is not None:
-        save_model(Path(plan.checkpoint) / "model.safetensors", model.state_dict())
+def _folder(plan: Plan, root: str) -> Path:
+    """Where the nodes of a leg meet and leave their models."""
+    return Path(root) / f"nodes-{0 if plan.leg is None else plan.leg.number}"
 
 
 def _gather(
-    plan: Plan, data: Data, folder: str, reports: list[dict[str, Any]], listener: Audience
-) -> nn.Module:
-    """Test the snapshots that the nodes have written, and return the final model.
-
-    The learning curve goes into the report of the first node that holds the solution.
-    """
+    plan: Plan, data: Data, folder: Path, reports: list[dict[str, Any]], listener: Audience
+) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """Test the snapshots that the nodes have written, and return the final model and the learning curve."""
     there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
     ranks = holders(plan.strategy, plan.workers, plan.servers, there)
     modules, copies = [], []
     for rank in ranks:
         if not reports[rank]:
             raise WorkerFailed(f"{plan.name_of(rank)} ended without a report")
-        left = load_model(Path(folder) / f"solution-{rank}.safetensors")
+        left = load_model(folder / f"solution-{rank}.safetensors")
         times = reports[rank].pop("snapshots")
         copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
         modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
         for name, buffer in modules[-1].named_buffers():
             buffer.copy_(left[f"buffer.{name}"])
-    buffers = [load_model(path) for path in sorted(Path(folder).glob("buffers-*.safetensors"), key=_rank)]
-    model, points = put_together(plan.strategy, modules, copies, buffers, plan.task, data, listener.tested)
-    reports[ranks[0]]["curve"] = points
-    return model
+    buffers = [load_model(path) for path in sorted(folder.glob("buffers-*.safetensors"), key=_rank)]
+    return put_together(plan.strategy, modules, copies, buffers, plan.task, data, listener.tested)
 
 
 def _check_it_travels(plan: Plan) -> None:
@@ -132,13 +164,13 @@ def _check_it_travels(plan: Plan) -> None:
         ) from None
 
 
-def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connection, folder: str) -> None:
+def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connection, root: str) -> None:
     """The main function of a node's process."""
     leave_with_parent()
     control = Control(connection)
     try:
         torch.set_num_threads(plan.threads_of(rank))
-        control.tell("done", **_live(plan, rank, incarnation, control, folder))
+        control.tell("done", **_live(plan, rank, incarnation, control, root))
     except Interrupted:
         control.tell("interrupted")
     except BaseException as error:
@@ -147,18 +179,20 @@ def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connectio
         control.close()
 
 
-def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str) -> dict[str, Any]:
+def _live(plan: Plan, rank: int, incarnation: int, control: Control, root: str) -> dict[str, Any]:
     """Build the node, train when the launcher gives the order, and return the node's report."""
+    folder = str(_folder(plan, root))
     data, model = plan.task.data(), build_model(plan.task, plan.seed)
     curve = plan.curve(data)
     between_steps = plan.between_steps(control, model)
     observers = (curve, Reporter(control))
     engine = _join(plan, rank, incarnation, folder, model, data, between_steps, observers)
     engine.coding.rehearse()
-    if not incarnation:
-        drive(between_steps.resume(engine))
+    resumed = None if incarnation else drive(between_steps.resume(engine))
     control.tell("ready")
     elapsed, finished = control.await_go()
+    if resumed is None and (before := plan.edge_before(root)) is not None:
+        before.enter(engine)
     began = engine.channel.now() - elapsed
     engine.service.excuse(finished)
     curve.begin(engine, elapsed)
@@ -167,6 +201,8 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, folder: str
     except Interrupted:
         drive(engine.transport.close())
         raise
+    if (after := plan.edge_after(root)) is not None:
+        after.leave(engine)
     outcome = report(engine, engine.channel.now() - began)
     holds = holds_solution(plan.strategy, engine)
     if holds:
@@ -212,7 +248,9 @@ def _join(
     if me.is_server:
         replica = build_served(task, model, me)
     else:
-        replica = build_replica(task, model, data, plan.strategy, rank, plan.workers, plan.seed, ahead=True)
+        replica = build_replica(
+            task, model, data, plan.strategy, rank, plan.workers, plan.seed, True, plan.leg
+        )
     _, layout = trainable(model)
     vector_bytes = layout.numel * replica.x.element_size()
     store = file_store(folder, plan.nodes) if plan.nodes > 1 else None

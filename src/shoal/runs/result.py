@@ -38,6 +38,7 @@ class Result:
     nodes: list[dict[str, Any]]
     metrics: dict[str, float] = field(default_factory=dict)  # the task's own, on the test set
     final: dict[str, dict[str, Any]] = field(default_factory=dict)  # means of the last evaluations
+    legs: list[dict[str, Any]] = field(default_factory=list)  # of a crew that grows: each with its figures
     digest: str | None = None  # of a simulation's trace
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
@@ -78,12 +79,15 @@ def summarise(
     reports: list[dict[str, Any]],
     model: nn.Module | None = None,
     digest: str | None = None,
+    curve: list[dict[str, Any]] | None = None,
+    legs: list[dict[str, Any]] | None = None,
+    seconds: float | None = None,
 ) -> Result:
     """Summarise the reports of all nodes in one result."""
     workers = [r for r in reports if r["role"] == "worker"]
-    curve: list[dict[str, Any]] = next((r.pop("curve") for r in reports if "curve" in r), [])
+    curve = [] if curve is None else curve
     last = curve[-1] if curve else {}
-    seconds = max(r["seconds"] for r in reports)
+    seconds = max(r["seconds"] for r in reports) if seconds is None else seconds
     samples = sum(r["samples"] for r in workers)
     before = sum(r["samples_before"] for r in workers)  # from before a resumed run began
     busy = sum(r["seconds"] for r in workers)
@@ -114,6 +118,7 @@ def summarise(
         nodes=reports,
         metrics=last.get("metrics", {}),
         final=finals(curve),
+        legs=legs or [],
         digest=digest,
         model=model,
     )

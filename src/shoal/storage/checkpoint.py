@@ -37,6 +37,10 @@ NO_STEP = -1
 """Stands for a step where there is no checkpoint; lower than any."""
 
 
+LEG = "leg-"
+"""Folders with the checkpoints of a run whose crew grows begin with this: one for each leg, from leg-1 on."""
+
+
 class Checkpoints:
     """The checkpoints of one run in one folder. `config` is what must be the same for a run to be resumed.
 
@@ -92,6 +96,11 @@ class Checkpoints:
 
         Reads what worker 0 saved, without the tensors.
         """
+        if "crew" not in self._config and any(self.folder.glob(f"{LEG}*")):
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} belongs to a run whose crew grows. "
+                "Use the same settings, or another folder."
+            )
         for step in steps_in(self.folder):
             self._record(step, self._role(NodeIdentity(0, 1)))
 
@@ -118,15 +127,21 @@ class Checkpoints:
 
     def read(self, step: int, me: NodeIdentity) -> dict[str, Any]:
         """The state in which a node was saved, at a step at which `newest` found it whole."""
-        role = self._role(me)
-        record = self._record(step, role)
-        if record is None:
+        state = self.find(step, me)
+        if state is None:
             raise CheckpointError(
                 f"the state of {me.name} at step {step} in {self.folder} is missing or damaged"
             )
-        state: dict[str, Any] = harvest(
-            record["state"], load_model(step_folder(self.folder, step) / f"{role}.safetensors")
-        )
+        return state
+
+    def find(self, step: int, me: NodeIdentity) -> dict[str, Any] | None:
+        """What a node saved before this step; None if that is missing or damaged."""
+        role = self._role(me)
+        record = self._record(step, role)
+        if record is None:
+            return None
+        tensors = load_model(step_folder(self.folder, step) / f"{role}.safetensors")
+        state: dict[str, Any] = harvest(record["state"], tensors)
         return state
 
     def _role(self, me: NodeIdentity) -> str:

@@ -25,7 +25,7 @@ class DCASGD(Central):
         between(0, 1, decay=self.decay)
 
     async def server(self, s: Node) -> None:
-        square = s.keep("mean square", torch.zeros_like(s.x))
+        square = s.keep("mean square", torch.zeros_like(s.x), shared=True)
         pulls = s.keep("pulls", torch.zeros(s.size, 2, dtype=torch.int64))  # by worker: number, version
         async for m in s.inbox():
             if isinstance(m, Pull):

@@ -34,7 +34,7 @@ class DiLoCo(Strategy):
 
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # theta: where every round begins
-        velocity = w.keep("velocity", torch.zeros_like(w.x))
+        velocity = w.keep("velocity", torch.zeros_like(w.x), shared=True)
         async for t in w.blocks(self.period, self.warmup):
             displacement = await w.mean(start - w.x)
             if t < self.warmup:

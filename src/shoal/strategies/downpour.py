@@ -73,7 +73,7 @@ class Downpour(Central):
         await w.take_result()
 
     async def server(self, s: Node) -> None:
-        memory = s.keep("memory", torch.zeros_like(s.x))  # squares, or velocity
+        memory = s.keep("memory", torch.zeros_like(s.x), shared=True)  # squares, or velocity
         early: dict[int, Message] = {}
         async for m in s.inbox():
             if isinstance(m, Pull):

@@ -37,8 +37,8 @@ class SlowMo(Strategy):
 
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # x0: where every block begins
-        step = w.keep("step", torch.zeros_like(w.x))  # -alpha lr u, so that no rate is divided by
-        lr = w.keep("lr", torch.zeros(1, dtype=torch.float64))  # of the block before
+        step = w.keep("step", torch.zeros_like(w.x), shared=True)  # -alpha lr u: no rate is divided by
+        lr = w.keep("lr", torch.zeros(1, dtype=torch.float64), shared=True)  # of the block before
         async for _ in w.blocks(self.period):
             update = await w.mean(w.x - start)
             fallen = w.lr / float(lr) if lr > 0 else 0.0

@@ -71,9 +71,9 @@ class Turns:
     def __init__(self, options: StreamingDiLoCo, w: Node) -> None:
         self._options, self._w, self._places = options, w, w.fragments(options.fragments)
         self._start = w.keep("start", w.x)  # theta: the global model
-        self._velocity = w.keep("velocity", torch.zeros_like(w.x))
-        none = torch.zeros(2, options.fragments, dtype=torch.float64)
-        self._samples = w.keep("samples", none)  # own ones at the last turn of each, and at the one before
+        self._velocity = w.keep("velocity", torch.zeros_like(w.x), shared=True)
+        so_far = torch.full((2, options.fragments), w.samples, dtype=torch.float64)
+        self._samples = w.keep("samples", so_far)  # own ones at the last turn of each, and at the one before
         self._moved = w.keep("moved", torch.zeros_like(w.x))  # the displacement under way comes first in it
         self._flag = w.keep("under way", torch.zeros(1))
         self._under_way: list[tuple[list[slice], Operation[torch.Tensor]]] = []

@@ -83,12 +83,13 @@ class Node:
         """Whether the codec loses anything."""
         return not self.engine.coding.codec.exact
 
-    def keep(self, name: str, start: Tensor) -> Tensor:
+    def keep(self, name: str, start: Tensor, shared: bool = False) -> Tensor:
         """A variable of the algorithm that is checkpointed: a copy of `start`, or what was restored.
 
-        Change it in place; the node holds on to the same tensor.
+        Change it in place; the node holds on to the same tensor. Say `shared` if it is equal at all workers
+        between two averages, or a server's memory: workers that join the run later then take it over.
         """
-        return self.engine.variables.keep(name, start)
+        return self.engine.variables.keep(name, start, shared)
 
     # -- local work ----------------------------------------------------------------------------
 
