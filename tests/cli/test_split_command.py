@@ -55,7 +55,8 @@ def test_a_function_that_makes_the_model_and_the_shape_of_a_batch(shoal, script)
     assert "A step of 6 microbatches on 3 devices" in result.stdout
 
 
-def test_a_task_with_options(shoal, monkeypatch):
+@pytest.mark.slow
+def test_a_task_with_an_optimizer_of_your_choice(shoal, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setattr("shoal.pipelines.layer_costs.SECONDS", 0.0)
     result = shoal("split digits --stages 2 --batch 32 --optimizer adam")

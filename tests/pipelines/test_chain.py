@@ -33,18 +33,17 @@ class Other(nn.Module):
 
 def test_nested_sequentials_are_cut_inside():
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 4)))
-    assert trace(model).names == ["0", "1.0", "1.1"]
+    assert trace(model, torch.ones(1, 2)).names == ["0", "1.0", "1.1"]
 
 
 def test_a_residual_path_is_not_cut_and_an_operation_in_place_stays_with_its_input():
-    chain = trace(Photo())
+    chain = trace(Photo(), torch.randn(2, 1, 8, 8))
     assert chain.names == ["first", "relu", "second…relu", "flatten", "last"]
-    chain.check(torch.randn(2, 1, 8, 8))
 
 
 def test_stages_have_the_models_own_parameters_under_their_names():
     model = Photo()
-    stage = trace(model).module(2, 5)
+    stage = trace(model, torch.randn(2, 1, 8, 8)).module(2, 5)
     assert [name for name, _ in stage.named_parameters()] == [
         *("second.weight", "second.bias"),
         *("last.weight", "last.bias"),
@@ -61,8 +60,7 @@ def test_a_parameter_that_forward_reads_itself_goes_with_its_use():
         def forward(self, x):
             return self.b(self.a(x) + self.shift) + self.shift
 
-    chain = trace(Shifted())
-    chain.check(torch.randn(2, 4))
+    chain = trace(Shifted(), torch.randn(2, 4))
     assert chain.names == ["a", "add", "b", "add_1"]
     held = [[name for name, _ in chain.module(i, i + 1).named_parameters()] for i in range(4)]
     assert held == [["a.weight", "a.bias"], ["shift"], ["b.weight", "b.bias"], ["shift"]]
@@ -70,7 +68,28 @@ def test_a_parameter_that_forward_reads_itself_goes_with_its_use():
 
 def test_dropout_in_a_chain_is_the_models_own():
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
-    trace(model).check(torch.randn(64, 4))
+    assert trace(model, torch.randn(64, 4)).names == ["0", "1", "2"]
+
+
+def test_a_cut_passes_a_tensor_and_not_a_tuple():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.last = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4)
+
+        def forward(self, x):
+            out, _ = self.lstm(x)
+            return self.last(out)
+
+    assert trace(Recurrent(), torch.randn(2, 3, 4)).names == ["lstm", "last"]
+
+
+def test_tracing_leaves_running_statistics_and_the_input_alone():
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(4))
+    x = -torch.ones(2, 4)
+    trace(model, x)
+    assert model[1].num_batches_tracked == 0
+    assert torch.equal(x, -torch.ones(2, 4))
 
 
 def branching(self, x):
@@ -86,7 +105,7 @@ def branching(self, x):
 )
 def test_a_model_that_is_no_chain_is_refused_in_one_sentence(forward, why):
     with pytest.raises(ValueError, match=why) as refused:
-        trace(Other(forward))
+        trace(Other(forward), torch.randn(2, 4))
     assert "\n" not in str(refused.value)
 
 
@@ -97,6 +116,5 @@ def test_a_model_that_computes_something_else_each_time_is_refused():
         calls.append(1)
         return self.b(self.a(x) * float(len(calls)))
 
-    chain = trace(Other(counting))  # traced in call 1
     with pytest.raises(ValueError, match="computes something else when its layers run one after another"):
-        chain.check(torch.randn(2, 4))
+        trace(Other(counting), torch.randn(2, 4))  # traced in call 1

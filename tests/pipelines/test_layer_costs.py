@@ -13,7 +13,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 def measured(model, x, optimizer=SGD):
-    return measure_layers(trace(model), x, optimizer)
+    return measure_layers(trace(model, x), x, optimizer)
 
 
 def test_bytes_of_a_small_mlp_by_hand():

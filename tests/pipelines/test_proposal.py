@@ -20,7 +20,7 @@ MB = 10**6
 
 def proposal(microbatches=8, layers=8, stages=4, network=None, memory=None, linears=(), **cost):
     """Equal layers of 1 s forward and 2 s backward, cut evenly."""
-    chain = trace(nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers))))
+    chain = trace(nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers))), torch.ones(1, 2))
     costs = [LayerCost(name, 1.0, 2.0, linears=linears, **cost) for name in chain.names]
     bounds = tuple(layers * k // stages for k in range(stages + 1))
     chunked = tuple(range(layers + 1)) if layers == 2 * stages else None
@@ -100,7 +100,7 @@ def test_large_fully_connected_layers_bring_the_hybrid():
 
 def test_tied_weights_and_batch_normalisation_are_pointed_out():
     shared = nn.Linear(2, 2)
-    chain = trace(nn.Sequential(shared, nn.BatchNorm1d(2), shared))
+    chain = trace(nn.Sequential(shared, nn.BatchNorm1d(2), shared), torch.ones(2, 2))
     made = Proposal(chain, [LayerCost(n, 1, 1) for n in chain.names], (0, 1, 3), None, 4, 16, Network())
     assert made.tied == {"0.weight": [0, 1], "0.bias": [0, 1]}
     # their gradients travel after the step: 4 and 2 floats in two directions

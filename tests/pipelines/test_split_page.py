@@ -1,6 +1,7 @@
-"""The page of a split in a browser: it fetches nothing, fits narrow screens, and timelines fill the width."""
+"""The page of a split in a browser: it fetches nothing, fits a narrow screen, and timelines fill it."""
 
 import pytest
+import torch
 from torch import nn
 
 from chromium import Chromium, chromium_or_skip
@@ -13,7 +14,7 @@ from shoal.sim import Network
 
 @pytest.fixture
 def page(tmp_path):
-    chain = trace(nn.Sequential(*(nn.Linear(2, 2) for _ in range(8))))
+    chain = trace(nn.Sequential(*(nn.Linear(2, 2) for _ in range(8))), torch.ones(1, 2))
     costs = [LayerCost(name, 0.001, 0.002, 64, 64, state_bytes=1000) for name in chain.names]
     made = Proposal(chain, costs, (0, 2, 4, 6, 8), tuple(range(9)), 8, 16, Network(1e-4, 1e8))
     path = tmp_path / "split.html"

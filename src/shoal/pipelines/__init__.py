@@ -9,5 +9,5 @@ data_parallel    the same step without a pipeline
 linear_layers    which fully-connected layers are worth splitting
 proposal         Split: cuts, simulated steps, a recommendation
 pipeline         the same split on real processes, by torch.distributed.pipelining
-split_tables     tables for the terminal             split_page   the HTML page
+split_tables     its tables and sentences             split_page, split_record   the same as HTML and JSON
 """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,15 +22,35 @@ class _Outline(fx.Tracer):
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A part of the traced graph, and the one tensor that it passes on."""
+
+    nodes: Sequence[fx.Node]
+    output: fx.Node
+
+    @property
+    def name(self) -> str:
+        """The submodule that it calls, the first and the last of several; or the function that it is."""
+        modules = [str(node.target) for node in self.nodes if node.op == "call_module"]
+        if modules:
+            return modules[0] if len(modules) == 1 else f"{modules[0]}…{modules[-1]}"
+        return self.output.name
+
+
+@dataclass(frozen=True)
 class Chain:
-    """A model and its layers, in the order in which they run; each is several nodes of the traced graph."""
+    """A model and its layers, in the order in which they run."""
 
     model: nn.Module
-    names: Sequence[str]
-    nodes: Sequence[Sequence[fx.Node]]
+    layers: Sequence[Layer]
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.layers)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the layers."""
+        return [layer.name for layer in self.layers]
 
     def module(self, first: int, after: int) -> nn.Module:
         """Layers `first` up to, not including, `after`. Parameters are the model's own, with their names."""
@@ -41,33 +63,21 @@ class Chain:
             return copied[node]
 
         if first > 0:
-            copied[self.nodes[first - 1][-1]] = graph.placeholder("x")
-        for node in (node for layer in self.nodes[first:after] for node in layer):
+            copied[self.layers[first - 1].output] = graph.placeholder("x")
+        for node in (node for layer in self.layers[first:after] for node in layer.nodes):
             copy_of(node)
-        graph.output(copied[self.nodes[after - 1][-1]])
+        graph.output(copied[self.layers[after - 1].output])
         return fx.GraphModule(self.model, graph)
 
-    def check(self, example: Tensor) -> None:
-        """Raise ValueError unless the layers, one after another, compute what the model computes."""
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            whole = self.model(example)
-            torch.manual_seed(0)
-            parts = example
-            for index in range(len(self)):
-                parts = self.module(index, index + 1)(parts)
-        if not isinstance(whole, Tensor) or not torch.equal(whole, parts):
-            raise ValueError(
-                f"{_name(self.model)} computes something else when its layers run one after another, so it "
-                f"cannot be cut into stages. {REMEDY}"
-            )
 
+def trace(model: nn.Module, example: Tensor) -> Chain:
+    """The layers of a model. Raises ValueError for one that torch.fx cannot trace, or that is no chain.
 
-def trace(model: nn.Module) -> Chain:
-    """The layers of a model. Raises ValueError for one that torch.fx cannot trace, or that is no chain."""
+    The model is run with the example; its buffers and the random state stay as they were.
+    """
     try:
         graph = _Outline().trace(model)
-    except (fx.proxy.TraceError, TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(
             f"forward() of {_name(model)} cannot be traced ({why}), so it cannot be cut into stages. {REMEDY}"
@@ -80,26 +90,68 @@ def trace(model: nn.Module) -> Chain:
             f"{_name(model)} has {len(inputs)} inputs and returns {_shape(output.args[0])}; a pipeline takes "
             "a model from one tensor to one tensor"
         )
-    layers = _layers(model, nodes)
-    return Chain(model, [_layer_name(layer) for layer in layers], layers)
+    return Chain(model, list(_layers(model, nodes, output.args[0], _tensors(model, graph, example))))
 
 
-def _layers(model: nn.Module, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+@contextmanager
+def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put buffers (running statistics) and random generators back at the end."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    with torch.no_grad():
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+class _Tensors(fx.Interpreter):
+    """Runs a graph and notes which of its nodes are tensors."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found: set[str] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.found.add(n.name)
+        return value
+
+
+def _tensors(model: nn.Module, graph: fx.Graph, example: Tensor) -> set[str]:
+    """The names of the nodes that are tensors. Raises ValueError if the graph computes something else."""
+    traced = _Tensors(fx.GraphModule(model, graph))
+    with torch.no_grad(), untouched(model, example.device):
+        torch.manual_seed(0)
+        whole = model(example.clone())
+    with torch.no_grad(), untouched(model, example.device):
+        torch.manual_seed(0)
+        parts = traced.run(example.clone())
+    if not isinstance(whole, Tensor) or not torch.allclose(whole, parts, rtol=1e-3, equal_nan=True):
+        raise ValueError(
+            f"{_name(model)} computes something else when its layers run one after another, so it cannot be "
+            f"cut into stages. {REMEDY}"
+        )
+    return traced.found
+
+
+def _layers(
+    model: nn.Module, nodes: Sequence[fx.Node], output: fx.Node, tensors: set[str]
+) -> Iterator[Layer]:
     """Cut where one tensor is alive, and where the next operation does not overwrite it."""
     place = {node: index for index, node in enumerate(nodes)}
     last_use = {node: max((place.get(user, len(nodes)) for user in node.users), default=-1) for node in nodes}
-    layers: list[list[fx.Node]] = [[]]
+    layer: list[fx.Node] = []
     alive: set[fx.Node] = set()
-    for index, node in enumerate(nodes):
-        layers[-1].append(node)
+    for index, node in enumerate(nodes[:-1]):
+        layer.append(node)
         alive = {n for n in alive | {node} if last_use[n] > index}
-        if alive == {node} and _computes(node) and not _is_overwritten(model, node):
-            layers.append([])
-    return [layer for layer in layers if layer]
-
-
-def _computes(node: fx.Node) -> bool:
-    return node.op in ("call_module", "call_function", "call_method") and node.target is not getattr
+        passed = next(iter(alive)) if len(alive) == 1 else None
+        is_tensor = passed in layer and passed.op != "placeholder" and passed.name in tensors
+        if passed is not None and is_tensor and not _is_overwritten(model, passed):
+            yield Layer(layer, passed)
+            layer = []
+    yield Layer([*layer, nodes[-1]], output)
 
 
 def _is_overwritten(model: nn.Module, node: fx.Node) -> bool:
@@ -114,14 +166,6 @@ def _is_overwritten(model: nn.Module, node: fx.Node) -> bool:
 
 
 _IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
-
-
-def _layer_name(layer: Sequence[fx.Node]) -> str:
-    """The submodule that a layer calls, the first of several; or the function that it is."""
-    modules = [str(node.target) for node in layer if node.op == "call_module"]
-    if modules:
-        return modules[0] if len(modules) == 1 else f"{modules[0]}…{modules[-1]}"
-    return next(node.name for node in reversed(layer))
 
 
 def _name(model: nn.Module) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.pipelines.chain import Chain
+from shoal.pipelines.chain import Chain, untouched
 from shoal.pipelines.virtual_step import StageCost
 
 ROUNDS, LEAST_ROUNDS, SECONDS = 12, 3, 3.0  # after the least of them, measuring takes so long at most
@@ -80,7 +79,7 @@ def measure_layers(chain: Chain, microbatch: Tensor, optimizer: MakeOptimizer) -
     Leaves parameters, gradients, buffers and random state as they were.
     """
     modules = [chain.module(index, index + 1) for index in range(len(chain))]
-    with _untouched(chain.model, microbatch.device), torch.enable_grad():
+    with untouched(chain.model, microbatch.device), torch.enable_grad():
         saved = _saved_bytes(modules, microbatch)
         linears = _linear_shapes(modules, microbatch)
         times = _time_rounds(modules, microbatch)
@@ -104,17 +103,6 @@ def measure_layers(chain: Chain, microbatch: Tensor, optimizer: MakeOptimizer) -
         )
         earlier.update(own)
     return costs
-
-
-@contextmanager
-def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put buffers (running statistics) and random generators back at the end."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
-        for buffer, value in before:
-            buffer.copy_(value)
 
 
 def _input(x: Tensor, index: int) -> Tensor:

@@ -180,9 +180,8 @@ def propose(
             f"a batch of {len(example)} samples cannot be cut into {microbatches} equal microbatches; take a "
             "number that divides it"
         )
-    chain = trace(model)
     microbatch = example[: len(example) // microbatches].clone()  # no view of a whole data set
-    chain.check(microbatch)
+    chain = trace(model, microbatch)
     layers = measure_layers(chain, microbatch, optimizer)
     per_byte = 1 / network.bandwidth
     bounds = balanced(layers, stages, microbatches, per_byte, memory)

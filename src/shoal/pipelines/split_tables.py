@@ -126,18 +126,15 @@ def _recommendation(proposal: Proposal) -> str:
     best = proposal.best
     if best is None:
         return "Nothing fits: " + "; ".join(f"{c.name}: {c.refusal}" for c in proposal.candidates) + "."
-    kinds = [c for c in proposal.candidates if bool(c.word) != bool(best.word)]
-    able = [c for c in kinds if c.refusal is None]
-    other = min(able or kinds, key=lambda c: c.seconds)
-    behind = other.refusal or f"{_milliseconds(other.seconds)} ms"
-    what = f"a pipeline, {best.name}" if best.word else best.name
+    others = [c for c in proposal.candidates if bool(c.word) != bool(best.word)]
+    other = min([c for c in others if c.refusal is None] or others, key=lambda c: c.seconds)
     parallel = proposal.data_parallel
-    reduced = f"{_milliseconds(parallel.all_reduce)} ms ({parallel.algorithm})"
+    what, kind = (f"a pipeline, {best.name}", "without a") if best.word else (best.name, "with a")
     return (
-        f"Take {what}: {_milliseconds(best.seconds)} ms a step. The best without a pipeline, "
-        if best.word
-        else f"Take {what}: {_milliseconds(best.seconds)} ms a step. The best pipeline, "
-    ) + f"{other.name}: {behind}. The all-reduce of all gradients takes {reduced}."
+        f"Take {what}: {_milliseconds(best.seconds)} ms a step. The best {kind} pipeline, {other.name}: "
+        f"{other.refusal or f'{_milliseconds(other.seconds)} ms'}. The all-reduce of all gradients takes "
+        f"{_milliseconds(parallel.all_reduce)} ms ({parallel.algorithm})."
+    )
 
 
 def _hybrid(proposal: Proposal) -> list[str]:
@@ -162,10 +159,6 @@ def _saved(one: LinearSplit) -> float:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def timeline_lines(timeline: PipelineTimeline, cells: int = CELLS) -> list[str]:
