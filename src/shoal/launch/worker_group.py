@@ -47,7 +47,7 @@ def join_group(place: Place, mesh: DeviceMesh | None) -> Place:
             )
         return place
     ranks = _inside(mesh)
-    if len(ranks) == 1:
+    if len(ranks) == place.group == 1:
         return place
     if place.launched == "shoal":
         return _check_launched(place, ranks)
