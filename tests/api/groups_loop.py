@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 
 parser = argparse.ArgumentParser()
-parser.add_argument("how", choices=["whole", "fsdp", "tp", "pp", "fsdp_tp"])
+parser.add_argument("how", choices=["whole", "fsdp", "tp", "pp", "fsdp_tp", "hybrid"])
 parser.add_argument("--group", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--microbatches", type=int, default=4)
 parser.add_argument("--optimizer", default="AdamW")
+parser.add_argument("--clip", type=float)
 parser.add_argument("--codec")
 parser.add_argument("--strategy", default="sync")
 parser.add_argument("--even", action="store_true", help="layers that both FSDP and tensors can cut at once")
@@ -83,6 +84,10 @@ elif args.how == "tp":
     columns = ColwiseParallel(use_local_output=False)  # the next layer must know that the parts are uneven
     plan = {"0": columns, "2": RowwiseParallel(), "4": ColwiseParallel(output_layouts=Replicate())}
     parallelize_module(model, mesh["inside"], plan)
+elif args.how == "hybrid":
+    from shoal.programs.models.hybrid import Hybrid
+
+    model = Hybrid(model[:2], model[2:], mesh["inside"])
 elif args.how == "pp":
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -113,6 +118,8 @@ for _ in range(args.epochs):
     for x, y in shoal.shard(loader):
         optimizer.zero_grad()
         forward_backward(x, y)
+        if args.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
         step += 1
         if step == 5 and args.die == int(os.environ.get("RANK", -1)):

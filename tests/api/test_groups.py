@@ -92,6 +92,28 @@ def test_fsdp_and_tensor_parallel_inside_and_sync_outside_train_what_whole_worke
 
 
 @pytest.mark.soak
+def test_a_hybrid_inside_and_bmuf_outside_train_what_whole_workers_train():
+    printed, _ = run("hybrid", strategy="bmuf", group=2, period="4")
+    for text in printed.values():
+        assert_like_twin(final_weights(text), "bmuf", period="4")
+
+
+@pytest.mark.soak
+def test_gradients_are_clipped_by_the_norm_of_the_whole_group():
+    clipped = ("--optimizer", "SGD", "--clip", "0.02")
+    printed, _ = run("fsdp", *clipped, strategy="sync", group=2)
+    assert_like_twin(final_weights(printed["worker 1, process 1"]), "sync", *clipped)
+    plain = twin("sync", "--optimizer", "SGD")
+    assert not torch.allclose(plain, twin("sync", *clipped), rtol=0, atol=1e-4)  # the control: it matters
+
+
+@pytest.mark.soak
+def test_an_optimizer_that_looks_at_whole_tensors_is_refused_at_a_server():
+    with pytest.raises(WorkerFailed, match="Adafactor looks at whole tensors, and a server of ASGD"):
+        run("fsdp", "--optimizer", "Adafactor", strategy="asgd", group=2)
+
+
+@pytest.mark.soak
 def test_servers_are_groups_too():
     printed, _ = run("fsdp", "--look", strategy="sync_server", group=2)
     assert_like_twin(final_weights(printed["worker 0, process 1"]), "sync_server")

@@ -31,6 +31,8 @@ def test_shoal_run_s_groups_are_processes_of_following_ranks():
     assert join_group(place, mesh(2, 3)) is place
     with pytest.raises(ValueError, match="has processes 1, 3 in this worker"):
         join_group(place, mesh(1, 3))
+    with pytest.raises(ValueError, match="start with --group 1"):
+        join_group(place, mesh(3))
     with pytest.raises(ValueError, match="start with --group 4"):
         join_group(place, mesh(0, 1, 2, 3))
 

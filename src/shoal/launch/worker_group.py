@@ -47,7 +47,7 @@ def join_group(place: Place, mesh: DeviceMesh | None) -> Place:
             )
         return place
     ranks = _inside(mesh)
-    if len(ranks) == 1:
+    if len(ranks) == place.group == 1:
         return place
     if place.launched == "shoal":
         return _check_launched(place, ranks)
@@ -81,10 +81,11 @@ def _check_launched(place: Place, ranks: Ranks) -> Place:
 def _regroup(place: Place, ranks: Ranks) -> Place:
     """The place of this process once all have said who is in their group."""
     store = place.open_store()
-    if store is None or place.rank not in ranks:
+    if store is None or place.rank not in ranks or (dist.is_initialized() and dist.get_rank() != place.rank):
         raise ValueError(
-            f"the mesh has processes {_listed(ranks)} in this worker, and this is process {place.rank} of "
-            f"{place.nodes}; give attach() the mesh in which this process is"
+            f"the mesh has processes {_listed(ranks)} in this worker, and the launcher started this one as "
+            f"process {place.rank} of {place.nodes}; give attach() the mesh in which it is, and "
+            "init_process_group() the launcher's rank"
         )
     keys = {rank: f"group/{rank}" for rank in range(place.nodes)}
     store.set(keys[place.rank], json.dumps(ranks))

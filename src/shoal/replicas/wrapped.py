@@ -18,8 +18,14 @@ FABRIC = "lightning.fabric.wrappers"
 
 Dress = Callable[["DataLoader[Any]"], "DataLoader[Any]"]
 
-AVERAGES_ITSELF = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
-"""Wrappers of a model that synchronise it with other processes."""
+LEAVE_OUT = "attach() the model inside it, and leave the wrapper out"
+
+AVERAGES_ITSELF = {
+    "DistributedDataParallel": LEAVE_OUT,
+    "FullyShardedDataParallel": "cut the model with fully_shard instead, and say attach(..., mesh=mesh)",
+    "DeepSpeedEngine": LEAVE_OUT,
+}
+"""Wrappers of a model that synchronise it with other processes, and what to do instead."""
 
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -44,10 +50,9 @@ def check_wrappers(model: nn.Module, workers: int) -> None:
     if workers == 1:
         return
     for module in model.modules():
-        if type(module).__name__ in AVERAGES_ITSELF:
+        if (name := type(module).__name__) in AVERAGES_ITSELF:
             raise ValueError(
-                f"the model is wrapped in {type(module).__name__}, which synchronises it already; attach() "
-                "the model inside it, and leave the wrapper out"
+                f"the model is wrapped in {name}, which synchronises it already; {AVERAGES_ITSELF[name]}"
             )
     processes = _shared("PartialState").get("num_processes", 1)
     if processes > 1:
