@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.core.errors import PeerLost
+from shoal.core.errors import Diverged, PeerLost
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Weather
 from shoal.strategies import Sandblaster
@@ -261,6 +261,19 @@ def test_a_trial_beyond_the_cliff_is_too_far():
     problem = Cliff(targets=(5.5,), curvature=0.01)  # flat: the first steps are doubled, past 6
     done = simulate(Sandblaster(), problem, workers=3, steps=60, start=[0.0], shards=2)
     assert done.solution.item() == pytest.approx(5.5, abs=1e-3)
+
+
+@dataclass(frozen=True)
+class Huge(Quadratic):
+    """Gradients that are finite, and sums of them that are not."""
+
+    def gradient(self, rank, step, x):
+        return torch.full_like(x, 1e308)
+
+
+def test_a_sum_that_is_not_finite_is_said():
+    with pytest.raises(Diverged, match="gradients of 2 samples is inf at element 0"):
+        simulate(Sandblaster(), Huge(counts=(2,)), workers=2, steps=5, start=[1.0])
 
 
 # -- refusals ----------------------------------------------------------------------------------------------

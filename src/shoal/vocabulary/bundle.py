@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shoal.core.errors import Diverged
 from shoal.core.identity import SERVER
 from shoal.core.vector import first_bad
 from shoal.engine.portions import BUNDLES, NOTHING, Verdict
@@ -73,9 +74,17 @@ class Bundle:
             self._throw_away()
 
     async def push(self) -> None:
-        """Hand the sum to all servers; it counts once they all have it and the first one knows."""
+        """Hand the sum to all servers; it counts once they all have it and the first one knows.
+
+        Raises Diverged if the sum is larger than numbers are.
+        """
         if not self._portions:
             return
+        if (place := first_bad(self._sum)) is not None:  # a server would refuse it
+            raise Diverged(
+                f"the sum of the gradients of {self._samples} samples is {float(self._sum[place])} at "
+                f"element {place}, though each of them is finite; make the loss smaller"
+            )
         numbers = torch.tensor([self._number, self._own, self._settled], dtype=torch.float64)
         like = Push(parts=(self._sum, numbers))
         await self._node.push(SERVER, self._sum, count=self._samples, like=like)
