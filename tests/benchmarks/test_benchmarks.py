@@ -145,3 +145,10 @@ def test_sparse_sums_prints_a_ratio_for_each_case(in_process):
     )
     assert figures.keys() == {"2,1Gbit,1ms", "3,1Gbit,1ms"}
     assert figures["2,1Gbit,1ms"] > 1 > figures["3,1Gbit,1ms"]  # virtual time: it is the same everywhere
+
+
+@pytest.mark.soak
+def test_search_prints_how_far_each_method_is_ahead_of_random():
+    pytest.importorskip("sklearn")
+    figures = last_line("search.py", "--epochs", "16", "--seeds", "0")
+    assert figures.keys() == {"random, as long as pbt", "asha", "pbt", "pso", "evolution"}
