@@ -46,7 +46,9 @@ def headline(result: SearchResult) -> str:
     score = score_text(best["score"], result.metric)
     what = "accuracy" if result.metric == "accuracy" else "loss"
     trials, epochs = count(len(result.trials), "trial"), count(best["epochs"], "epoch")
-    told = f"The best of {trials} is trial {best['trial']} after {epochs}: {what} {score} on the examples held out"
+    told = (
+        f"The best of {trials} is trial {best['trial']} after {epochs}: {what} {score} on examples held out"
+    )
     if result.test_accuracy is not None:
         told += f", {result.test_accuracy:.2f} % on the test set, which was used once"
     elif result.test_loss is not None:
