@@ -184,3 +184,10 @@ def test_pipeline_bubble_prints_both_bubbles_and_no_step_is_shorter_than_its_pau
     pauses = (2 + 2 - 1) * 2 * (0.005 + 0.010)  # (M + K - 1)(f + b), with two layers in a stage
     assert found["real_seconds"] >= pauses
     assert found["simulated_seconds"] >= pauses
+
+
+@pytest.mark.soak
+def test_search_prints_how_far_each_method_is_ahead_of_random():
+    pytest.importorskip("sklearn")
+    figures = last_line("search.py", "--epochs", "16", "--seeds", "0")
+    assert figures.keys() == {"random, as long as pbt", "asha", "pbt", "pso", "evolution"}

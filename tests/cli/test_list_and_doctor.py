@@ -14,6 +14,7 @@ from shoal.codecs import CODECS
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
 from shoal.loggers.log_option import WORDS as LOGGERS
 from shoal.programs.tasks import TASKS
+from shoal.search import METHODS
 from shoal.strategies import STRATEGIES
 from shoal.studies import STUDIES
 from shoal.topologies import TOPOLOGIES
@@ -27,6 +28,7 @@ WORDS = {
     "durability": DURABILITY,
     "loggers": LOGGERS,
     "tasks": TASKS,
+    "methods": METHODS,
     "studies": STUDIES,
 }
 

@@ -145,7 +145,7 @@ REFUSED = {
     "search --vary lr=0..1 --strategy bmfu": "unknown strategy 'bmfu'. Did you mean 'bmuf'?",
     "search --vary lr=0..1 --strategy bmuf:perod=3": "has no option 'perod'. Did you mean 'period'?",
     "search --vary lr=0..1 --metric acuracy": "unknown metric 'acuracy'. Did you mean 'accuracy'?",
-    "search --vary lr=0..1 --transport sim": "--transport sim is virtual time",
+    "search --vary lr=0..1 --transport sim": "unknown transport 'sim'. Known: processes, gloo, grpc.",
     "search --vary lr=0..1 --epochs 0": "--epochs 0 must be at least 1",
     "search --vary lr=0..1 --held-out 1": "--held-out 1 is a share of the training set",
     "search --space {file}.toml": "--space: cannot read",

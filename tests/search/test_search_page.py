@@ -10,7 +10,7 @@ from asking import drive
 from rich.console import Console
 
 from shoal.search import METHODS
-from shoal.search.pictures import ancestry
+from shoal.search.pictures import ScoreScale, ancestry
 from shoal.search.search_display import SearchDisplay
 from shoal.search.search_page import search_page, write_search_page
 from shoal.search.search_result import (
@@ -89,6 +89,16 @@ def test_the_page_of_evolved_models_shows_their_parents():
     family = page.partition("<h2>Lineage")[2].partition("<h2>")[0]
     assert "line to its parent" in family and family.count("<circle") == 24
     assert "Parallel coordinates" not in page  # an architecture has no axis
+
+
+def test_a_loss_that_exploded_does_not_squash_the_picture():
+    up = ScoreScale([-1e13, *(-0.1 * 2**k for k in range(10))], "loss")
+    assert up(-1e13) == up(-51.2) == 300.0  # the worst tenth lies at the bottom
+    assert up(-0.1) == 40.0
+    assert up.ticks()[1] == pytest.approx(-((0.1 * 51.2) ** 0.5))  # the middle of a logarithm
+    assert up(up.ticks()[1]) == pytest.approx(170.0)
+    assert ScoreScale([50.0, 90.0], "accuracy")(70.0) == 170.0
+    assert ScoreScale([50.0], "accuracy")(50.0) == 300.0
 
 
 def test_a_search_without_families_has_no_lineage():

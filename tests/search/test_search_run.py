@@ -85,6 +85,14 @@ def test_a_name_that_is_not_known_is_refused_before_anything_starts(tmp_path):
         run(TASK, SPACE, "random:length=5", epochs=4, folder=tmp_path / "s")
     with pytest.raises(ValueError, match="'ensemble' trains models of its own"):
         run(TASK, {"lr": (0.1, 1.0)}, strategy="ensemble", workers=2, folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="unknown transport 'sim'"):
+        run(TASK, SPACE, transport="sim", folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="cells need images, and an example of this task is 6"):
+        run(TASK, {"architecture": "cells"}, "evolution", folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="name it with folder"):
+        run(TASK, SPACE, resume=True)
+    with pytest.raises(ValueError, match="cannot be handed to the processes of trials"):
+        run(Task("local", lambda: None, examples), SPACE, "random:length=2", folder=tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 

@@ -13,11 +13,10 @@ from shoal.cli.record_options import KeptRuns
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
 from shoal.core.paths import check_file
-from shoal.core.words import TRANSPORTS, refuse_mpi
 from shoal.programs.tasks import TASKS
 from shoal.search import METHODS
 from shoal.search.search_folder import check_search_folder
-from shoal.search.searcher import METRICS
+from shoal.search.searcher import METRICS, TRIAL_TRANSPORTS
 from shoal.search.space import Space, read_space_file, read_space_options
 from shoal.strategies import STRATEGIES
 
@@ -122,10 +121,7 @@ def check_words(
     METHODS.check_text(method)
     STRATEGIES.check_text(strategy)
     CODECS.check_text(codec or "none")
-    check_word("transport", transport, TRANSPORTS)
-    refuse_mpi(transport)
-    if transport == "sim":
-        raise ValueError("--transport sim is virtual time; trials are trained on real processes")
+    check_word("transport", transport, TRIAL_TRANSPORTS)
     check_word("metric", metric, METRICS)
 
 

@@ -7,7 +7,6 @@ cursor then stays at the same epoch, which is where pieces end.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,8 @@ def inherit(source: Path, old: Plan, target: Path, new: Plan, data: Data) -> Non
         raise CheckpointError(f"there is no whole checkpoint in {source} to go on from")
     epochs = _epochs_at(step, old, data)
     now = new.steps(data) // new.epochs * epochs if epochs is not None else step
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part = target.with_name(f".{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
     write = Checkpoints(part, new.same_run(), new.nodes)
     for me in nodes:
         state = read.read(step, me)

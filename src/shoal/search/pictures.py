@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -115,10 +116,8 @@ def _ticks(along: Scale, bottom: float) -> str:
 def descent(trials: Sequence[Mapping[str, Any]], best: int, metric: str) -> str:
     """A dot for each model at its score, in the order of birth, and a line to its parent."""
     scored = [trial for trial in trials if trial["best_score"] is not None]
-    low = min(trial["best_score"] for trial in scored)
-    high = max(trial["best_score"] for trial in scored)
     along = Scale(0, max(1, len(trials) - 1), LEFT, RIGHT)
-    up = Scale(low, high if high > low else low + 1.0, AXES_BOTTOM, AXES_TOP)
+    up = ScoreScale([trial["best_score"] for trial in scored], metric)
     family: set[int] = set()
     number: int | None = best
     while number is not None:
@@ -144,11 +143,34 @@ def descent(trials: Sequence[Mapping[str, Any]], best: int, metric: str) -> str:
     return _svg("Descent of the models", AXES_BOTTOM + 46, "".join(parts) + axis + label)
 
 
-def _score_axis(up: Scale, metric: str) -> str:
+class ScoreScale:
+    """The height of a score. Losses are drawn by their logarithm, the worst tenth of them at the bottom."""
+
+    def __init__(self, scores: Sequence[float], metric: str) -> None:
+        ordered = sorted(scores)
+        self._log = metric != "accuracy" and ordered[-1] < 0
+        low, high = ordered[len(ordered) // 10 if self._log else 0], ordered[-1]
+        self.ends = (low, high)
+        bottom, top = self._drawn(low), self._drawn(high)
+        self._scale = Scale(bottom, top if top > bottom else bottom + 1.0, AXES_BOTTOM, AXES_TOP)
+
+    def __call__(self, score: float) -> float:
+        return self._scale(self._drawn(max(score, self.ends[0])))
+
+    def ticks(self) -> list[float]:
+        """The scores at the ends and in the middle."""
+        middle = (self._drawn(self.ends[0]) + self._drawn(self.ends[1])) / 2
+        return [self.ends[0], -(10**-middle) if self._log else middle, self.ends[1]]
+
+    def _drawn(self, score: float) -> float:
+        return -math.log10(-score) if self._log else score
+
+
+def _score_axis(up: ScoreScale, metric: str) -> str:
     return "".join(
         f'<path class="grid" d="M{LEFT},{up(tick):.1f}H{RIGHT}"/>'
         f'<text x="{LEFT - 8}" y="{up(tick) + 4:.1f}" text-anchor="end">{score_text(tick, metric)}</text>'
-        for tick in (up.low, (up.low + up.high) / 2, up.high)
+        for tick in up.ticks()
     )
 
 
@@ -168,8 +190,7 @@ def parallel_coordinates(pieces: Sequence[Piece], space: Space, metric: str) -> 
     names = [*ranges, "score"]
     along = Scale(0, len(names) - 1, LEFT + 20, RIGHT - 30)
     ranked = sorted(scored, key=lambda piece: piece["score"])
-    low, high = ranked[0]["score"], ranked[-1]["score"]
-    up = Scale(low, high if high > low else low + 1.0, AXES_BOTTOM, AXES_TOP)
+    up = ScoreScale([piece["score"] for piece in ranked], metric)
     best = max(1, round(BEST_SHARE * len(ranked)))
     lines = []
     for number, piece in enumerate(ranked):
@@ -189,13 +210,12 @@ def _height(found: Placed, value: Any) -> float:
     return AXES_BOTTOM - (AXES_BOTTOM - AXES_TOP) * found.place(value)
 
 
-def _axis(x: float, name: str, space: Space, up: Scale, metric: str) -> str:
+def _axis(x: float, name: str, space: Space, up: ScoreScale, metric: str) -> str:
     found = space.get(name)
-    ends = [up.low, up.high]
     if isinstance(found, Placed):
         texts = [value_text(found.at(0.0)), value_text(found.at(1.0))]
     else:
-        texts = [score_text(end, metric) for end in ends]
+        texts = [score_text(end, metric) for end in up.ends]
     return (
         f'<path class="axis" d="M{x:.1f},{AXES_TOP}V{AXES_BOTTOM}"/>'
         f'<text class="name" x="{x:.1f}" y="{AXES_TOP - 22}" text-anchor="middle">{escape(name)}</text>'

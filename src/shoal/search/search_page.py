@@ -45,9 +45,9 @@ def headline(result: SearchResult) -> str:
     best = result.best
     score = score_text(best["score"], result.metric)
     what = "accuracy" if result.metric == "accuracy" else "loss"
+    trials, epochs = count(len(result.trials), "trial"), count(best["epochs"], "epoch")
     told = (
-        f"The best of {len(result.trials)} trials is trial {best['trial']} after {best['epochs']} epochs: "
-        f"{what} {score} on the examples held out"
+        f"The best of {trials} is trial {best['trial']} after {epochs}: {what} {score} on examples held out"
     )
     if result.test_accuracy is not None:
         told += f", {result.test_accuracy:.2f} % on the test set, which was used once"
@@ -56,6 +56,11 @@ def headline(result: SearchResult) -> str:
     took = f"All trials together took {result.epochs} epochs in {seconds_text(result.seconds)} s."
     killed = f" Killed and continued: {result.kills} times." if result.kills else ""
     return f"{told}. {took}{killed}"
+
+
+def count(number: int, noun: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _section(title: str, body: str, remark: str = "") -> str:
@@ -121,6 +126,7 @@ def _family(result: SearchResult) -> str:
     if any(trial["parent"] is not None for trial in result.trials):
         drawn = descent(result.trials, result.best["trial"], result.metric)
         remark = "Each model at its score, with a line to its parent. In colour: the ancestors of the best."
+        remark += "" if result.metric == "accuracy" else " The worst tenth lies at the bottom."
         return _section("Lineage", drawn, remark)
     return ""
 

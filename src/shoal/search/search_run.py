@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from torch import nn
 from shoal.core.catalogue import check_word
 from shoal.core.errors import CheckpointError, WorkerFailed
 from shoal.core.task import Task
-from shoal.core.words import TRANSPORTS
 from shoal.programs.tasks import TASKS
 from shoal.records.recording import record_run
 from shoal.records.run_store import RunDescription, RunStore, open_store
@@ -26,8 +24,8 @@ from shoal.search.controller import Controller, Watcher
 from shoal.search.search_folder import MODEL, PIECES, check_search_folder, piece_folder
 from shoal.search.search_journal import SearchJournal
 from shoal.search.search_result import SearchResult, tell_pieces, tell_trials
-from shoal.search.searcher import METRICS, Searcher, SearchMethod
-from shoal.search.slots import Slots
+from shoal.search.searcher import METRICS, TRIAL_TRANSPORTS, Searcher, SearchMethod
+from shoal.search.slots import Slots, check_it_travels
 from shoal.search.space import Space, SpaceLike, read_space
 from shoal.search.trial_plan import TrialSettings
 from shoal.storage.checkpoint import load_model, save_model
@@ -70,7 +68,8 @@ def run(
     time; by default as many as there are cores for. A trial whose process is killed continues from its last
     checkpoint.
     `folder` keeps the journal, the checkpoints and the best model; with `resume` a search that is there goes
-    on. Without a folder nothing is kept. `runs` is a folder in which the search is listed as a run.
+    on. Without a folder nothing is kept. `runs` is a folder in which the search is listed as a run. `watcher`
+    is called with every event of the journal, `on_start` with the slots, which know the processes that train.
     Raises ValueError for a name or value that no run could use, before anything starts; Interrupted after
     Ctrl-C.
     """
@@ -78,14 +77,15 @@ def run(
     way = METHODS.read(method) if isinstance(method, str) else method
     found = read_space(space)
     check_word("metric", metric, METRICS)
-    check_word("transport", transport, TRANSPORTS)
+    check_word("transport", transport, TRIAL_TRANSPORTS)
     if epochs < 1 or (at_once is not None and at_once < 1):
         raise ValueError(f"epochs={epochs} and at_once={at_once} must be at least 1")
     word, options = split_strategy(strategy)
     settings = TrialSettings(
         chosen, word, options, codec, workers, servers, transport, held_out, seed, threads, timeout
     )
-    search = _Search(settings, found, way, epochs, metric, _fitting(settings, at_once))
+    at_once = at_once or settings.fitting()
+    search = _Search(settings.sharing(at_once), found, way, epochs, metric, at_once)
     search.check()
     with _kept_in(folder, resume) as place, SearchJournal(place) as journal:
         search.begin(journal)
@@ -115,10 +115,12 @@ class _Search:
         """Raise ValueError for what could not run, before anything starts."""
         self.method.check(self.space)
         self.settings.check(self.space)
+        check_it_travels(self.settings)
         if self.settings.plan({}).strategy.independent:
             raise ValueError("strategy 'ensemble' trains models of its own; search with another strategy")
         if not self.searcher().has_more:
             raise ValueError(f"epochs={self.epochs} is too few for a single trial of {self.method}")
+        self.settings.trial_task({}).data()  # also downloads it, once for all trials
 
     def searcher(self) -> Searcher:
         fixed = self.settings.fixed(self.space)
@@ -226,12 +228,6 @@ def split_strategy(strategy: Strategy | str) -> tuple[str, tuple[tuple[str, Any]
     defaults = STRATEGIES.options(word)
     options = {name: getattr(made, name) for name in defaults}
     return word, tuple((name, v) for name, v in options.items() if v != defaults[name].default)
-
-
-def _fitting(settings: TrialSettings, at_once: int | None) -> int:
-    """How many trials train at once: as many as there are cores for their nodes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return at_once or max(1, cores // settings.plan({}).nodes)
 
 
 @contextmanager

@@ -18,6 +18,9 @@ from shoal.search.space import Space, Values
 METRICS = ("accuracy", "loss")
 """What a search may maximise: the accuracy, or the loss with a minus."""
 
+TRIAL_TRANSPORTS = ("processes", "gloo", "grpc")
+"""How bytes may move inside a trial: on real processes that this host starts."""
+
 FAILED = -math.inf
 """The score of a trial that diverged or was given up."""
 

@@ -15,7 +15,7 @@ from shoal.core.catalogue import nearest
 from shoal.core.errors import ShoalError
 from shoal.core.seeds import stream
 from shoal.core.task import Data, Task
-from shoal.launch.join import choose_codec
+from shoal.launch.join import choose_codec, local_threads
 from shoal.runs.plan import Plan
 from shoal.search.architecture_models import Shapes, build_architecture
 from shoal.search.space import ARCHITECTURE, Space, Values
@@ -63,6 +63,8 @@ class TrialSettings:
             if name not in known:
                 raise ValueError(f"there is no hyper-parameter {name!r}. {nearest(name, known)}")
         some = {name: found.ends()[0] for name, found in space.items()}
+        if space.architecture is not None:
+            self.trial_task(some).model()
         for name, found in space.items():
             for value in found.ends():
                 try:
@@ -76,6 +78,14 @@ class TrialSettings:
         free = {"lr", *optimizer_options(self.task.optimizer)}
         nodes = self.plan({}).nodes
         return frozenset(space) - free - ({"batch"} if nodes == 1 else set())
+
+    def fitting(self) -> int:
+        """How many trials fit on this host at once: as many as there are cores for their nodes."""
+        return local_threads(self.plan({}).nodes)
+
+    def sharing(self, at_once: int) -> TrialSettings:
+        """The same with the torch threads of each process, unless told: its share of this host's cores."""
+        return replace(self, threads=self.threads or local_threads(at_once * self.plan({}).nodes))
 
     def plan(self, values: Values, epochs: int = 1, checkpoint: str | None = None) -> Plan:
         """The run of a trial with these values."""
