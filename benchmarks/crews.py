@@ -11,7 +11,7 @@ on every machine with the same torch.
 SHOAL_DATA in the environment names the folder that holds mnist/ with its four files. `--json` writes the runs
 of the first seed as `shoal compare --json` does; `python docs/crews.py FILE docs/crews.svg` draws them.
 
-The last line is JSON: for each strategy the points of test accuracy ahead of the full crew, and bytes,
+The last line is JSON: for each strategy its points of test accuracy ahead of the full crew, and its bytes,
 seconds and worker-seconds as a share of the full crew's; means over the seeds.
 """
 
@@ -98,13 +98,13 @@ def main() -> None:
         "updates",
     ):
         table.add_column(name, justify="left" if name in ("strategy", "lr", "workers") else "right")
-    ratios: dict[str, dict[str, float]] = {}
+    ratios: dict[str, float] = {}
     for word in words:
         for sizes in (full, crew):
             records = [found[seed, word, sizes] for seed in seeds]
             table.add_row(word, f"{records[0]['config']['lr']:g}", sizes, *figures(records))
         pairs = [(found[seed, word, crew], found[seed, word, full]) for seed in seeds]
-        ratios[word] = against(pairs)
+        ratios |= {f"{word}_{name}": ratio for name, ratio in against(pairs).items()}
     Console(width=120).print(table)
     print(json.dumps(ratios))
 

@@ -104,6 +104,19 @@ def test_lbfgs_prints_iterations_and_seconds_and_its_picture_is_drawn(in_process
 
 
 @pytest.mark.soak
+def test_crews_prints_what_each_strategy_saved_and_its_runs_can_be_drawn(in_process, tmp_path):
+    pytest.importorskip("sklearn")
+    command = ["--task", "digits", "--epochs", "1", "--crew", "1@0,2@5", "--seeds", "0,1", "--lr", "0.1"]
+    runs, drawn = tmp_path / "runs.json", tmp_path / "crews.svg"
+    figures = in_process("crews.py", *command, "--strategies", "sync,asgd", "--json", str(runs))
+    told = ("points", "bytes", "seconds", "worker_seconds")
+    assert figures.keys() == {f"{word}_{name}" for word in ("sync", "asgd") for name in told}
+    assert figures["sync_bytes"] < 1
+    subprocess.run([sys.executable, FOLDER.parent / "docs" / "crews.py", runs, drawn], check=True)
+    assert "1 to 2 workers" in drawn.read_text()
+
+
+@pytest.mark.soak
 def test_central_accuracy_prints_a_difference_for_each_strategy():
     pytest.importorskip("sklearn")
     command = ["--task", "digits", "--epochs", "1", "--workers", "2", "--strategies", "asgd,sync_server"]

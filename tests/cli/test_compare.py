@@ -189,6 +189,36 @@ def test_a_batch_that_grows_is_noted_in_the_figures(shoal, tmp_path):
     assert run["nodes"][0]["steps"] == 45 + 30
 
 
+@pytest.mark.slow
+def test_a_crew_that_grows_beside_the_full_one_tells_what_it_saved(shoal, tmp_path):
+    line = "compare --strategies single,sync -n 4 --crew 1@0,2@20,4@30 --epochs 2 --sim"
+    result = shoal(line, "--json", tmp_path / "out.json", "--report", tmp_path / "out.html")
+    assert result.exit_code == 0
+    single, full, grown = runs_in(tmp_path / "out.json")
+    assert [run["config"]["crew"] for run in (single, full, grown)] == [None, None, "1@0,2@20,4@30"]
+    assert [leg["workers"] for leg in grown["legs"]] == [1, 2, 4] and full["legs"] == []
+    fewer = round(100 * (1 - grown["bytes_sent"] / full["bytes_sent"]))
+    assert fewer > 10
+    told = result.stdout.replace("\n", " ")
+    grew = "began with 1 worker, 2 from step 20, 4 from step 30"
+    assert f"{grew}: {fewer} % fewer bytes and" in told
+    assert "worker-seconds than 4 workers from the beginning" in told
+    assert "1-4" in told and "sync (crew=full)" in told
+    page = (tmp_path / "out.html").read_text()
+    assert page.count("2 to 4 workers</title>") == 4  # on each of four charts
+
+
+def test_what_a_crew_saves_is_computed_where_nothing_was_measured(shoal, tmp_path):
+    line = "compare --quiet --strategies sync --crew 1@0,4@30 --epochs 2 --sim"
+    result = shoal(line, "--json", tmp_path / "out.json")
+    (run,) = runs_in(tmp_path / "out.json")
+    first, last = run["legs"]
+    assert first["bytes_sent"] == 0  # one worker has nobody to send to
+    share = last["samples"] / run["samples"]
+    told = result.stdout.replace("\n", " ")
+    assert f"{100 * (1 - share):.0f} % fewer bytes than 4 workers from the beginning (computed" in told
+
+
 def test_a_schedule_with_a_slip_is_refused_in_a_sentence(shoal):
     result = shoal("compare --strategies sync --grow-batch 2x10")
     assert result.exit_code == 2

@@ -89,6 +89,8 @@ REFUSED = {
     "compare --servers 0": "'--servers'",
     "compare --timeout 0": "'--timeout'",
     "compare --grow-batch 2x10": "is not a factor and an epoch, as in 2@10",
+    "compare --crew 4x500": "is not a number of workers and a step, as in 4@500",
+    "compare --crew 4@0,2@500": "a crew grows; name more workers each time",
     "compare --largest-batch 64": "largest_batch=64 belongs to a batch that grows",
     "compare --network 1Gbit": "--network describes virtual time; add --sim",
     "compare --sim --network 1Gbot": "'1Gbot' in network '1Gbot' has no known unit",

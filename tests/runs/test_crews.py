@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import sabotage
 import shoal
 from sampling import mostly_soak
 from shoal import BMUF, Data, Task
@@ -294,3 +297,23 @@ def test_real_processes_learn_the_same(strategy):
     assert real.bytes_sent == virtual.bytes_sent and real.samples == virtual.samples == 600
     assert [leg["samples"] for leg in real.legs] == [leg["samples"] for leg in virtual.legs]
     assert real.seconds == pytest.approx(sum(leg["seconds"] for leg in real.legs))
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_later_leg_saves_and_the_same_call_goes_on(tmp_path):
+    pressed = []
+
+    def press_ctrl_c(event):
+        if event["step"] > 8 and not pressed:
+            pressed.append(event)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    settings = {"crew": "2@0,3@5", "epochs": 12, "checkpoint": tmp_path}
+    with pytest.raises(shoal.Interrupted):
+        shoal.run(blobs(), sabotage.Slow(), on_progress=press_ctrl_c, **settings)
+    assert (tmp_path / "leg-1" / "edge").is_dir() and not (tmp_path / "model.safetensors").exists()
+    assert [path.name[:5] for path in (tmp_path / "leg-2").iterdir()] == ["step-"]
+    resumed = shoal.run(blobs(), sabotage.Slow(), **settings)
+    assert len(resumed.legs) == 1 and resumed.legs[0]["samples"] < 12 * 300 - 160
+    straight = shoal.run(blobs(), "sync", crew="2@0,3@5", epochs=12, transport="sim")
+    assert torch.equal(weights(resumed), weights(straight))

@@ -91,8 +91,10 @@ def _workers_at_first(record: Record) -> int:
 
 
 def _settings(record: Record) -> dict[str, Any]:
+    config = record.get("config") or {}
     return {
-        **(record.get("config") or {}),
+        **config,
+        "crew": config.get("crew") or "full",
         "workers": record.get("workers"),
         "transport": record.get("transport"),
     }
