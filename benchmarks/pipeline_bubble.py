@@ -7,7 +7,7 @@ shortest of all steps counts, as the shortest round counts for a layer; the tabl
 share of the machine that others used.
 
     python benchmarks/pipeline_bubble.py [--passes matmul] [--schedules gpipe,1f1b] [--microbatches 2,4,8]
-        [--cut HALF] [--steps 40] [--json FILE]
+        [--cut HALF] [--width 320] [--steps 40] [--json FILE]
 
 `--passes sleep` replaces the products of matrices by pauses of 5 ms forward and 10 ms backward a layer, which
 a busy machine hardly lengthens: what is left is how the schedule waits. `--cut` moves the cut: 8 of 24 layers
@@ -45,7 +45,7 @@ from shoal.pipelines.schedules import SCHEDULES
 from shoal.pipelines.virtual_step import simulate_step
 from shoal.sim import Network
 
-RANKS, WIDTH, SAMPLES = 2, 320, 32  # samples of a microbatch
+RANKS, SAMPLES = 2, 32  # samples of a microbatch
 LAYERS = {"matmul": 24, "sleep": 4}
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.005, 0.010  # of a layer that sleeps
 SETTLING_STEPS = 2
@@ -62,6 +62,7 @@ class Plan:
     numbers: list[int]
     steps: int
     cut: int
+    width: int
 
 
 class Sleep(torch.autograd.Function):
@@ -83,7 +84,7 @@ class Sleep(torch.autograd.Function):
 class Pause(nn.Module):
     """A layer that sleeps, and has a parameter so that there is something to learn."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
 
@@ -95,18 +96,18 @@ class Pause(nn.Module):
 class Product(nn.Module):
     """tanh of a linear layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.linear = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.linear(x))
 
 
-def model(passes: str) -> nn.Module:
+def model(plan: Plan) -> nn.Module:
     """Equal layers, so that the cut alone decides how even the stages are."""
-    layer = {"matmul": Product, "sleep": Pause}[passes]
-    return nn.Sequential(*(layer() for _ in range(LAYERS[passes])))
+    layer = {"matmul": Product, "sleep": Pause}[plan.passes]
+    return nn.Sequential(*(layer(plan.width) for _ in range(LAYERS[plan.passes])))
 
 
 def timed(pass_one: Callable[..., Any], passes: Passes) -> Callable[..., Any]:
@@ -122,11 +123,11 @@ def timed(pass_one: Callable[..., Any], passes: Passes) -> Callable[..., Any]:
     return call
 
 
-def link() -> Network:
+def link(elements: int) -> Network:
     """Latency and bandwidth of gloo between the two processes, by messages there and back."""
     figures = []
-    for elements in (1, SAMPLES * WIDTH):
-        message, trips = torch.zeros(elements), []
+    for number in (1, elements):
+        message, trips = torch.zeros(number), []
         for _ in range(30):
             dist.barrier()
             began = time.monotonic()
@@ -137,14 +138,14 @@ def link() -> Network:
             trips.append((time.monotonic() - began) / 2)
         figures.append(min(trips))
     empty, full = figures
-    return Network(empty, 4 * SAMPLES * WIDTH / max(full - empty, 1e-9))
+    return Network(empty, 4 * elements / max(full - empty, 1e-9))
 
 
 def work(folder: Path, rank: int, plan: Plan) -> None:
     """One process: every pipeline of the plan in turn."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
-    network = link()
+    network = link(SAMPLES * plan.width)
     told = {
         f"{word} {microbatches}": run_pipeline(plan, word, microbatches, network)
         for word in plan.words
@@ -156,9 +157,9 @@ def work(folder: Path, rank: int, plan: Plan) -> None:
 
 def run_pipeline(plan: Plan, word: str, microbatches: int, network: Network) -> dict[str, Any]:
     """Steps of one pipeline: their passes in this process, and the prediction."""
-    x = torch.randn(SAMPLES * microbatches, WIDTH)
+    x = torch.randn(SAMPLES * microbatches, plan.width)
     dist.barrier()
-    split = shoal.split(model(plan.passes), x, stages=RANKS, microbatches=microbatches, network=network)
+    split = shoal.split(model(plan), x, stages=RANKS, microbatches=microbatches, network=network)
     fixed = replace(split.proposal, bounds=(0, plan.cut, LAYERS[plan.passes]))
     pipeline = Pipeline(fixed, F.mse_loss, word)
     forwards: Passes = []
@@ -261,6 +262,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="timed steps of each pipeline")
     parser.add_argument("--passes", choices=LAYERS, default="matmul", help="what a layer does")
     parser.add_argument("--cut", type=int, help="layers of the first stage; by default half of them")
+    parser.add_argument("--width", type=int, default=320, help="of a layer")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # the folder of both processes
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -271,7 +273,8 @@ def main() -> None:
     if not set(words) <= {"gpipe", "1f1b"} or not 0 < cut < layers:
         parser.error(f"schedules are gpipe and 1f1b, and the cut is between 1 and {layers - 1}")
     if options.worker:
-        work(options.worker, options.rank, Plan(options.passes, words, numbers, options.steps, cut))
+        plan = Plan(options.passes, words, numbers, options.steps, cut, options.width)
+        work(options.worker, options.rank, plan)
         return
     results = measure(sys.argv)
     show(results, options.passes, cut)
