@@ -60,7 +60,7 @@ GROUPS = {  # the first of a group is what the others are measured against
         CELLS,
         {
             "random cells": "random:length={short}",
-            "hierarchical": "hierarchical:population=10,length={short}",
+            "hierarchical": "hierarchical:population=10,tournament=0.3,length={short}",
         },
     ),
 }

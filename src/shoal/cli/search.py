@@ -62,7 +62,7 @@ def search(
         str, typer.Option(metavar="WORD", help="processes, gloo or grpc, inside a trial.")
     ] = "processes",
     threads: Annotated[
-        int | None, typer.Option(help="Torch threads of each process.", show_default="1")
+        int | None, typer.Option(help="Torch threads of each process.", show_default="its share of the cores")
     ] = None,
     timeout: Timeout = 300.0,
     folder: Annotated[
