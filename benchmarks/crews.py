@@ -88,16 +88,10 @@ def main() -> None:
         write_json([found[run] for run in runs if run[0] == seeds[0]], options.json)
 
     table = Table(title=f"{options.task}, {options.epochs} epochs, seeds {options.seeds}")
-    for name in (
-        "strategy",
-        "workers",
-        "test accuracy, %",
-        "MB sent",
-        "virtual s",
-        "worker-seconds",
-        "updates",
-    ):
-        table.add_column(name, justify="left" if name in ("strategy", "lr", "workers") else "right")
+    for name in ("strategy", "lr", "workers"):
+        table.add_column(name)
+    for name in ("test accuracy, %", "MB sent", "virtual s", "worker-seconds", "steps"):
+        table.add_column(name, justify="right")
     ratios: dict[str, float] = {}
     for word in words:
         for sizes in (full, crew):
