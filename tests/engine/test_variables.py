@@ -28,3 +28,13 @@ def test_what_was_saved_comes_back_on_the_device_that_the_algorithm_keeps_it_on(
     other.load(one.state())
     assert other.keep("velocity", vector(0.0).to("meta")).device.type == "meta"
     assert other.keep("tally", vector(0.0)).item() == 2.0
+
+
+def test_shared_variables_are_those_that_were_declared_so():
+    variables = Variables()
+    variables.keep("momentum", vector(1.0), shared=True)
+    variables.keep("own", vector(1.0))
+    assert variables.shared().keys() == {"momentum"}
+    variables.load(variables.state())
+    variables.keep("own", vector(1.0))
+    assert variables.shared().keys() == {"momentum"}

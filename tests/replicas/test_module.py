@@ -8,8 +8,9 @@ import torch
 import shoal
 from marks import marks
 from sampling import mostly_soak, sampled
+from shoal.core.replica import NOISE
 from shoal.replicas.batches import Batches, apportion
-from shoal.replicas.module import build_model
+from shoal.replicas.module import build_model, build_replica
 from shoal.sim import Compute
 from shoal.strategies import Local
 from shoal.testing import Slope, blobs, simulate
@@ -169,3 +170,15 @@ def test_real_workers_share_out_every_sample_once(transport):
 def test_strategies_whose_workers_keep_no_common_step_are_refused(word):
     with pytest.raises(ValueError, match=f"the workers of '{word}' each go at their own speed"):
         shoal.run(blobs(), word, workers=2, balance=True)
+
+
+def test_a_worker_that_takes_over_another_s_state_keeps_its_own_random_stream():
+    model, data = build_model(blobs(), 0), blobs().data()
+    first, second = (build_replica(blobs(), model, data, shoal.Sync(), k, 2, 0) for k in range(2))
+    before = second.state_dict()[NOISE]
+    left = first.state_dict()
+    second.load_state_dict({key: value for key, value in left.items() if key != NOISE})
+    assert torch.equal(second.state_dict()[NOISE], before)
+    assert not torch.equal(before, left[NOISE])
+    second.load_state_dict(left)
+    assert torch.equal(second.state_dict()[NOISE], left[NOISE])

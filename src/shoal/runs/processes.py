@@ -49,10 +49,11 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
         forkserver.ensure_running()
     with tempfile.TemporaryDirectory(prefix="shoal-") as root:
-        legs = plan.legs_left(plan.task.data(), root) if plan.crew else [plan]
+        data = plan.task.data() if plan.crew else None  # to know where legs end; else when training is over
+        legs = [plan] if data is None else plan.legs_left(data, root)
         crews = [_crew(leg, context, root, listener) for leg in legs]
         said = _see_through(legs, crews, root, listener)
-        data, began, outcomes = plan.task.data(), 0.0, []
+        data, began, outcomes = data or plan.task.data(), 0.0, []
         for leg, reports in zip(legs, said, strict=True):
             ended = max(r["seconds"] for r in reports if r)
             for r in reports:
