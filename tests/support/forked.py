@@ -22,8 +22,8 @@ import pytest
 import shoal
 from shoal.api import script
 from shoal.launch import script_process
-from shoal.launch.crew import ctrl_c_ignored
 from shoal.launch.environment import Place
+from shoal.launch.stop_signals import ctrl_c_ignored
 from shoal.strategies import STRATEGIES
 
 PRELOADED = [

@@ -14,6 +14,7 @@ from shoal.demo.this_machine import APART, DDP, ONE, TWO, ThisMachine
 from shoal.report.charts import figure, learning_curves, run_legend
 from shoal.report.files import write_whole
 from shoal.report.html import document
+from shoal.report.html_table import html_table
 from shoal.report.svg import (
     BASE,
     Axis,
@@ -113,10 +114,4 @@ def _act(heading: str, about: str, drawn: str) -> str:
 
 
 def _table(table: tables.TextTable) -> str:
-    head = "".join(f'<th scope="col">{escape(header)}</th>' for header in table.headers)
-    rows = []
-    for first, *rest in table.rows:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
-        rows.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
-    grid = f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    return f'<div class="scroll">{grid}</div>'
+    return html_table(table.headers, table.rows)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, TypeAlias
 
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.launch.member import Member
+from shoal.launch.stop_signals import stop_signals
 
 LOG = logging.getLogger("shoal")
 
@@ -89,7 +88,7 @@ class Crew:
         and Interrupted after Ctrl-C. No process is left when this returns or raises.
         """
         try:
-            with self._signals():
+            with stop_signals(lambda: self._stop_asked, self.ask_to_stop):
                 if not self.members:
                     self.start_all()
                 self._await_ready()
@@ -358,35 +357,3 @@ class Crew:
                 m.process.join(END_SECONDS)
             m.process.close()
             m.connection.close()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle Ctrl-C and SIGTERM: the first stops the run in order, the second ends everything at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(signum: int, frame: object) -> None:
-            if self._stop_asked:
-                raise KeyboardInterrupt
-            self.ask_to_stop()  # sends nothing: the signal may have interrupted the sending of an order
-
-        before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, old in before.items():
-                signal.signal(s, old)
-
-
-@contextmanager
-def ctrl_c_ignored() -> Iterator[None]:
-    """Have processes that start meanwhile ignore Ctrl-C, which is meant for the launcher."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from shoal.pipelines.proposal import Candidate, Proposal
-from shoal.pipelines.split_tables import SplitTable, layers_text, sentences, tables_of
+from shoal.pipelines.split_tables import layers_text, sentences, tables_of
 from shoal.pipelines.virtual_step import PipelineEvent
 from shoal.report.charts import figure
 from shoal.report.html import document
+from shoal.report.html_table import html_table
 from shoal.report.pipeline_chart import Pass, pipeline_chart, pipeline_legend
 from shoal.report.svg import Axis
 from shoal.report.units import bytes_text, count_text, percent_text, seconds_text, tick_text
@@ -22,7 +23,7 @@ def split_page(proposal: Proposal, name: str) -> str:
     if drawn:
         body.append(f"<h2>Timelines of a step</h2>{pipeline_legend()}")
         body += [timeline_figure(proposal, candidate) for candidate in drawn]
-    body += [_table(table) for table in tables_of(proposal)]
+    body += [html_table(table.headers, table.rows, table.title) for table in tables_of(proposal)]
     body.append(f'<p class="remark">{escape(_assumptions(proposal))}</p>')
     parameters = sum(layer.parameters for layer in proposal.layers)
     facts = (
@@ -77,14 +78,3 @@ def _assumptions(proposal: Proposal) -> str:
         "backward pass as far as it can. Memory is that of the fullest device: parameters, gradients, "
         "optimizer, and the activations that the schedule keeps."
     )
-
-
-def _table(table: SplitTable) -> str:
-    head = "".join(f'<th scope="col">{escape(header)}</th>' for header in table.headers)
-    rows = []
-    for first, *rest in table.rows:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
-        rows.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
-    grid = f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    label = escape(table.title, quote=True)
-    return f'<h2>{label}</h2><div class="scroll" role="region" aria-label="{label}" tabindex="0">{grid}</div>'

@@ -70,14 +70,7 @@ class ProgressDisplay:
         self._nodes, self._testing = {}, ""
         self._drawn = self._clock()
         if self._enabled and self._console.is_terminal:
-            self._live = Live(
-                self._display(),
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-            )
-            self._live.start(refresh=True)
+            self._live = begin_live(self._console, self._display())
 
     def update(self, event: Event) -> None:
         """Process a node's report; it is drawn now or with a later event."""
@@ -182,3 +175,10 @@ def _step_text(event: Event) -> str:
 def _loss_text(loss: Any) -> str:
     value = finite(loss)
     return MISSING if value is None else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
+
+
+def begin_live(console: Console, picture: RenderableType) -> Live:
+    """Draw a picture that changes when it is told to, and vanishes when it is stopped."""
+    live = Live(picture, console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+    live.start(refresh=True)
+    return live

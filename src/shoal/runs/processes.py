@@ -24,11 +24,12 @@ from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control, Reporter, leave_with_parent
-from shoal.launch.crew import Crew, ctrl_c_ignored
+from shoal.launch.crew import Crew
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.member import Member
 from shoal.launch.recovery import Recovery
+from shoal.launch.stop_signals import ctrl_c_ignored
 from shoal.replicas.module import build_member, build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Snapshot, holders, holds_solution, put_together
 from shoal.runs.joined_legs import LegOutcome, summarise_legs

@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from shoal.core.errors import CheckpointError, Interrupted, WorkerFailed
+from shoal.launch.stop_signals import stop_signals
 from shoal.search.search_folder import remove_pieces
 from shoal.search.search_journal import SearchJournal
 from shoal.search.searcher import FAILED, Searcher, TrialPiece
@@ -66,7 +64,7 @@ class Controller:
 
     def run(self) -> None:
         """Train until the searcher has nothing more. Raises Interrupted after Ctrl-C, once slots are idle."""
-        with self._signals():
+        with stop_signals(lambda: self._stopping, self._stop):
             try:
                 while True:
                     self._fill()
@@ -74,6 +72,8 @@ class Controller:
                         break
                     for ended in self._pool.wait(LOOK_SECONDS):
                         self._take(ended)
+            except KeyboardInterrupt:  # the second Ctrl-C
+                raise Interrupted("stopped by Ctrl-C") from None
             finally:
                 self._pool.close()
         if self._waiting or (self._stopping and self.searcher.has_more):
@@ -194,27 +194,10 @@ class Controller:
                 f"search would with {plain}. Was it another version of Shoal? Use another folder."
             )
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM lets the pieces under way finish, the second ends all at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(signum: int, frame: object) -> None:
-            if self._stopping:
-                raise KeyboardInterrupt
-            self.ask_to_stop()
-            self._watcher("stopping", {"running": len(self.searcher.running)})
-
-        before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise Interrupted("stopped by Ctrl-C") from None
-        finally:
-            for s, old in before.items():
-                signal.signal(s, old)
+    def _stop(self) -> None:
+        """Let the pieces under way finish."""
+        self.ask_to_stop()
+        self._watcher("stopping", {"running": len(self.searcher.running)})
 
 
 def _finite(value: Any) -> Any:

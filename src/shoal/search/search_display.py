@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from shoal.report.display import begin_live
 from shoal.report.units import seconds_text
 from shoal.search.search_result import score_text, value_text
 
@@ -51,14 +52,7 @@ class SearchDisplay:
 
     def __enter__(self) -> SearchDisplay:
         if self._enabled and self._console.is_terminal:
-            self._live = Live(
-                self._display(),
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-            )
-            self._live.start(refresh=True)
+            self._live = begin_live(self._console, self._display())
         return self
 
     def __exit__(
