@@ -185,7 +185,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("where", ["layer 1", "layer 2", "fine-tuning"])
 def test_a_fit_that_was_stopped_goes_on_where_it_was(where, tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.api.run.PROGRESS_SECONDS", 0.0)  # hear of every step
+    monkeypatch.setattr("shoal.runs.simulated.PROGRESS_SECONDS", 0.0)  # hear of every step
 
     def stop(event):
         if event["stage"] == where and event["step"] >= 12:

@@ -21,7 +21,7 @@ KEYS = {
     *("strategy", "codec", "transport", "workers", "test_accuracy", "test_loss", "seconds", "samples"),
     *("samples_per_second", "bytes_sent", "wait_fraction", "saved_seconds", "staleness_mean"),
     *("config", "task"),
-    *("parameters", "curve", "staleness", "nodes", "metrics", "digest", "final", "seconds_to_goal"),
+    *("parameters", "curve", "staleness", "nodes", "metrics", "digest", "final", "legs", "seconds_to_goal"),
 }
 
 

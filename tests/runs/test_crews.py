@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import sabotage
 import shoal
-from sampling import mostly_soak
+from sampling import mostly_soak, sampled
 from shoal import BMUF, Data, Task
 from shoal.core.seeds import stream
 from shoal.sim import Faults
@@ -261,8 +261,11 @@ class StopsAfter:
         return nn.functional.cross_entropy(out, y)
 
 
-@pytest.mark.parametrize("word", ["sync", "bmuf", "asgd"])
-@pytest.mark.parametrize("gradients", [2 * 5, 2 * 8 + 1, 2 * 8 + 3 * 3])  # early, at the edge, in leg 2
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "gradients"),
+    sampled(["sync", "bmuf", "asgd"], [2 * 5, 2 * 8 + 1, 2 * 8 + 3 * 3]),  # early, at the edge, in leg 2
+)
 def test_a_run_resumes_in_the_leg_in_which_it_stopped(word, gradients, tmp_path):
     settings = {"crew": "2@0,3@8", "epochs": 2, "transport": "sim", "compute": "10ms"}
     straight = shoal.run(blobs(), word, **settings)
