@@ -162,6 +162,7 @@ REFUSED = {
     "single": "Single runs on 1 worker",
     "ensemble": "models of their own",
     "downpour": "its own share",
+    "sandblaster": "no step in common",
 }
 
 
