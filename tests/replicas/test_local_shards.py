@@ -11,8 +11,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from shoal.api.attach import _check_group
+from shoal.core.codec import Identity
+from shoal.launch.environment import Place
+from shoal.programs.models.hybrid import Hybrid
+from shoal.programs.models.mesh_branches import MeshBranches
 from shoal.replicas.attached import AttachedReplica
-from shoal.replicas.local_shards import LocalShards, is_distributed, local
+from shoal.replicas.local_shards import LocalShards, Replicated, is_distributed, local
 from shoal.replicas.optimizer import load_state, saved_state, steps_each_element
 
 ROWS = torch.arange(10.0).view(5, 2)  # three of them here, two elsewhere
@@ -109,3 +114,26 @@ def test_a_scaler_in_a_group_is_refused(model):
     optimizer.found_inf = torch.zeros(1)
     with pytest.raises(ValueError, match="take bfloat16"):
         replica.collect()
+
+
+def test_copies_that_are_no_dtensors_are_kept_alike_where_a_model_says_so(mesh):
+    branches = MeshBranches(nn.Linear(2, 3), nn.Linear(6, 1), mesh)
+    parameters = list(branches.parameters())
+    ((group, held),) = Replicated(parameters, parameters)._held
+    assert group.group_name == mesh.get_group().group_name and held == parameters
+    assert not Replicated(list(nn.Linear(2, 3).parameters()), [])._held
+
+
+def test_a_model_that_is_cut_over_several_workers_is_refused(mesh):
+    both = init_device_mesh("cpu", (2, 1), mesh_dim_names=("workers", "inside"))
+    whole = nn.Module()
+    whole.weight = nn.Parameter(distribute_tensor(ROWS, both["workers"], [Shard(0)]))
+    with pytest.raises(ValueError, match="cut over processes of several workers"):
+        _check_group(whole, both, Place(group=2), Identity())
+    whole.weight = nn.Parameter(distribute_tensor(ROWS, both["inside"], [Shard(0)]))
+    _check_group(whole, both, Place(group=2), Identity())
+
+
+def test_batch_norm_in_a_hybrid_is_refused(mesh):
+    with pytest.raises(ValueError, match="take GroupNorm"):
+        Hybrid(nn.Sequential(nn.BatchNorm2d(3)), nn.Sequential(nn.Linear(2, 2)), mesh)

@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import shoal
 from sampling import mostly_soak, sampled
 from shoal import BMUF, Data, Task
 from shoal.core.seeds import stream
+from shoal.runs import processes
 from shoal.sim import Faults
 from shoal.strategies import STRATEGIES
 from shoal.testing import blobs
@@ -279,6 +281,44 @@ def test_a_run_resumes_in_the_leg_in_which_it_stopped(word, gradients, tmp_path)
     assert torch.equal(weights(resumed), weights(straight))
     assert resumed.samples == straight.samples == 600
     assert len(resumed.legs) == (1 if gradients > 2 * 8 else 2)
+
+
+def test_the_last_test_is_that_of_the_last_leg_however_few_there_are():
+    often, once = (
+        shoal.run(blobs(), "sync", crew=CREW, transport="sim", epochs=2, tests=tests) for tests in (20, 0)
+    )
+    assert [point["samples"] for point in once.curve][-1] == 600 == often.curve[-1]["samples"]
+    assert once.test_accuracy == often.curve[-1]["test_accuracy"]
+    samples = [point["samples"] for point in often.curve]
+    assert samples == sorted(set(samples))
+
+
+class Done:
+    """A crew that was asked to stop when it was done."""
+
+    began_at = None
+    was_asked_to_stop = True
+    started = False
+
+    def start_all(self):
+        pass
+
+    def see_through(self, *meanwhile):
+        self.started = True
+        return []
+
+    def end_all(self):
+        pass
+
+
+def test_ctrl_c_when_a_leg_is_done_keeps_the_next_from_beginning(tmp_path):
+    legs = [
+        SimpleNamespace(workers=n, edge_after=lambda root: SimpleNamespace(seal=lambda: None)) for n in (1, 2)
+    ]
+    crews = [Done(), Done()]
+    with pytest.raises(shoal.Interrupted):
+        processes._see_through(legs, crews, str(tmp_path), SimpleNamespace())
+    assert [crew.started for crew in crews] == [True, False]
 
 
 def test_the_checkpoint_of_another_crew_is_refused(tmp_path):

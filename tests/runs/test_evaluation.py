@@ -141,3 +141,30 @@ def test_the_statistics_of_batch_norm_are_the_workers_mean(strategy, transport):
     assert float(norm.running_var.std()) > 0.01  # it was 1 everywhere
     alone = shoal.run(task, "single", epochs=1, transport="sim").model[2]
     assert torch.allclose(norm.running_mean, alone.running_mean, atol=1.0)
+
+
+class Centred(nn.Module):
+    """Subtracts a running mean that it keeps as a parameter nobody trains, as Keras does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moving_mean = nn.Parameter(torch.zeros(64), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.moving_mean += 0.1 * (x.mean(0) - self.moving_mean)
+        return x - self.moving_mean
+
+
+def centred() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Centred(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("transport", ["sim", "processes"])
+def test_statistics_that_are_parameters_are_the_workers_mean_too(transport):
+    task = replace(TASKS.make("digits"), model=centred)
+    result = shoal.run(task, "sync", workers=2, epochs=1, transport=transport, threads=1)
+    x = task.data().x.flatten(1)
+    assert torch.allclose(result.model[1].moving_mean, x.mean(0), atol=0.5)
+    assert float(result.model[1].moving_mean.abs().max()) > 0.1  # it was 0 everywhere

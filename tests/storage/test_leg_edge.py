@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from shoal import BMUF, CheckpointError, Downpour
+from shoal.core.identity import NodeIdentity
 from shoal.sim import Compute, Simulation
+from shoal.storage.checkpoint import Checkpoints
 from shoal.storage.leg_edge import LegEdge
 from shoal.testing import Slope, simulate
 
@@ -88,3 +90,11 @@ def test_an_edge_that_is_damaged_or_of_another_run_is_refused(tmp_path):
     missing = LegEdge(tmp_path / "elsewhere", STEPS, {"crew": "2@0,3@4"})
     with pytest.raises(CheckpointError, match=r"what worker 0 goes on from in .* is missing or damaged"):
         missing.enter(fresh(BMUF(period=2)).nodes[0])
+
+
+def test_a_folder_of_workers_that_were_groups_is_refused_without_groups_and_the_reverse(tmp_path):
+    whole, part = Checkpoints(tmp_path, {}, 1), Checkpoints(tmp_path, {}, 2, position=0)
+    part.write(3, NodeIdentity(0, 1), {})
+    part.check()
+    with pytest.raises(CheckpointError, match="another --group"):
+        whole.check()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
-from shoal.core.vector import is_statistic
+from shoal.core.vector import is_statistic, named_buffers
 from shoal.engine.engine import Engine
 from shoal.replicas.local_shards import local
 
@@ -62,36 +62,28 @@ async def check_alike(engine: Engine, options: Sequence[str]) -> None:
 # -- buffers ---------------------------------------------------------------------------------------
 
 
-def untrained(model: nn.Module, trained: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
-    """The model's other parameters, by name; of DTensors the local shards."""
-    known = {id(p) for p in trained}
-    return [(name, local(p).detach()) for name, p in model.named_parameters() if id(p) not in known]
-
-
 def others_of(model: nn.Module, trained: Iterable[Tensor]) -> list[Tensor]:
-    """The model's other parameters, which are not trained, and all its buffers."""
-    return [*(p for _, p in untrained(model, trained)), *map(local, model.buffers())]
+    """The model's other parameters, which are not trained, and its buffers; of DTensors the local shards."""
+    known = {id(p) for p in trained}
+    return [
+        *(local(p).detach() for p in model.parameters() if id(p) not in known),
+        *map(local, model.buffers()),
+    ]
 
 
-def buffers_of(model: nn.Module, trained: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
-    """The model's buffers, and the running statistics that it keeps as parameters which are not trained."""
-    kept = [(name, p) for name, p in untrained(model, trained) if is_statistic(name, p)]
-    return [*((name, local(buffer)) for name, buffer in model.named_buffers()), *kept]
-
-
-def largest_message(model: nn.Module, trained: Sequence[Tensor]) -> int:
+def largest_message(model: nn.Module, trained: Iterable[Tensor]) -> int:
     """The bytes of the largest message of those that start alike and merge buffers, without the vector."""
-    merged = sum(b.numel() * (2 if b.is_complex() else 1) for _, b in buffers_of(model, trained))
+    merged = sum(b.numel() * (2 if b.is_complex() else 1) for _, b in _buffers(model))
     return max(8 * merged, *(t.nbytes for t in others_of(model, trained)), 0)
 
 
-async def merge_buffers(engine: Engine, model: nn.Module, trained: Sequence[Tensor], how: str) -> None:
+async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
     """Give all workers the same buffers, once training is over. Those that have gone do not count.
 
     With "mean", running statistics are averaged; all others are worker 0's. With "first" all are worker 0's.
     Without worker 0 every worker keeps its own.
     """
-    me, mailbox, mine = engine.identity, engine.mailbox, buffers_of(model, trained)
+    me, mailbox, mine = engine.identity, engine.mailbox, _buffers(model)
     if how == "own" or not mine or me.workers == 1:
         return
     means = [buffer for name, buffer in mine if how == "mean" and is_statistic(name, buffer)]
@@ -116,6 +108,10 @@ async def merge_buffers(engine: Engine, model: nn.Module, trained: Sequence[Tens
     for rank in there:
         for part in (total, *map(_bits, others)):
             await engine.channel.send(rank, Message(BUFFERS, (part,)))
+
+
+def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, local(buffer)) for name, buffer in named_buffers(model)]
 
 
 def _joined(buffers: Sequence[Tensor]) -> Tensor:

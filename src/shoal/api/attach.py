@@ -18,7 +18,7 @@ from shoal.core.codec import Codec
 from shoal.core.limits import one_of
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
-from shoal.launch.worker_group import join_group
+from shoal.launch.worker_group import join_group, ranks_inside
 from shoal.replicas.attached import held_by
 from shoal.replicas.local_shards import is_distributed
 from shoal.replicas.optimizer import has_inner, steps_each_element
@@ -80,7 +80,7 @@ def attach(
     whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
     given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check_wrappers(whole, workers)
-    _check_group(whole, place, chosen, coder)
+    _check_group(whole, mesh, place, coder)
     _check_optimizers([unwrap_optimizer(one) for one in given], chosen, coder, workers, place)
     one_of(BUFFERS_ARE, buffers=buffers)
     one_of(UNUSED_ARE, unused=unused)
@@ -96,9 +96,15 @@ def attach(
     return attachment
 
 
-def _check_group(model: nn.Module, place: Place, strategy: Strategy, codec: Codec) -> None:
+def _check_group(model: nn.Module, mesh: DeviceMesh | None, place: Place, codec: Codec) -> None:
     """Raise ValueError for what a process that holds shards cannot do, or says nothing of its mesh."""
-    sharded = any(is_distributed(p) for p in model.parameters())
+    shards = [p for p in model.parameters() if is_distributed(p)]
+    sharded, inside = bool(shards), set() if mesh is None else set(ranks_inside(mesh))
+    if mesh is not None and any(not inside.issuperset(p.device_mesh.mesh.flatten().tolist()) for p in shards):
+        raise ValueError(
+            "the model's parameters are cut over processes of several workers, whose models only the "
+            'strategy may touch; cut them over the dimensions inside a worker, as mesh["inside"]'
+        )
     if sharded and place.group == 1 and place.nodes > 1:
         raise ValueError(
             "the model's parameters are DTensors, cut over a mesh of processes; say over which: "

@@ -221,6 +221,7 @@ class Attachment:
         if self._released:
             yield self._model
             return
+        self._replica.enter()  # what the loop has changed since the last step comes back afterwards
         own, outside, self._shows_common = self._replica.x.clone(), self._shows_common, True
         try:
             self._show(self._common())
@@ -335,7 +336,7 @@ class Attachment:
     def _merge_buffers(self) -> None:
         if not self._strategy.independent:
             with torch.no_grad():
-                drive(merge_buffers(self.engine, self._model, self._replica.parameters, self._buffers))
+                drive(merge_buffers(self.engine, self._model, self._buffers))
 
     def _give_back(self) -> None:
         """Restore the user's optimizers and model."""
@@ -368,7 +369,7 @@ class Attachment:
         return True
 
     def _make_between_steps(self, place: Place, codec: Codec, workers: int) -> BetweenSteps:
-        saved = None
+        saved, in_group = None, GroupNumbers(place) if place.group > 1 else None
         if place.checkpoint is not None:
             config = {
                 "strategy": repr(self._strategy),
@@ -380,7 +381,7 @@ class Attachment:
             }
             position = None if place.group == 1 else place.position
             saved = Checkpoints(place.checkpoint, config, place.nodes * place.group, position=position)
-        return BetweenSteps(self._control, saved, place.every, self._weights, GroupNumbers(place))
+        return BetweenSteps(self._control, saved, place.every, self._weights, in_group)
 
     def _weights(self, engine: Engine) -> Mapping[str, Tensor] | None:
         cut = engine.identity.shards > 1 or self._replica.in_group

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite, prod
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
+
+REPLICATED = "_shoal_replicated_over"
+"""The attribute of a parameter that holds the group of processes which all have it whole."""
 
 NO_SHARDS: Mapping[int, nn.Parameter] = MappingProxyType({})
 
@@ -137,6 +141,15 @@ def named_weights(
     return {**module.state_dict(), **{name: pieces[id(p)] for name, p in named if id(p) in pieces}}
 
 
+def replicate(module: nn.Module, group: Any) -> None:
+    """Say that the processes of a group hold the same parameters here: `attach(mesh=)` keeps them alike.
+
+    It knows by itself where a mesh holds DTensors.
+    """
+    for p in module.parameters():
+        setattr(p, REPLICATED, group)
+
+
 def is_statistic(name: str, buffer: Tensor) -> bool:
     """Whether a buffer is a running statistic, as those of BatchNorm: these are averaged over workers.
 
@@ -144,6 +157,12 @@ def is_statistic(name: str, buffer: Tensor) -> bool:
     """
     last = name.replace("/", ".").rpartition(".")[2]
     return buffer.is_floating_point() and last.startswith(("running_", "moving_"))
+
+
+def named_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers of a module, and the running statistics that it keeps as parameters nobody trains."""
+    frozen = ((name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad)
+    return [*module.named_buffers(), *((name, p) for name, p in frozen if is_statistic(name, p))]
 
 
 class Flat:

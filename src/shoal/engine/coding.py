@@ -89,7 +89,10 @@ class Coding:
         return payload
 
     def rehearse(self) -> None:
-        """Compress a short vector and forget it, so that no step pays the seconds of loading kernels."""
+        """Compress a short vector and forget it, so that no step pays the seconds of loading kernels.
+
+        Codecs that need all workers, or layers, load theirs with the first message.
+        """
         for merged in (False, True):
             codec = self.fitted(None, REHEARSED, merged)
             if codec.exact or codec.needs_all or codec.needs_products:  # nothing to load, or not by itself

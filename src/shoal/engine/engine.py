@@ -211,7 +211,7 @@ class Engine:
         }
 
     def take_over(self, left: dict[str, Any], step: int, *, own: bool) -> None:
-        """Begin before `step` with what this node handed over, or what worker 0 did if this one is new.
+        """Begin before `step` with what this node handed over, or what another worker did if this one is new.
 
         Variables that are not shared start afresh, and so do the codec's states. A new worker has random
         streams and a count of samples of its own.

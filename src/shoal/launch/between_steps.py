@@ -33,7 +33,7 @@ class BetweenSteps:
         checkpoints: Checkpoints | None = None,
         every: int | None = None,
         model: Callable[[Engine], Mapping[str, Tensor] | None] = lambda engine: None,
-        in_group: Callable[[int], Sequence[int]] = lambda step: [step],
+        in_group: Callable[[int], Sequence[int]] | None = None,
         begin: int = 0,
     ) -> None:
         self._control = control
@@ -65,7 +65,7 @@ class BetweenSteps:
         limit = None
         while True:
             step = await _agreed_step(checkpoints, engine, limit)
-            steps = self._in_group(step)
+            steps = [step] if self._in_group is None else self._in_group(step)
             if min(steps) == max(steps):
                 return step
             limit = min(steps)
@@ -103,7 +103,7 @@ class BetweenSteps:
         if order is not None and order["order"] == "run to":
             self._run_to, self._final = order["step"], order["final"]
         elif order is not None and order["order"] == "stop":
-            if self._checkpoints is None and engine.identity.servers:
+            if self._checkpoints is None and self._in_group is None and engine.identity.servers:
                 return True  # there is nothing to save, and servers continue when workers leave
             self._run_to, self._final = t, False
         if engine.work.is_last(t - 1):

@@ -112,6 +112,11 @@ class Crew:
         """Have all workers stop, with checkpoints at the same step."""
         self._stop_asked = True
 
+    @property
+    def was_asked_to_stop(self) -> bool:
+        """Whether somebody asked, although the workers may have been done before they could stop."""
+        return self._stop_asked
+
     def start_all(self) -> None:
         """Start all processes, which then wait for `see_through` to have them train."""
         for rank in range(self.workers + self.servers):

@@ -46,7 +46,7 @@ def join_group(place: Place, mesh: DeviceMesh | None) -> Place:
                 "holds what: shoal.attach(model, optimizer, mesh=mesh)"
             )
         return place
-    ranks = _inside(mesh)
+    ranks = ranks_inside(mesh)
     if len(ranks) == place.group == 1:
         return place
     if place.launched == "shoal":
@@ -56,7 +56,7 @@ def join_group(place: Place, mesh: DeviceMesh | None) -> Place:
     return _regroup(place, ranks)
 
 
-def _inside(mesh: DeviceMesh) -> Ranks:
+def ranks_inside(mesh: DeviceMesh) -> Ranks:
     """The processes of this worker in a mesh that lies inside it, or that has a dimension for workers."""
     names = mesh.mesh_dim_names or ()
     if WORKERS in names:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from shoal.core.vector import REPLICATED
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
@@ -106,7 +108,8 @@ class Replicated:
 def _placements(p: Tensor) -> dict[str, tuple[Any, bool]]:
     """By the name of each group of processes over which it lies: the group, and whether that cuts it."""
     if not is_distributed(p):
-        return {}
+        group = getattr(p, REPLICATED, None)
+        return {} if group is None else {group.group_name: (group, False)}
     pairs = zip(p.device_mesh.get_all_groups(), p.placements, strict=True)
     return {group.group_name: (group, not placed.is_replicate()) for group, placed in pairs}
 

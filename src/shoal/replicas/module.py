@@ -18,7 +18,7 @@ from shoal.core.products import Product, Recorder
 from shoal.core.replica import NOISE, Gradient, Replica
 from shoal.core.seeds import derive
 from shoal.core.task import Data, Task
-from shoal.core.vector import Flat, Layout
+from shoal.core.vector import Flat, Layout, named_buffers
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.batches import Batches, steps_per_epoch
 from shoal.replicas.legs import Leg
@@ -165,7 +165,7 @@ class ModuleReplica:
         """Optimizer, buffers, position in the data, and the random state that dropout draws from."""
         return {
             "optimizer": self._optimizer.state_dict(),
-            "buffers": dict(self.model.named_buffers()),
+            "buffers": dict(named_buffers(self.model)),
             "position": self.batches.position,
             NOISE: self._noise,
         }
@@ -174,7 +174,7 @@ class ModuleReplica:
         """Restore a `state_dict`. Without a random stream in it, this replica keeps its own."""
         self._optimizer.load_state_dict(state["optimizer"])
         self._rate = float("nan")
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in named_buffers(self.model):
             buffer.copy_(state["buffers"][name])
         self.batches.position = state["position"]
         self._noise = state.get(NOISE, self._noise)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.task import UNLABELLED, Data, Task
-from shoal.core.vector import is_statistic
+from shoal.core.vector import is_statistic, named_buffers
 
 Buffers: TypeAlias = Mapping[str, Tensor]
 """A module's buffers, by name."""
@@ -30,7 +30,7 @@ class Score:
 @torch.no_grad()
 def load_mean_buffers(model: nn.Module, of_workers: Sequence[Buffers]) -> None:
     """Give a model the mean of the workers' running statistics; other buffers are the first worker's."""
-    for name, buffer in model.named_buffers():
+    for name, buffer in named_buffers(model):
         values = [buffers[name].to(buffer.device) for buffers in of_workers]
         if not values:
             continue

@@ -88,9 +88,15 @@ def join_reports(plan: Plan, legs: Sequence[LegOutcome]) -> list[Report]:
 
 
 def join_curves(legs: Sequence[LegOutcome]) -> list[dict[str, Any]]:
-    """The learning curve of the whole run: each leg begins with the model that the one before ended with."""
-    first, *others = [list(leg.curve) for leg in legs]
-    return [*first, *(point for curve in others for point in curve[1:])]
+    """The learning curve of the whole run.
+
+    Each leg begins with the model that the one before ended with, which is not there twice.
+    """
+    joined: list[dict[str, Any]] = []
+    for leg in legs:
+        last = joined[-1]["samples"] if joined else -1
+        joined += [point for point in leg.curve if point["samples"] > last]
+    return joined
 
 
 def _with_final_ranks(said: Report, workers: int, shift: int) -> Report:

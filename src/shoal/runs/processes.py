@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.replica import Replica
 from shoal.core.task import Data
-from shoal.core.vector import trainable
+from shoal.core.vector import named_buffers, trainable
 from shoal.engine.engine import Engine, Instrument
 from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
@@ -82,6 +82,8 @@ def _see_through(
             reports.append(crew.see_through(*(following.start_all for following in crews[k + 1 : k + 2])))
             if (edge := leg.edge_after(root)) is not None:
                 edge.seal()
+                if crew.was_asked_to_stop:  # too late for this leg; the next has not begun
+                    raise Interrupted("stopped by Ctrl-C")
     finally:
         for crew in crews:
             crew.end_all()
@@ -149,7 +151,7 @@ def _gather(
         times = reports[rank].pop("snapshots")
         copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
         modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
-        for name, buffer in modules[-1].named_buffers():
+        for name, buffer in named_buffers(modules[-1]):
             buffer.copy_(left[f"buffer.{name}"])
     buffers = [load_model(path) for path in sorted(folder.glob("buffers-*.safetensors"), key=_rank)]
     return put_together(plan.strategy, modules, copies, buffers, plan.task, data, listener.tested)
@@ -193,11 +195,11 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, root: str) 
     resumed = None if incarnation else drive(between_steps.resume(engine))
     control.tell("ready")
     elapsed, finished = control.await_go()
+    began = engine.channel.now() - elapsed
     if resumed is None and (before := plan.edge_before(root)) is not None:
         before.enter(engine)
-    began = engine.channel.now() - elapsed
     engine.service.excuse(finished)
-    curve.begin(engine, elapsed)
+    curve.begin(engine, engine.channel.now() - began)
     try:
         drive(plan.strategy.live(Node(engine)))
     except Interrupted:
@@ -210,7 +212,7 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, root: str) 
     if holds:
         curve.end(engine)
     drive(engine.transport.close())  # not after a failure: peers notice that by the lost connection
-    own = {} if engine.is_server else dict(module_of(engine.replica, model).named_buffers())
+    own = {} if engine.is_server else dict(named_buffers(module_of(engine.replica, model)))
     if own:
         save_model(Path(folder) / f"buffers-{rank}.safetensors", own)
     if holds:
@@ -227,7 +229,7 @@ def _leave(
 ) -> list[tuple[float, float]]:
     """Write the snapshots and buffers to the run's folder. Returns seconds and samples of each snapshot."""
     tensors: dict[str, Tensor] = {str(i): snapshot.x for i, snapshot in enumerate(snapshots)}
-    tensors |= {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
+    tensors |= {f"buffer.{name}": buffer for name, buffer in named_buffers(model)}
     save_model(Path(folder) / f"solution-{rank}.safetensors", tensors)
     return [(snapshot.seconds, snapshot.samples) for snapshot in snapshots]
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from shoal.collectives import LinkCost
 from shoal.core.task import Data
-from shoal.core.vector import trainable
+from shoal.core.vector import named_buffers, trainable
 from shoal.engine.engine import Engine, Instrument
 from shoal.engine.group import Mean
 from shoal.launch.audience import Audience
@@ -138,7 +138,7 @@ def _modules(simulation: Simulation, ranks: Iterable[int], model: nn.Module) -> 
 def _buffers(simulation: Simulation, model: nn.Module) -> list[Buffers]:
     """The buffers of the workers that got to the end."""
     there = [rank for rank in simulation.finished if rank < simulation.workers]
-    return [dict(module.named_buffers()) for module in _modules(simulation, there, model)]
+    return [dict(named_buffers(module)) for module in _modules(simulation, there, model)]
 
 
 def _choose_mean(plan: Plan, network: Network) -> Mean:

@@ -101,8 +101,15 @@ class Checkpoints:
                 f"the checkpoint in {self.folder} belongs to a run whose crew grows. "
                 "Use the same settings, or another folder."
             )
+        role = self._role(NodeIdentity(0, 1))
         for step in steps_in(self.folder):
-            self._record(step, self._role(NodeIdentity(0, 1)))
+            self._record(step, role)
+            there = [path.stem for path in step_folder(self.folder, step).glob("worker-0*.json")]
+            if there and role not in there:
+                raise CheckpointError(
+                    f"the checkpoint in {self.folder} belongs to a run with another --group. "
+                    "Use the same one, or another folder."
+                )
 
     def newest(self, me: NodeIdentity, limit: int | None = None) -> int:
         """The newest step, up to `limit`, whose state of this node is whole; NO_STEP if there is none.

@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 class Hybrid(nn.Module):
     """A network in two parts, over the processes of a mesh of one dimension.
@@ -28,6 +30,10 @@ class Hybrid(nn.Module):
 
     def __init__(self, features: nn.Module, classifier: nn.Sequential, mesh: DeviceMesh) -> None:
         super().__init__()
+        if any(isinstance(layer, BATCH_NORMS) for layer in features.modules()):
+            raise ValueError(
+                "BatchNorm in the features would see each process's part of the batch alone; take GroupNorm"
+            )
         self.features = features
         self.classifier = cut_linear_layers(classifier, mesh)
         self._mesh = mesh

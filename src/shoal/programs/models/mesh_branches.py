@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from shoal.core.vector import replicate
 from shoal.programs.models.hybrid import sum_gradients
 
 
@@ -24,6 +25,7 @@ class MeshBranches(nn.Module):
         self.head = head
         self._mesh = mesh
         sum_gradients(encoder, mesh)
+        replicate(self, mesh.get_group())
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """One input for each process, batch dimension first -> the output of the head."""
