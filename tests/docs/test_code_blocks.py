@@ -159,7 +159,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pag
         ("<!-- docs: skip -->\n```bash\nls\n```", "unknown word 'skip'"),
         ("<!-- docs: shown -->\n```bash\nls\n```", "say in the marker why"),
         ("<!-- docs: file -->\n```python\n1\n```", "'file' needs a name"),
-        ("<!-- docs: shown: never runs -->\n```text\n1\n```", "needs no marker"),
+        ("<!-- docs: shown: never runs -->\n```text\n1\n```", "needs no marker but 'file'"),
     ],
 )
 def test_a_wrong_marker_is_caught(text: str, sentence: str, page: Callable[[str], Page]):

@@ -72,8 +72,8 @@ class Block:
                 yield f"{self}: the marker's word {word!r} needs a name"
         if NEED_REASON & self.words and not self.reason:
             yield f"{self}: say in the marker why the block does not run, after a colon"
-        if self.words and self.language in OUTPUT:
-            yield f"{self}: this block does not run in any case, so it needs no marker"
+        if self.words - {"file"} and self.language in OUTPUT:
+            yield f"{self}: this block does not run in any case, so it needs no marker but 'file'"
 
 
 @dataclass(frozen=True)
