@@ -15,6 +15,7 @@ from shoal.core.task import Data, Task
 from shoal.replicas.module import build_model
 from shoal.sim import Compute, Network
 from shoal.strategies import STRATEGIES
+from shoal.strategies.sandblaster import Sandblaster
 
 X, Y = np.array([[1.0], [2.0]]), np.array([[2.0], [4.0]])
 DATA, TEST = described.clouds()
@@ -311,7 +312,7 @@ def test_every_strategy_minimizes(name):
 def test_lbfgs_finds_the_minimum_that_gradient_descent_comes_near():
     settings = {"loss": described.cross_entropy, "test": DATA, "epochs": 200}
     near = classify("sync", lr=1.0, **settings)
-    found = classify(None, method="lbfgs", machines=3, **settings)
+    found = classify(Sandblaster(tolerance=1e-4), method="lbfgs", machines=3, **settings)
     assert found.result.strategy == "sandblaster"
     gradient = described.scores_gradients(found.parameters, *DATA)
     assert np.linalg.norm(np.concatenate([gradient["weight"].ravel(), gradient["bias"]])) < 1e-4
@@ -319,6 +320,26 @@ def test_lbfgs_finds_the_minimum_that_gradient_descent_comes_near():
     assert found.result.samples < near.result.samples
     server = found.result.nodes[-1]
     assert server["loss"] == pytest.approx(found.result.test_loss, rel=1e-6)  # the training loss, here
+
+
+def test_the_line_search_sees_losses_as_precise_as_the_users():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(40, 8))
+    y = x.sum(axis=1) + 1000.0 * draw.normal(size=40)  # a loss of about 500,000
+    found = shoal.minimize(
+        described.line,
+        described.line_gradients,
+        np.zeros(8),
+        (x, y),
+        loss=described.half_squares,
+        method="lbfgs",
+        machines=2,
+        batch=20,
+        epochs=100,
+        transport="sim",
+    )
+    gradient = described.line_gradients(found.parameters, x, y)
+    assert np.linalg.norm(gradient) < 1e-5  # the tolerance
 
 
 def test_lbfgs_needs_the_loss_and_has_a_strategy_of_its_own():

@@ -112,6 +112,22 @@ def test_what_a_silent_worker_claimed_goes_to_others_after_its_lease():
     assert portions.is_complete and portions.loss == 1.5
 
 
+def test_a_portion_whose_two_workers_hang_goes_to_a_third_after_its_lease():
+    now = [0.0]
+    portions = opened(1, workers=4, lease=60.0, now=lambda: now[0])
+    assert [given(portions, rank) for rank in range(4)] == [0, 0, None, None]
+    now[0] = 60.0
+    assert given(portions, 2) is None
+    now[0] = 61.0
+    assert [given(portions, 0), given(portions, 2), given(portions, 3)] == [None, 0, None]  # one at a time
+    portions.give_up(0)
+    assert given(portions, 3) is None  # two others still have it
+    assert portions.claim(2, 1, 0, 0, 1.0, 1) is GRANTED
+    assert portions.claim(1, 1, 0, 0, 1.0, 1) is REFUSED
+    assert portions.deliver(2, 1, 0) is GRANTED
+    assert portions.is_complete
+
+
 def test_what_comes_after_the_pass_is_refused():
     portions = opened(1)
     given(portions, 0)

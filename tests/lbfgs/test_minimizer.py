@@ -25,9 +25,10 @@ class Driver:
     trials: list = field(default_factory=list)  # steps
     directions: list = field(default_factory=list)
     batch: int = 0
+    dtype: torch.dtype = torch.float64
 
     def run(self):
-        self.vectors = {"x": torch.tensor(self.start, dtype=torch.float64)}
+        self.vectors = {"x": torch.tensor(self.start, dtype=self.dtype)}
         program = self.minimizer.program()
         answer = None
         try:
@@ -179,6 +180,38 @@ def test_a_batch_of_its_own_for_every_iteration_takes_one_more_pass():
 def test_a_start_that_is_not_finite_is_refused():
     with pytest.raises(Diverged, match="the loss is inf where training starts"):
         Driver(Minimizer(), lambda w, batch: (float("inf"), w), [1.0]).run()
+
+
+def test_a_batch_whose_loss_is_not_finite_is_refused():
+    def function(w, batch):
+        return float("nan") if batch == 2 else float(w @ w / 2), w.clone()
+
+    slow = Minimizer(rotates=True, history=0, tolerance=0.0, wolfe=Wolfe(curvature=0.99))
+    with pytest.raises(Diverged, match="the loss is nan on the batch of iteration 3"):
+        Driver(slow, function, [3.0, 4.0]).run()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_loss_of_straight_pieces_has_no_curvature_and_ends_all_the_same(seed):
+    rng = torch.Generator().manual_seed(seed)
+    x, truth = torch.randn(20, 3, generator=rng), torch.randn(3, generator=rng)
+    y = x @ truth + 5.0 * torch.randn(20, generator=rng)
+
+    def absolute(w, batch):  # the mean of |x.w - y|, in float32
+        error = x @ w - y
+        return float(error.abs().mean()), x.T @ error.sign() / len(x)
+
+    done = Driver(Minimizer(iterations=100), absolute, [0.0] * 3, dtype=torch.float32).run()
+    assert done.minimizer.loss < absolute(torch.zeros(3), 0)[0]
+
+
+def test_a_pair_that_turns_out_flat_leaves_the_others():
+    minimizer = Minimizer(history=2)
+    minimizer._slots = [1, 0]
+    names = ("s1", "y1", "s0", "y0", "g")
+    minimizer._gram.learn([(a, b) for k, a in enumerate(names) for b in names[k:]], [1.0] * 15)
+    minimizer._gram.products["s0", "y0"] = 0.0
+    assert list(minimizer._learn_products()) == [] and minimizer._slots == [1]
 
 
 def test_it_ends_at_once_at_a_minimum():

@@ -8,6 +8,8 @@ from torch import nn
 
 from shoal.pipelines.chain import trace
 from shoal.pipelines.layer_costs import LayerCost, measure_layers, stage_cost
+from shoal.pipelines.proposal import HYBRID, propose
+from shoal.sim import Network
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -85,3 +87,38 @@ def test_a_stage_keeps_what_it_received_and_what_it_sent():
     assert stage_cost([both], is_first=False, is_last=False).activation_bytes == 50  # contained already
     assert stage_cost([keeps], is_first=True, is_last=True).activation_bytes == 5
     assert stage_cost([keeps], is_first=True, is_last=True).output_bytes == 0
+
+
+class Tied(nn.Module):
+    """An embedding whose weights are those of the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5000, 16)
+        self.middle = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 5000, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(self.middle(self.embedding(x)))
+
+
+def thrice():
+    one = nn.Linear(512, 512)
+    return nn.Sequential(one, nn.ReLU(), one, nn.ReLU(), one, nn.Linear(512, 1024))
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "split"),
+    [(thrice(), torch.ones(8, 512), ["5"]), (Tied(), torch.zeros(8, 4, dtype=torch.long), [])],
+)
+def test_a_weight_that_is_used_twice_is_not_split_and_counts_once(model, example, split):
+    found = propose(model, example, 2, 2, Network(bandwidth=1e6), torch.optim.SGD, None, 1)
+    assert [one.shape.name for one in found.linears if one.pays] == split
+    nbytes = sum(p.nbytes for p in model.parameters())
+    assert found.data_parallel.sent == nbytes  # 2 (P - 1) / P
+    assert found.data_parallel.memory < 3 * nbytes  # with gradients, and some activations
+    for candidate in found.candidates:
+        assert candidate.sent >= 0 and candidate.memory > 0
+        if candidate.name == HYBRID:
+            assert candidate.memory < found.data_parallel.memory

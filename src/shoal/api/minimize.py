@@ -388,7 +388,7 @@ def score(
         value = score(loss, False, out.model.outputs(out.x), y) if evaluates else torch.empty(0)
         return out.loss(y, value)
     if loss is not None:
-        return torch.tensor(float(loss(read_only(out), read_only(y))))
+        return torch.tensor(float(loss(read_only(out), read_only(y))), dtype=torch.float64)
     if y.is_floating_point() and out.shape == y.shape:
         return F.mse_loss(out, y)
     return torch.tensor(float("nan"))

@@ -37,9 +37,10 @@ class Portions:
     """The portions of one pass after the other, each of which counts once.
 
     A portion is handed to whoever asks; when none is left, those that are out longest are handed to a second
-    worker. Whoever has computed one claims it, and only the first claim is granted. It is delivered when the
-    worker has pushed it, among others: until then it goes back to the queue if the worker is lost, or is not
-    heard of for `lease` seconds while everybody waits for it.
+    worker, and to one more whenever nobody has claimed them for `lease` seconds since. Whoever has computed
+    one claims it, and only the first claim is granted. It is delivered when the worker has pushed it, among
+    others: until then it goes back to the queue if the worker is lost, or is not heard of for `lease` seconds
+    while everybody waits for it.
     """
 
     def __init__(self, workers: int, lease: float = inf, now: Callable[[], float] = lambda: 0.0) -> None:
@@ -55,6 +56,7 @@ class Portions:
         self._total = len(self._free)
         self._holders: dict[int, list[int]] = {}  # portion -> who computes it, since nobody has claimed it
         self._single: dict[int, None] = {}  # those of them that one worker computes, longest out first
+        self._handed: dict[int, float] = {}  # when each of them was last handed out, longest ago first
         self._bundles: dict[int, Claimed] = {}  # rank -> what it has claimed; longest silent first
         self._losses: dict[int, tuple[float, float]] = {}  # claimed portion -> loss, samples
         self._delivered = 0
@@ -89,6 +91,8 @@ class Portions:
             return None
         holders = self._holders.setdefault(portion, [])
         holders.append(rank)
+        self._handed.pop(portion, None)
+        self._handed[portion] = self._now()
         if len(holders) == 1:
             self._single[portion] = None
         else:
@@ -108,7 +112,7 @@ class Portions:
         if not isfinite(loss):
             self.is_spoilt = True
             return Verdict.REFUSED
-        del self._holders[portion]
+        del self._holders[portion], self._handed[portion]
         self._single.pop(portion, None)
         self._losses[portion] = loss, samples
         self._bundles.setdefault(rank, Claimed(bundle, self._now())).portions.append(portion)
@@ -130,10 +134,10 @@ class Portions:
             if rank in holders:
                 holders.remove(rank)
                 self._single.pop(portion, None)
-                if holders:
+                if len(holders) == 1:
                     self._single[portion] = None
-                else:
-                    del self._holders[portion]
+                elif not holders:
+                    del self._holders[portion], self._handed[portion]
                     self._free.appendleft(portion)
         self._void_bundle(rank)
 
@@ -187,7 +191,13 @@ class Portions:
             if copy is not None:
                 return copy
             self._end_leases()
-        return self._free.popleft() if self._free else None
+        return self._free.popleft() if self._free else self._late_for(rank)
+
+    def _late_for(self, rank: int) -> int | None:
+        """A portion whose workers, two or more, may all hang: handed out longest ago, and not to this one."""
+        since = self._now() - self._lease
+        late = (p for p, handed in self._handed.items() if handed < since and rank not in self._holders[p])
+        return next(late, None)
 
     def _hear(self, rank: int) -> None:
         if rank in self._bundles:

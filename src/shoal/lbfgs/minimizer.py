@@ -139,12 +139,24 @@ class Minimizer:
         if missing or self._before:
             values: Sequence[float] = yield self._with(Dots(tuple(missing)))
             self._gram.learn(missing, values)
+        if self._slots and not self._is_curved(self._pairs[-1]):
+            self._forget_pairs(self._slots[-1])
+
+    def _is_curved(self, pair: Pair[Combination]) -> bool:
+        """Whether the products of a pair as measured, not as the line search foretold, say so."""
+        dot = self._gram.dot
+        return dot(pair.s, pair.y) > FLAT * sqrt(dot(pair.s, pair.s) * dot(pair.y, pair.y))
 
     def _next_batch(self) -> Generator[Asked, Any, bool]:
         """Loss and gradient at x on the batch of this iteration."""
         there: Measurement | None = yield TrialPoint(0.0, tuple(self._with()), fresh=True)
         if there is None:
             return False
+        if not isfinite(there.loss):
+            raise Diverged(
+                f"the loss is {there.loss} on the batch of iteration {self.iteration + 1}; look for inputs "
+                "that are not finite, or take larger batches: more portions"
+            )
         self.loss = there.loss
         self._take(Combine("g", ((1.0, "new"),)))
         self._gram.forget("g")
@@ -190,11 +202,13 @@ class Minimizer:
     def _accept(self, to: LinePoint, direction: Combination, slope: float, square: float) -> None:
         """Go to the trial point, and remember the pair unless it says nothing of the curvature."""
         step, there = to.step, self._latest
-        length = step * sqrt(self._gram.dot(direction, direction))
+        length = step * sqrt(max(0.0, self._gram.dot(direction, direction)))
         change = sqrt(max(0.0, there.square - 2 * there.across + square))
         product = step * (there.slope - slope)
         if self.history and product > FLAT * length * change:
-            slot = self._slots.pop(0) if len(self._slots) == self.history else len(self._slots)
+            if len(self._slots) == self.history:
+                self._slots.pop(0)
+            slot = next(k for k in range(self.history) if k not in self._slots)
             self._slots.append(slot)
             self._gram.forget(f"s{slot}", f"y{slot}")
             self._take(Combine(f"s{slot}", ((step, "d"),)))
@@ -205,9 +219,11 @@ class Minimizer:
         self.loss = there.loss
         self.iteration += 1
 
-    def _forget_pairs(self) -> None:
-        self._gram.forget(*(name for k in self._slots for name in (f"s{k}", f"y{k}")))
-        self._slots.clear()
+    def _forget_pairs(self, *slots: int) -> None:
+        """Those in these slots, or all."""
+        gone = slots or tuple(self._slots)
+        self._gram.forget(*(name for k in gone for name in (f"s{k}", f"y{k}")))
+        self._slots = [k for k in self._slots if k not in gone]
 
 
 def _again(found: Found) -> Search:

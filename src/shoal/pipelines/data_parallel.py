@@ -62,7 +62,7 @@ def data_parallel_step(
     word = cheapest(devices, nbytes, link)
     share = microbatches / devices
     travelling = sum(one.cheapest for one in split)
-    state = sum(layer.state_bytes for layer in layers)
+    state = sum(map(_own_state_bytes, layers))
     of_divided = divided * state / max(1, nbytes + divided)  # with its gradients and optimizer
     return DataParallelStep(
         share * sum(layer.forward for layer in layers),
@@ -73,3 +73,8 @@ def data_parallel_step(
         2 * (devices - 1) / devices * nbytes + travelling,
         4 * len(split) * link.latency + travelling * link.seconds_per_byte,
     )
+
+
+def _own_state_bytes(layer: LayerCost) -> float:
+    """Without its share of the parameters that an earlier layer has: one device holds these once."""
+    return layer.state_bytes * (1 - layer.repeated_bytes / max(1, layer.parameter_bytes))

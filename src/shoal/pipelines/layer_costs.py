@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from shoal.pipelines.chain import Chain, untouched
 from shoal.pipelines.virtual_step import StageCost
@@ -29,6 +31,7 @@ class LinearShape:
     samples: int
     parameter_bytes: int
     element_bytes: int
+    shared: bool = False  # its weights are used elsewhere, too, or once more
 
 
 @dataclass(frozen=True)
@@ -187,29 +190,53 @@ def _place(tensor: Tensor) -> int:
 
 def _linear_shapes(modules: Sequence[nn.Module], x: Tensor) -> list[list[LinearShape]]:
     """The fully-connected layers inside each layer, with the samples that they see."""
-    found = []
+    called: list[list[_Call]] = []
+    uses: Counter[nn.Parameter] = Counter()
     for module in modules:
-        shapes: list[LinearShape] = []
-        names = {m: name for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+        calls: list[_Call] = []
         hooks = [
-            linear.register_forward_pre_hook(partial(_note_shape, shapes, name))
-            for linear, name in names.items()
+            inner.register_forward_pre_hook(partial(_note_call, calls, name))
+            for name, inner in module.named_modules()
+            if inner is not module and any(True for _ in inner.parameters(recurse=False))
         ]
         try:
             x = module(x.detach())
         finally:
             for hook in hooks:
                 hook.remove()
-        found.append(shapes)
-    return found
+        called.append(calls)
+        uses.update(_read_by_forward(module))
+        uses.update(p for _, inner, _ in calls for p in inner.parameters(recurse=False))
+    return [
+        [_shape(name, m, numbers, uses) for name, m, numbers in calls if isinstance(m, nn.Linear)]
+        for calls in called
+    ]
 
 
-def _note_shape(shapes: list[LinearShape], name: str, linear: nn.Module, args: tuple[Tensor, ...]) -> None:
-    assert isinstance(linear, nn.Linear)
-    inputs, outputs = linear.in_features, linear.out_features
-    nbytes = sum(p.nbytes for p in linear.parameters())
-    shapes.append(
-        LinearShape(name, inputs, outputs, args[0].numel() // inputs, nbytes, linear.weight.element_size())
+_Call = tuple[str, nn.Module, int]  # its name, the module, and the numbers in its input
+
+
+def _note_call(calls: list[_Call], name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+    calls.append((name, module, args[0].numel() if args and isinstance(args[0], Tensor) else 0))
+
+
+def _read_by_forward(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that the traced forward() itself reads, as in x @ self.embedding.weight.T."""
+    graph = module.graph if isinstance(module, fx.GraphModule) else fx.Graph()
+    read = [attrgetter(str(node.target))(module) for node in graph.nodes if node.op == "get_attr"]
+    return [value for value in read if isinstance(value, nn.Parameter)]
+
+
+def _shape(name: str, linear: nn.Linear, numbers: int, uses: Counter[nn.Parameter]) -> LinearShape:
+    inputs, own = linear.in_features, list(linear.parameters())
+    return LinearShape(
+        name,
+        inputs,
+        linear.out_features,
+        numbers // inputs,
+        sum(p.nbytes for p in own),
+        linear.weight.element_size(),
+        shared=any(uses[p] > 1 for p in own),
     )
 
 

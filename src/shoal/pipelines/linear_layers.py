@@ -36,8 +36,8 @@ class LinearSplit:
 
     @property
     def pays(self) -> bool:
-        """Whether that is less than with data parallelism."""
-        return self.cheapest < self.data_parallel
+        """Whether that is less than with data parallelism. Weights that are used twice are not split."""
+        return self.cheapest < self.data_parallel and not self.shape.shared
 
 
 def linear_split(shape: LinearShape, devices: int, microbatches: int) -> LinearSplit:

@@ -85,19 +85,20 @@ def _candidates(proposal: Proposal) -> SplitTable:
 
 
 def _linears(proposal: Proposal) -> SplitTable:
-    alike: dict[tuple[int, int, int], list[LinearSplit]] = {}
+    alike: dict[tuple[int, int, int, bool], list[LinearSplit]] = {}
     for one in proposal.linears:
-        alike.setdefault((one.shape.inputs, one.shape.outputs, one.samples), []).append(one)
+        shape = one.shape
+        alike.setdefault((shape.inputs, shape.outputs, one.samples, shape.shared), []).append(one)
     rows = [
         [
-            _listed([one.shape.name for one in same]),
+            _listed(list(dict.fromkeys(one.shape.name for one in same))),
             f"{inputs:,} x {outputs:,}",
             bytes_text(same[0].data_parallel),
             bytes_text(same[0].columns),
             bytes_text(same[0].rows),
-            f"split by {same[0].best}" if same[0].pays else "data-parallel",
+            f"split by {same[0].best}" if same[0].pays else f"data-parallel{', shared' * shared}",
         ]
-        for (inputs, outputs, _), same in alike.items()
+        for (inputs, outputs, _, shared), same in alike.items()
     ]
     title = "Fully-connected layers: bytes that a device sends in a step, for one layer of each size"
     return SplitTable(title, ["layer", "inputs x outputs", "data-parallel", "columns", "rows", "note"], rows)
