@@ -20,7 +20,7 @@ def test_a_search_prints_its_best_trials_and_writes_its_files(shoal, tmp_path: P
     assert done.exit_code == 0, done.output
     assert "The best of 3 trials" in done.stdout and "which was used once" in " ".join(done.stdout.split())
     found = json.loads((tmp_path / "found.json").read_text())
-    assert len(found["trials"]) == 3 and found["config"]["space"] == {"lr": "log 0.01..1"}
+    assert len(found["trials"]) == 3 and found["config"]["space"] == {"lr": "log 0.01..1.0"}
     assert "<h2>Parallel coordinates" in (tmp_path / "page.html").read_text()
     assert (tmp_path / "s" / "model.safetensors").exists()
     (kept,) = read_runs(tmp_path / "r")

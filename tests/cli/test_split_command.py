@@ -74,6 +74,7 @@ def test_a_task_with_an_optimizer_of_your_choice(shoal, monkeypatch):
             "{script}:model --optimizer Adamm",
             "unknown optimizer 'Adamm' of torch.optim. Did you mean 'adam'?",
         ),
+        ("{script}:model --input 16x7", "Sequential cannot compute a batch of shape 2x7"),
         ("{script}:model --microbatches 5", "a batch of 16 samples cannot be cut into 5 equal microbatches"),
     ],
 )

@@ -92,6 +92,13 @@ def test_tracing_leaves_running_statistics_and_the_input_alone():
     assert torch.equal(x, -torch.ones(2, 4))
 
 
+def test_an_example_of_another_width_is_refused_and_changes_nothing():
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"Sequential cannot compute a batch of shape 2x6: .* or --input"):
+        trace(model, torch.randn(2, 6))
+    assert model[0].num_batches_tracked == 0
+
+
 def branching(self, x):
     return self.a(x) if x.sum() > 0 else self.b(x)
 

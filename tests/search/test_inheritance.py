@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from shoal.core.growth import Growth
 from shoal.core.task import Data, Task
 from shoal.launch.audience import Audience
 from shoal.runs.processes import run_in_process
@@ -147,6 +149,15 @@ def test_unknown_names_and_values_that_cannot_run_are_refused_with_the_known_one
     bmuf.check(Space({"strategy.period": "1..8", "codec": "none,fp16"}))
     with pytest.raises(ValueError, match=r"period = 0: .*must be at least 1"):
         bmuf.check(Space({"strategy.period": "0..8"}))
+
+
+def test_what_could_not_go_on_from_a_checkpoint_is_refused():
+    space = Space({"lr": (0.1, 1.0)})
+    growing = replace(SETTINGS.task, growth=Growth.parse("2@1"))
+    with pytest.raises(ValueError, match=r"the batch of task 'linear' grows, .*; search without growth"):
+        TrialSettings(growing).check(space)
+    with pytest.raises(ValueError, match=r"'sandblaster' writes no checkpoints, .* another strategy"):
+        TrialSettings(SETTINGS.task, "sandblaster", workers=2).check(space)
 
 
 def test_what_a_trials_state_depends_on_stays_while_it_trains():

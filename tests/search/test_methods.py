@@ -121,6 +121,29 @@ def test_wrong_options_are_refused(text, why):
         METHODS.read(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [
+        ("pbt:population=4,interval=3", 16),
+        ("evolution:population=4,length=3", 15),
+        ("hierarchical:population=4,length=3", 15),
+        ("pso:particles=4,length=3", 15),
+        ("random:length=3", 1),
+        ("asha", 1),
+    ],
+)
+def test_a_budget_that_ends_with_the_first_generation_is_refused(text, least):
+    method = METHODS.read(text)
+    method.check_budget(least)
+    with pytest.raises(ValueError, match=f"ends with the first generation .*; take {least} or more"):
+        method.check_budget(least - 1)
+
+
+@pytest.mark.parametrize("word", ["pbt", "evolution", "hierarchical", "pso"])
+def test_by_default_scores_decide_most_of_a_hundred_epochs(word):
+    assert METHODS.make(word).least <= 25
+
+
 # -- population-based training -------------------------------------------------------------------------
 
 
@@ -311,6 +334,11 @@ def test_hierarchical_evolution_mutates_the_winner_and_removes_nobody():
     for trial in found.trials[4:]:
         before = found.trials[: trial.number]
         assert trial.parent == max(before, key=lambda other: other.score).number  # a tournament of all
+    two = HierarchicalEvolution(population=4, tournament=0.01, length=1).searcher(
+        SPACES["hierarchical"], 9, 0
+    )
+    drive(two, noisy)
+    assert {len(two._tournament(two.trials[:count])) for count in (2, 9)} == {2}
     with pytest.raises(ValueError, match="evolves cells of motifs"):
         HierarchicalEvolution().check(LR)
 

@@ -39,6 +39,8 @@ HEADS, TAILS = Coin(0.0), Coin(0.9)
         ("true,false", Choice((True, False))),
         ("none,top_k", Choice(("none", "top_k"))),
         (0.9, Choice((0.9,))),
+        ((0.1234561, 0.1234562), Interval(0.1234561, 0.1234562)),
+        ((1.0, 8.0), Interval(1.0, 8.0)),
     ],
 )
 def test_a_range_is_read_from_what_people_write(given, wanted):
@@ -55,6 +57,8 @@ def test_a_range_is_read_from_what_people_write(given, wanted):
         (("log", 0.0, 1.0), "begins above 0"),
         ("a..b", "ends are not numbers"),
         ("log 3", "no range"),
+        ("log1e-4..1", "ends are not numbers"),  # not a linear range by mistake
+        ("log:1e-4..1", "ends are not numbers"),
         ("log", "no range"),
         ("", "no range"),
         ([], "at least one value"),
@@ -79,10 +83,11 @@ def test_a_number_is_explored_by_a_fifth_and_stays_within_its_bounds():
 def test_a_whole_number_is_rounded_so_that_it_can_grow_again():
     period = Interval(1, 100, integer=True)
     fallen = [10]
-    for _ in range(8):
+    for _ in range(9):
         fallen.append(period.explore(fallen[-1], TAILS, 0.2))
-    assert fallen == [10, 8, 6, 5, 4, 3, 2, 2, 2]  # 6.4, 4.8, 4.0, 3.2, 2.4, 1.6, 1.6: rounded, not cut off
+    assert fallen == [10, 8, 6, 5, 4, 3, 2, 1, 1, 1]  # 6.4, 4.8, 4.0, 3.2, 2.4: rounded; 1.6 is moved by one
     assert period.explore(3, HEADS, 0.2) == 4  # 3.6; int(3.6) would stay at 3 for ever
+    assert [period.explore(n, HEADS, 0.2) for n in (1, 2, 100)] == [2, 3, 100]  # 1.2 and 2.4 would stay
 
 
 def test_a_choice_moves_one_place_and_stays_at_the_ends():

@@ -26,6 +26,13 @@ from shoal.search.space import Space
 SPACES = {
     "values": Space({"lr": ("log", 1e-4, 1.0), "batch": [16, 32], "note": ["<b>", "plain"]}),
     "layers": Space({"architecture": "layers"}),
+    "unspeakable": Space(
+        {
+            "betas": [[0.9, 0.99], [0.8, 0.9]],
+            "codec": ["topk:share=0.1,momentum=0.9", "none"],
+            "lr": (0.1234561, 0.1234562),
+        }
+    ),
 }
 
 
@@ -64,6 +71,7 @@ def found(method: str, space: str = "values", metric: str = "accuracy") -> Searc
         tell_trials(searcher, pieces),
         pieces,
         {"method": method, "space": SPACES[space].text(), "transport": "processes", "workers": 1},
+        SPACES[space],
     )
 
 
@@ -103,6 +111,11 @@ def test_a_loss_that_exploded_does_not_squash_the_picture():
 
 def test_a_search_without_families_has_no_lineage():
     assert "<h2>Lineage" not in search_page(found("random:length=2"))
+
+
+def test_the_page_of_ranges_that_no_text_could_say():
+    page = search_page(found("random:length=2", "unspeakable"))
+    assert "topk:share=0.1,momentum=0.9" in page and "(0.8, 0.9)" in page
 
 
 def test_the_same_search_gives_the_same_page():
@@ -156,6 +169,16 @@ def test_the_display_prints_a_line_every_ten_seconds_outside_a_terminal():
         "pbt on digits: 4/4 epochs, 2 trials, best 95.00 % (trial 1), 1 killed and continued, 11.0 s"
     )
     assert "Ctrl-C again" in told[1]
+
+
+def test_the_display_of_a_task_without_accuracy_tells_losses():
+    out = io.StringIO()
+    console = Console(file=out, width=120)
+    clock = iter(range(0, 1000, 20)).__next__
+    with SearchDisplay("pbt on a line", 4, "accuracy", console=console, clock=clock) as display:
+        display("suggest", {"number": 0, "trial": 0, "begin": 0, "end": 2, "values": {}, "time": 1})
+        display("report", {"piece": 0, "trial": 0, "score": -0.21, "accuracy": None, "time": 3.0})
+    assert "best 0.21 (trial 0)" in out.getvalue()
 
 
 def test_the_display_is_live_on_a_terminal_and_silent_when_told():

@@ -66,6 +66,18 @@ def test_a_search_finds_trains_and_tests_a_model(tmp_path):
         run(TASK, SPACE, "random", epochs=12, folder=tmp_path / "t", resume=True)
 
 
+def untested() -> Data:
+    data = examples()
+    return Data(data.x, data.y, data.test_x[:0], data.test_y[:0])
+
+
+def test_a_task_without_a_test_set_ends_with_the_scores_of_its_trials():
+    task = Task("untested", linear, untested, batch=8)
+    found = run(task, SPACE, "random:length=1", epochs=2, at_once=1)
+    assert found.metric == "accuracy" and found.best["score"] > 20
+    assert found.test_accuracy is None and found.test_loss is None
+
+
 def test_one_trial_at_a_time_gives_the_same_search_every_time():
     both = [run(TASK, SPACE, "asha:longest=4,reduction=2", epochs=10, at_once=1) for _ in range(2)]
     first, second = ([{**p, "time": 0, "seconds": 0} for p in found.pieces] for found in both)

@@ -86,7 +86,9 @@ def search(
     check_words(task, method, strategy, codec, transport, metric)
     check_numbers(epochs, at_once, held_out, workers, threads)
     ranges = read_ranges(space, vary or [])
-    METHODS.read(method).check(ranges)
+    way = METHODS.read(method)
+    way.check(ranges)
+    way.check_budget(epochs)
     files = {"--json": json, "--report": report}
     for option, path in files.items():
         if path is not None:

@@ -148,15 +148,15 @@ def propose_split(
     batch, stages, shape, optimizer = chosen
     path, _, name = what.rpartition(":")
     if path.endswith(".py"):
-        model, example, own = from_script(path, name, shape)
+        title, (model, example, own) = name, from_script(path, name, shape)
     else:
-        model, example, own = from_task(what, batch, stages)
+        title, (model, example, own) = what, from_task(what, batch, stages)
     found = propose(model, example, optimizer=named_optimizer(optimizer) or own, **options)
     console = Console(highlight=False)
     show_split(found.proposal, console)
     json, report = files
     if report is not None:
-        write_whole(report, split_page(found.proposal, name or what))
+        write_whole(report, split_page(found.proposal, title))
         console.print(f"\nreport: {report}", markup=False, soft_wrap=True)
     if json is not None:
         import json as encoder

@@ -97,11 +97,13 @@ def trace(model: nn.Module, example: Tensor) -> Chain:
 def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Put buffers (running statistics) and random generators back at the end."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
-        for buffer, value in before:
-            buffer.copy_(value)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 class _Tensors(fx.Interpreter):
@@ -123,7 +125,13 @@ def _tensors(model: nn.Module, graph: fx.Graph, example: Tensor) -> set[str]:
     traced = _Tensors(fx.GraphModule(model, graph))
     with torch.no_grad(), untouched(model, example.device):
         torch.manual_seed(0)
-        whole = model(example.clone())
+        try:
+            whole = model(example.clone())
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:
+            raise ValueError(
+                f"{_name(model)} cannot compute a batch of shape {_text(example)}: {_first_line(error)}. "
+                "Give the example, or --input, the shape that it takes"
+            ) from error
     with torch.no_grad(), untouched(model, example.device):
         torch.manual_seed(0)
         parts = traced.run(example.clone())
@@ -170,6 +178,14 @@ _IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 
 def _name(model: nn.Module) -> str:
     return type(model).__name__
+
+
+def _text(example: Tensor) -> str:
+    return "x".join(map(str, example.shape))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _shape(output: object) -> str:

@@ -54,7 +54,7 @@ class Controller:
         self._pieces = pieces
         self._metric = metric
         self._watcher = watcher
-        self._stopping = False
+        self._stopping = self._told_stopping = False
         self._kills: Counter[int] = Counter()  # by piece
         self._failures: list[dict[str, Any]] = []
         self._waiting: list[TrialPiece] = []  # pieces that were under way when an earlier controller ended
@@ -64,9 +64,10 @@ class Controller:
 
     def run(self) -> None:
         """Train until the searcher has nothing more. Raises Interrupted after Ctrl-C, once slots are idle."""
-        with stop_signals(lambda: self._stopping, self._stop):
+        with stop_signals(lambda: self._stopping, self.ask_to_stop):
             try:
                 while True:
+                    self._tell_if_stopping()
                     self._fill()
                     if not self.searcher.running or (self._stopping and not self._is_busy):
                         break
@@ -135,7 +136,7 @@ class Controller:
                 "trial": piece.trial,
                 "step": piece.end,
                 "score": None if score == FAILED else score,
-                **{name: _finite(value) for name, value in told.items()},
+                **{name: finite(value) for name, value in told.items()},
             },
         )
         self.searcher.report(piece.trial, score, piece.end)
@@ -194,11 +195,13 @@ class Controller:
                 f"search would with {plain}. Was it another version of Shoal? Use another folder."
             )
 
-    def _stop(self) -> None:
-        """Let the pieces under way finish."""
-        self.ask_to_stop()
-        self._watcher("stopping", {"running": len(self.searcher.running)})
+    def _tell_if_stopping(self) -> None:
+        """Once, and not in the signal's handler, which may interrupt the watcher itself."""
+        if self._stopping and not self._told_stopping:
+            self._told_stopping = True
+            self._watcher("stopping", {"running": len(self.searcher.running)})
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value; None in place of a number that JSON cannot hold."""
     return None if isinstance(value, float) and value - value != 0.0 else value

@@ -20,12 +20,16 @@ class Evolution(SearchMethod):
     best. Every model is trained from fresh weights.
     """
 
-    population: int = 20  # P
+    population: int = 10  # P
     sample: int = 5  # S
-    length: int = 5
+    length: int = 2
 
     def __post_init__(self) -> None:
         at_least(1, population=self.population, sample=self.sample, length=self.length)
+
+    @property
+    def least(self) -> int:
+        return (self.population + 1) * self.length
 
     def searcher(self, space: Space, epochs: int, seed: int, fixed: frozenset[str] = frozenset()) -> Searcher:
         return _AgeingSearcher(self, space, epochs, seed)

@@ -16,13 +16,13 @@ from shoal.search.space import Space
 class HierarchicalEvolution(SearchMethod):
     """Starts with `population` random architectures; then the winner of a tournament is mutated.
 
-    A tournament is a share of all models so far. Each model trains for `length` epochs from fresh weights,
-    and none is removed. The space needs an architecture of "cells".
+    A tournament is a share of all models so far, two at the least. Each model trains for `length` epochs from
+    fresh weights, and none is removed. The space needs an architecture of "cells".
     """
 
-    population: int = 20
+    population: int = 10
     tournament: float = 0.05
-    length: int = 5
+    length: int = 2
 
     def __post_init__(self) -> None:
         at_least(1, population=self.population, length=self.length)
@@ -36,6 +36,10 @@ class HierarchicalEvolution(SearchMethod):
                 "method 'hierarchical' evolves cells of motifs: add architecture = \"cells\" to the space, "
                 "or take 'evolution'"
             )
+
+    @property
+    def least(self) -> int:
+        return (self.population + 1) * self.length
 
     def searcher(self, space: Space, epochs: int, seed: int, fixed: frozenset[str] = frozenset()) -> Searcher:
         return _TournamentSearcher(self, space, epochs, seed)
@@ -57,5 +61,5 @@ class _TournamentSearcher(Searcher):
         return Wish(self.space.mutate(parent.values, rng), self._method.length, parent=parent.number)
 
     def _tournament(self, scored: list[SearchTrial]) -> list[SearchTrial]:
-        count = max(1, math.ceil(self._method.tournament * len(scored)))
-        return self.rng("tournament", len(self.trials)).sample(scored, count)
+        count = max(2, math.ceil(self._method.tournament * len(scored)))
+        return self.rng("tournament", len(self.trials)).sample(scored, min(count, len(scored)))

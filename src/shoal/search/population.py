@@ -34,6 +34,10 @@ class PBT(SearchMethod):
         if self.quantile > 0.5:
             raise ValueError(f"quantile={self.quantile} must be at most 0.5: nobody is both worst and best")
 
+    @property
+    def least(self) -> int:
+        return self.population * (self.interval + 1)
+
     def searcher(self, space: Space, epochs: int, seed: int, fixed: frozenset[str] = frozenset()) -> Searcher:
         return _PBTSearcher(self, space, epochs, seed, fixed)
 

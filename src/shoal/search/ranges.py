@@ -85,8 +85,10 @@ class Interval(Placed):
         return float((self._scale(self._clamp(value)) - low) / (high - low))
 
     def explore(self, value: Any, rng: Random, factor: float) -> float | int:
-        """Times 1 + factor or 1 - factor: 1.2 or 0.8 in the paper."""
-        return self._clamp(value * (1 + factor if rng.random() < 0.5 else 1 - factor))
+        """Times 1 + factor or 1 - factor: 1.2 or 0.8 in the paper. A whole number moves by at least 1."""
+        sign = 1 if rng.random() < 0.5 else -1
+        moved = self._clamp(value * (1 + sign * factor))
+        return self._clamp(value + sign) if self.integer and moved == value else moved
 
     def mutate(self, value: Any, rng: Random) -> float | int:
         moved = self.at(min(1.0, max(0.0, self.place(value) + rng.gauss(0.0, STEP))))
@@ -96,10 +98,7 @@ class Interval(Placed):
         return [self._clamp(self.low), self._clamp(self.high)]
 
     def text(self) -> str:
-        number = "{:.0f}" if self.integer else "{:g}"
-        low, high = number.format(self.low), number.format(self.high)
-        if not self.integer and low.lstrip("-").isdigit() and high.lstrip("-").isdigit():
-            high += ".0"  # or it would be read as whole numbers
+        low, high = (f"{end:.0f}" if self.integer else repr(float(end)) for end in (self.low, self.high))
         return f"{'log ' if self.log else ''}{low}..{high}"
 
     def _scale(self, value: float) -> float:
@@ -177,7 +176,7 @@ FORMS = 'Write "log 1e-4..1", "0..0.99", "1..8" for whole numbers, or a list suc
 def _read_text(text: str) -> Range:
     words = text.strip()
     log = words.split(maxsplit=1)[:1] == ["log"]
-    low, dots, high = words.removeprefix("log").partition("..")
+    low, dots, high = (words.removeprefix("log") if log else words).partition("..")
     if dots:
         ends = [_number(low.strip()), _number(high.strip())]
         if any(isinstance(end, str) for end in ends):

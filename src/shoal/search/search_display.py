@@ -76,6 +76,8 @@ class SearchDisplay:
         elif what == "report":
             piece = self._running.pop(event["piece"], None)
             self._done += piece["end"] - piece["begin"] if piece else 0
+            if event["score"] is not None and event.get("accuracy", 0.0) is None:
+                self._metric = "loss"  # a task without accuracy is scored by its loss, whatever was asked for
             if event["score"] is not None and (self._best is None or event["score"] > self._best[0]):
                 self._best = (event["score"], event["trial"])
         self._draw()

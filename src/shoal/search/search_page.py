@@ -14,7 +14,6 @@ from shoal.report.svg import Axis, Point, Series, line_chart
 from shoal.report.units import count_text, seconds_text, tick_text
 from shoal.search.pictures import descent, lineage, parallel_coordinates
 from shoal.search.search_result import SearchResult, best_first, score_text, value_text
-from shoal.search.space import Space
 
 MOST_TRIALS = 100
 
@@ -26,8 +25,7 @@ def write_search_page(result: SearchResult, path: str | os.PathLike[str]) -> Pat
 
 def search_page(result: SearchResult) -> str:
     """The whole document as text."""
-    space = Space(result.config["space"])
-    coordinates = parallel_coordinates(result.pieces, space, result.metric)
+    coordinates = parallel_coordinates(result.pieces, result.space, result.metric)
     sections = [
         f'<p class="lead">{escape(headline(result))}</p>',
         _best(result),

@@ -11,6 +11,7 @@ from rich.text import Text
 from torch import nn
 
 from shoal.search.searcher import FAILED, Searcher
+from shoal.search.space import Space
 
 MOST_ROWS = 10
 
@@ -36,11 +37,12 @@ class SearchResult:
     trials: list[dict[str, Any]]
     pieces: list[dict[str, Any]]  # in the order in which they were suggested
     config: dict[str, Any]
+    space: Space = field(repr=False, compare=False)  # config has it as text
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:
         """The figures as plain values."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("model", "space")}
 
     def run_record(self) -> dict[str, Any]:
         """The search as one run, for `shoal runs` and `shoal report`."""

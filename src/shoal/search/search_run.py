@@ -20,7 +20,7 @@ from shoal.records.run_store import RunDescription, RunStore, open_store
 from shoal.replicas.module import build_model
 from shoal.runs.evaluation import Score, evaluate
 from shoal.search import METHODS
-from shoal.search.controller import Controller, Watcher
+from shoal.search.controller import Controller, Watcher, finite
 from shoal.search.search_folder import MODEL, PIECES, check_search_folder, piece_folder
 from shoal.search.search_journal import SearchJournal
 from shoal.search.search_result import SearchResult, tell_pieces, tell_trials
@@ -114,6 +114,7 @@ class _Search:
     def check(self) -> None:
         """Raise ValueError for what could not run, before anything starts."""
         self.method.check(self.space)
+        self.method.check_budget(self.epochs)
         self.settings.check(self.space)
         check_it_travels(self.settings)
         if self.settings.plan({}).strategy.independent:
@@ -181,14 +182,15 @@ class _Search:
         end = next((event for event in journal.events if event["event"] == "end"), None)
         if end is None:
             tested = self._test(model, best.values)
-            end = {"event": "end", "time": controller.seconds, **asdict(tested), "metrics": None}
+            figures = {name: finite(value) for name, value in asdict(tested).items()}
+            end = {"event": "end", "time": controller.seconds, **figures, "metrics": None}
             journal.append(end)
         told = tell_pieces(searcher, journal.events)
         epochs = sum(piece["end"] - piece["begin"] for piece in told if piece["time"] is not None)
         return SearchResult(
             method=self.word,
             task=self.settings.task.name,
-            metric=self.metric if end["accuracy"] is not None else "loss",
+            metric=self.metric if told[number]["accuracy"] is not None else "loss",
             best={
                 "trial": best.trial,
                 "piece": number,
@@ -205,6 +207,7 @@ class _Search:
             trials=tell_trials(searcher, told),
             pieces=told,
             config=self.config(),
+            space=self.space,
             model=model,
         )
 

@@ -191,6 +191,19 @@ class SearchMethod(ABC):
         """Raise ValueError for a space that it cannot search."""
         return
 
+    @property
+    def least(self) -> int:
+        """The epochs with which the first score decides what is trained next; less is random search."""
+        return 1
+
+    def check_budget(self, epochs: int) -> None:
+        """Raise ValueError if the budget ends with the first generation."""
+        if epochs < self.least:
+            raise ValueError(
+                f"epochs={epochs} ends with the first generation of {self}, whose scores would decide "
+                f"nothing; take {self.least} or more, or fewer or shorter trials"
+            )
+
     @abstractmethod
     def searcher(self, space: Space, epochs: int, seed: int, fixed: frozenset[str] = frozenset()) -> Searcher:
         """A searcher of that space with a budget of `epochs`, all trials together.

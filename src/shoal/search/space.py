@@ -105,7 +105,7 @@ def read_space_file(path: Path) -> Space:
 
 
 def read_space_options(options: Iterable[str]) -> dict[str, Any]:
-    """The ranges of options such as --vary lr=log:1e-4..1."""
+    """The ranges of options such as --vary "lr=log 1e-4..1"."""
     found: dict[str, Any] = {}
     for option in options:
         name, given, text = option.partition("=")

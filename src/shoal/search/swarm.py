@@ -23,7 +23,7 @@ class PSO(SearchMethod):
     """
 
     particles: int = 10
-    length: int = 5
+    length: int = 2
     inertia: float = 0.7298  # omega; with the two below Clerc's constriction
     own: float = 1.4962  # c1: pull of the particle's own best place
     swarm: float = 1.4962  # c2: pull of the swarm's best place
@@ -40,6 +40,10 @@ class PSO(SearchMethod):
                 "method 'pso' moves between numbers, and an architecture is none; take 'evolution', or "
                 "leave the architecture out"
             )
+
+    @property
+    def least(self) -> int:
+        return (self.particles + 1) * self.length
 
     def searcher(self, space: Space, epochs: int, seed: int, fixed: frozenset[str] = frozenset()) -> Searcher:
         return _SwarmSearcher(self, space, epochs, seed)

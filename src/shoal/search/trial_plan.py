@@ -58,6 +58,16 @@ class TrialSettings:
 
     def check(self, space: Space) -> None:
         """Raise ValueError for a name that is not known, or a value with which no run could begin."""
+        if self.task.growth:
+            raise ValueError(
+                f"the batch of task {self.task.name!r} grows, and a trial could not go on where another one "
+                "ended; search without growth"
+            )
+        if STRATEGIES.make(self.strategy, **dict(self.options)).deal.portions:
+            raise ValueError(
+                f"strategy {self.strategy!r} writes no checkpoints, which trials end with; search with "
+                "another strategy"
+            )
         known = self.known()
         for name in space:
             if name not in known:
@@ -68,7 +78,7 @@ class TrialSettings:
         for name, found in space.items():
             for value in found.ends():
                 try:
-                    task = self.plan({**some, name: value}).task
+                    task = self.plan({**some, name: value}, checkpoint="trial").task
                     task.optimizer([nn.Parameter(torch.zeros(1))], lr=task.lr)
                 except (ValueError, TypeError, ShoalError) as error:
                     raise ValueError(f"{name} = {value}: {error}") from None
