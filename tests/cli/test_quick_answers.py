@@ -142,6 +142,7 @@ REFUSED = {
     "search --vary lr=0..1 --method pbt:popluation=3": "Did you mean 'population'?",
     "search --vary lr=0..1 --method pbt:population=0": "method 'pbt': population=0 must be at least 1",
     "search --vary lr=0..1 --method hierarchical": "method 'hierarchical' evolves cells of motifs",
+    "search --vary lr=0..1 --method evolution --epochs 20": "epochs=20 ends with the first generation of",
     "search --vary architecture=layers --method pso": "an architecture is none",
     "search --vary lr=0..1 --task digit": "unknown task 'digit'. Did you mean 'digits'?",
     "search --vary lr=0..1 --strategy bmfu": "unknown strategy 'bmfu'. Did you mean 'bmuf'?",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from random import Random
 
@@ -97,6 +100,26 @@ def test_a_stopped_search_goes_on_to_the_end_that_it_would_have_had(tmp_path, mo
     resumed.run()
     closing(resumed)
     assert resumed.searcher.state() == whole.searcher.state()
+
+
+def test_ctrl_c_is_told_once_and_not_while_the_signal_is_handled(tmp_path):
+    told: list[tuple[str, dict]] = []
+    controller = searching(tmp_path, desk := Desk())
+    controller._watcher = lambda what, event: told.append((what, event))
+
+    def interrupt(start, piece):
+        before = len(told)
+        if start == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(100):  # the handler has run by then
+                time.sleep(0)
+        assert len(told) == before
+
+    desk.ends = interrupt
+    with pytest.raises(Interrupted):
+        controller.run()
+    closing(controller)
+    assert [event for what, event in told if what == "stopping"] == [{"running": 1}]
 
 
 @pytest.mark.parametrize("cut", [1, 4, 9, 30])
