@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import shoal
-from forked import ForkedPython
+from forked import run_two_ranks
 from shoal.api.ddp import group_of, pieces_of, places
 from shoal.codecs import CODECS, FP16
 
@@ -24,17 +24,7 @@ SLOW_LEARNERS = ("random_k", "threshold")  # which send little with the options 
 def told(tmp_path_factory):
     """What each of two ranks tells, by rank and by what was run."""
     folder = tmp_path_factory.mktemp("ddp")
-    command = [sys.executable, "-W", "error::RuntimeWarning", str(RANKS), str(folder)]
-    environment = {**os.environ, **PATH, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [ForkedPython([*command, str(k), "2"], env=environment) for k in (0, 1)]
-    try:
-        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
-    return [json.loads((folder / f"{k}.json").read_text()) for k in (0, 1)]
+    return run_two_ranks(RANKS, folder, "-W", "error::RuntimeWarning")
 
 
 @pytest.mark.slow

@@ -1,36 +1,20 @@
 """A split on two real processes has the gradients of the whole model."""
 
-import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from forked import ForkedPython
+from forked import run_two_ranks
 from shoal.pipelines.schedules import SCHEDULES
 from shoal.pipelines.virtual_step import StageCost, simulate_step
 
 RANKS = Path(__file__).with_name("pipeline_ranks.py")
-PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """What each of two ranks found."""
-    folder = tmp_path_factory.mktemp("pipeline")
-    environment = {**os.environ, **PATH, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        ForkedPython([sys.executable, str(RANKS), str(folder), str(k), "2"], env=environment) for k in (0, 1)
-    ]
-    try:
-        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
-    return [json.loads((folder / f"{k}.json").read_text()) for k in (0, 1)]
+    return run_two_ranks(RANKS, tmp_path_factory.mktemp("pipeline"))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import multiprocessing
 import os
 import runpy
@@ -207,3 +208,19 @@ def warm_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `run_script` take its processes from the fork server."""
     names = {name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "STDOUT", "TimeoutExpired")}
     monkeypatch.setattr(script_process, "subprocess", types.SimpleNamespace(Popen=ForkedPython, **names))
+
+
+def run_two_ranks(script: Path, folder: Path, *options: str) -> list[Any]:
+    """What each of two processes over gloo left in the folder, `script FOLDER RANK 2`, as JSON."""
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}  # which has what tests share
+    environment = {**os.environ, **path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *options, str(script), str(folder)]
+    ranks = [ForkedPython([*command, str(k), "2"], env=environment) for k in (0, 1)]
+    try:
+        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    return [json.loads((folder / f"{k}.json").read_text()) for k in (0, 1)]

@@ -55,7 +55,6 @@ class Portions:
         self._free = deque(portions)
         self._total = len(self._free)
         self._holders: dict[int, list[int]] = {}  # portion -> who computes it, since nobody has claimed it
-        self._single: dict[int, None] = {}  # those of them that one worker computes, longest out first
         self._handed: dict[int, float] = {}  # when each of them was last handed out, longest ago first
         self._bundles: dict[int, Claimed] = {}  # rank -> what it has claimed; longest silent first
         self._losses: dict[int, tuple[float, float]] = {}  # claimed portion -> loss, samples
@@ -93,10 +92,6 @@ class Portions:
         holders.append(rank)
         self._handed.pop(portion, None)
         self._handed[portion] = self._now()
-        if len(holders) == 1:
-            self._single[portion] = None
-        else:
-            self._single.pop(portion, None)
         self._clocks[rank] += 1
         return (self.number, portion), self._clocks[rank] - 1
 
@@ -113,7 +108,6 @@ class Portions:
             self.is_spoilt = True
             return Verdict.REFUSED
         del self._holders[portion], self._handed[portion]
-        self._single.pop(portion, None)
         self._losses[portion] = loss, samples
         self._bundles.setdefault(rank, Claimed(bundle, self._now())).portions.append(portion)
         return Verdict.GRANTED
@@ -133,10 +127,7 @@ class Portions:
         for portion, holders in list(self._holders.items()):
             if rank in holders:
                 holders.remove(rank)
-                self._single.pop(portion, None)
-                if len(holders) == 1:
-                    self._single[portion] = None
-                elif not holders:
+                if not holders:
                     del self._holders[portion], self._handed[portion]
                     self._free.appendleft(portion)
         self._void_bundle(rank)
@@ -187,7 +178,8 @@ class Portions:
     def _next_for(self, rank: int) -> int | None:
         """A portion that nobody has, or a second copy, or one that a silent worker has kept too long."""
         if not self._free:
-            copy = next((p for p in self._single if rank not in self._holders[p]), None)
+            single = (p for p in self._handed if len(self._holders[p]) == 1)  # longest out first
+            copy = next((p for p in single if rank not in self._holders[p]), None)
             if copy is not None:
                 return copy
             self._end_leases()

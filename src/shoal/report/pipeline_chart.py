@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from shoal.report.svg import Axis, Scale, fill_swatch, legend, nice_ticks
+from shoal.report.svg import Axis, Scale, fill_swatch, legend, nice_ticks, vertical_grid
 
 FORWARD_CLASS, BACKWARD_CLASS = "s0", "s1"
 ROW_HEIGHT, BAR_TOP, BAR_HEIGHT = 44, 18, 20  # pixels
@@ -30,7 +30,8 @@ def pipeline_chart(title: str, rows: Sequence[str], passes: Sequence[Pass], axis
     end = max(one.end for one in passes)
     along = Scale(0.0, end, 0.0, 100.0)
     bottom = ROW_HEIGHT * len(rows)
-    parts = [_time_grid(axis, along, [t for t in nice_ticks(0.0, end, 4) if t <= end * 1.0001], bottom)]
+    ticks = [t for t in nice_ticks(0.0, end, 4) if t <= end * 1.0001]
+    parts = [vertical_grid(axis, along, ticks, bottom, edge=97, below=38)]
     for index, name in enumerate(rows):
         top = ROW_HEIGHT * index + BAR_TOP
         parts.append(f'<text class="name" x="0" y="{top - 5}">{escape(name)}</text>')
@@ -66,16 +67,3 @@ def _piece(one: Pass, along: Scale) -> str:
         return drawn
     middle = f'x="{left + width / 2:.3f}%" y="{top + 14}" text-anchor="middle"'
     return f'{drawn}<text class="number" {middle}>{escape(one.label)}</text>'
-
-
-def _time_grid(axis: Axis, along: Scale, ticks: Sequence[float], bottom: float) -> str:
-    parts = []
-    for tick in ticks:
-        at = along(tick)
-        anchor = "start" if at < 1 else "end" if at > 97 else "middle"
-        parts.append(f'<line class="grid" x1="{at:.2f}%" x2="{at:.2f}%" y1="0" y2="{bottom}"/>')
-        parts.append(
-            f'<text x="{at:.2f}%" y="{bottom + 16}" text-anchor="{anchor}">{escape(axis.text(tick))}</text>'
-        )
-    label = f'<text class="label" x="50%" y="{bottom + 38}" text-anchor="middle">{escape(axis.label)}</text>'
-    return "".join(parts) + label

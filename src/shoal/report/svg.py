@@ -239,7 +239,7 @@ def bar_chart(title: str, bars: Sequence[Bar], axis: Axis) -> str:
     ticks = _bar_ticks(positive, axis.log)
     along = Scale(ticks[0], ticks[-1], 0.0, 100.0, axis.log)
     bottom = ROW * len(bars)
-    parts = [_bar_grid(axis, along, ticks, bottom)]
+    parts = [vertical_grid(axis, along, ticks, bottom)]
     parts += [_bar(bar, along, ROW * row) for row, bar in enumerate(bars)]
     words = "; ".join(f"{bar.name} {bar.text}" for bar in bars)
     return (
@@ -333,15 +333,23 @@ def _bar_ticks(totals: Sequence[float], log: bool) -> list[float]:
     return [10.0**power for power in range(last, first - every, -every)][::-1]
 
 
-def _bar_grid(axis: Axis, along: Scale, ticks: Sequence[float], bottom: float) -> str:
+def vertical_grid(
+    axis: Axis, along: Scale, ticks: Sequence[float], bottom: float, *, edge: float = 99, below: int = 36
+) -> str:
+    """Lines from the top to `bottom` with the text of each tick, and the axis's label so far `below` them.
+
+    A text beyond `edge` per cent of the width ends at its line, so that it is not cut off.
+    """
     parts = []
     for tick in ticks:
         at = along(tick)
-        anchor = "start" if at < 1 else "end" if at > 99 else "middle"
+        anchor = "start" if at < 1 else "end" if at > edge else "middle"
         parts.append(f'<line class="grid" x1="{at:.2f}%" x2="{at:.2f}%" y1="0" y2="{bottom}"/>')
         text = escape(axis.text(tick))
         parts.append(f'<text x="{at:.2f}%" y="{bottom + 16}" text-anchor="{anchor}">{text}</text>')
-    label = f'<text class="label" x="50%" y="{bottom + 36}" text-anchor="middle">{escape(axis.label)}</text>'
+    label = (
+        f'<text class="label" x="50%" y="{bottom + below}" text-anchor="middle">{escape(axis.label)}</text>'
+    )
     return "".join(parts) + label
 
 

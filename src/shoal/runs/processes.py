@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.replica import Replica
-from shoal.core.task import Data
+from shoal.core.task import Data, Task
 from shoal.core.vector import named_buffers, trainable
 from shoal.engine.engine import Engine, Instrument
 from shoal.launch.audience import Audience
@@ -44,7 +44,7 @@ SLOW_IMPORTS = ("torch._dynamo",)
 
 def run_processes(plan: Plan, listener: Audience) -> Result:
     """Train with one process for each node, and return the result when all are done."""
-    _check_it_travels(plan)
+    check_it_travels(plan, plan.task)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
@@ -157,13 +157,13 @@ def _gather(
     return put_together(plan.strategy, modules, copies, buffers, plan.task, data, listener.tested)
 
 
-def _check_it_travels(plan: Plan) -> None:
-    """Raise ValueError, before any process starts, if the plan cannot be pickled for worker processes."""
+def check_it_travels(settings: object, task: Task, processes: str = "worker processes") -> None:
+    """Raise ValueError, before any process starts, if a task's settings cannot be pickled for `processes`."""
     try:
-        ForkingPickler.dumps(plan)
+        ForkingPickler.dumps(settings)
     except Exception as problem:
         raise ValueError(
-            f"task {plan.task.name!r} cannot be handed to worker processes: {problem}. "
+            f"task {task.name!r} cannot be handed to {processes}: {problem}. "
             "Define its functions at the top level of a module, without lambdas."
         ) from None
 

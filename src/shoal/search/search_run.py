@@ -19,13 +19,14 @@ from shoal.records.recording import record_run
 from shoal.records.run_store import RunDescription, RunStore, open_store
 from shoal.replicas.module import build_model
 from shoal.runs.evaluation import Score, evaluate
+from shoal.runs.processes import check_it_travels
 from shoal.search import METHODS
 from shoal.search.controller import Controller, Watcher, finite
 from shoal.search.search_folder import MODEL, PIECES, check_search_folder, piece_folder
 from shoal.search.search_journal import SearchJournal
 from shoal.search.search_result import SearchResult, tell_pieces, tell_trials
 from shoal.search.searcher import METRICS, TRIAL_TRANSPORTS, Searcher, SearchMethod
-from shoal.search.slots import Slots, check_it_travels
+from shoal.search.slots import Slots
 from shoal.search.space import Space, SpaceLike, read_space
 from shoal.search.trial_plan import TrialSettings
 from shoal.storage.checkpoint import load_model, save_model
@@ -116,7 +117,7 @@ class _Search:
         self.method.check(self.space)
         self.method.check_budget(self.epochs)
         self.settings.check(self.space)
-        check_it_travels(self.settings)
+        check_it_travels(self.settings, self.settings.task, "the processes of trials")
         if self.settings.plan({}).strategy.independent:
             raise ValueError("strategy 'ensemble' trains models of its own; search with another strategy")
         if not self.searcher().has_more:

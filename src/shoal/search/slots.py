@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,17 +143,6 @@ class Slots:
         code = slot.process.exitcode or 0
         slot.process.close()
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-
-
-def check_it_travels(settings: TrialSettings) -> None:
-    """Raise ValueError, before any process starts, if the task cannot be pickled for the slots."""
-    try:
-        ForkingPickler.dumps(settings)
-    except Exception as problem:
-        raise ValueError(
-            f"task {settings.task.name!r} cannot be handed to the processes of trials: {problem}. "
-            "Define its functions at the top level of a module, without lambdas."
-        ) from None
 
 
 def _slot_process(settings: TrialSettings, pieces: str, connection: Connection) -> None:
