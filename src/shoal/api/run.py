@@ -9,11 +9,11 @@ from typing import Any
 
 from shoal.core.codec import Codec
 from shoal.core.crew_sizes import CrewSizes
-from shoal.core.errors import Interrupted
 from shoal.core.task import Task
 from shoal.launch.audience import Audience
 from shoal.launch.crew import Listener
 from shoal.launch.join import choose_codec
+from shoal.launch.stop_signals import number_of, stopped_by
 from shoal.loggers.log_option import make_loggers
 from shoal.loggers.logger import Logger
 from shoal.programs.tasks import TASKS
@@ -131,11 +131,11 @@ def _recording(
     log: str | Logger | Iterable[str | Logger] | None,
     runs: str | Path | RunStore | None,
 ) -> Iterator[RunRecording]:
-    """The recording of a run; Ctrl-C ends it with Interrupted."""
+    """The recording of a run; a signal ends it with Interrupted."""
     word, servers = STRATEGIES.name_of(plan.strategy), plan.nodes - plan.workers
     about = RunDescription(plan.task.name, word, plan.workers, servers, config)
     with record_run(about, open_store(runs), make_loggers(log)) as kept:
         try:
             yield kept
-        except KeyboardInterrupt:  # in virtual time, or while models are tested after training
-            raise Interrupted("stopped by Ctrl-C") from None
+        except KeyboardInterrupt as stop:  # in virtual time, or while models are tested after training
+            raise stopped_by(number_of(stop)) from None

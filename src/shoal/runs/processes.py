@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import tempfile
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -29,7 +28,7 @@ from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.member import Member
 from shoal.launch.recovery import Recovery
-from shoal.launch.stop_signals import ctrl_c_ignored
+from shoal.launch.stop_signals import ctrl_c_ignored, stopped_by, temporary_folder
 from shoal.replicas.module import build_member, build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Snapshot, holders, holds_solution, put_together
 from shoal.runs.joined_legs import LegOutcome, summarise_legs
@@ -37,6 +36,9 @@ from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report
 from shoal.storage.checkpoint import load_model, save_model
 from shoal.vocabulary.node import Node
+
+FORK_SERVER = "shoal.launch.fork_server"
+"""The module that keeps signals from the fork server. It comes first: the others take seconds."""
 
 SLOW_IMPORTS = ("torch._dynamo",)
 """Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
@@ -46,10 +48,10 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
     """Train with one process for each node, and return the result when all are done."""
     check_it_travels(plan, plan.task)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
+    context.set_forkserver_preload([FORK_SERVER, "shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
         forkserver.ensure_running()
-    with tempfile.TemporaryDirectory(prefix="shoal-") as root:
+    with temporary_folder() as root:
         data = plan.task.data() if plan.crew else None  # to know where legs end; else when training is over
         legs = [plan] if data is None else plan.legs_left(data, root)
         crews = [_crew(leg, context, root, listener) for leg in legs]
@@ -83,7 +85,7 @@ def _see_through(
             if (edge := leg.edge_after(root)) is not None:
                 edge.seal()
                 if crew.was_asked_to_stop:  # too late for this leg; the next has not begun
-                    raise Interrupted("stopped by Ctrl-C")
+                    raise stopped_by(crew.was_asked_to_stop)
     finally:
         for crew in crews:
             crew.end_all()
@@ -123,7 +125,7 @@ def run_in_process(plan: Plan, listener: Audience) -> Result:
     """Train a run of a single node in this process, and return the result. Nothing is started."""
     if plan.nodes > 1:
         raise ValueError(f"a run of {plan.nodes} nodes needs a process for each")
-    with tempfile.TemporaryDirectory(prefix="shoal-") as root:
+    with temporary_folder() as root:
         _folder(plan, root).mkdir()
         reports = [_live(plan, 0, 0, Control(), root)]
         data = plan.task.data()
@@ -172,6 +174,7 @@ def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connectio
     """The main function of a node's process."""
     leave_with_parent()
     control = Control(connection)
+    control.defer_sigterm()
     try:
         torch.set_num_threads(plan.threads_of(rank))
         control.tell("done", **_live(plan, rank, incarnation, control, root))
