@@ -25,6 +25,7 @@ from shoal.runs.processes import run_processes
 from shoal.runs.result import Result
 from shoal.runs.simulated import describe, run_simulated
 from shoal.sim import Compute, Faults, Network
+from shoal.storage.folder_lock import folder_lock
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy
 
@@ -114,7 +115,7 @@ def run(
     links = Network.parse(network) if isinstance(network, str) else network or Network()
     speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
     config = plan.config() if transport != "sim" else describe(plan, None, links, speeds)
-    with _recording(plan, config, log, runs) as kept:
+    with _recording(plan, config, log, runs) as kept, folder_lock(plan.checkpoint):
         listener = Audience(both(kept.event, on_progress))
         if transport == "sim":
             result = run_simulated(plan, links, speeds, faults, listener)

@@ -32,6 +32,7 @@ from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
 from shoal.launch.stop_signals import number_of, stopped_by, temporary_folder
 from shoal.launch.worker_group import torch_meeting_point, torch_variables
 from shoal.runs.result import Result, joined, summarise
+from shoal.storage.folder_lock import folder_lock
 from shoal.vocabulary.strategy import Strategy
 
 Starter = Callable[[int, int], Member]
@@ -135,6 +136,7 @@ def _on_this_host(
     """Yields a function that starts a process of a node on this host, with torch's variables if told so."""
     processes = shared.nodes * shared.group
     with (
+        folder_lock(shared.checkpoint),
         temporary_folder() as folder,
         torch_meeting_point() if sets_variables else nullcontext() as meeting_point,
     ):

@@ -29,6 +29,7 @@ from shoal.launch.stop_signals import signals_kill
 from shoal.records.recording import both, last_progress, record_run
 from shoal.records.run_store import RunDescription
 from shoal.report import ProgressDisplay
+from shoal.storage.folder_lock import folder_lock
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
 
@@ -123,7 +124,7 @@ def join(script: str, arguments: Sequence[str], place: Place) -> None:
     When all were asked to stop, the node of rank 0 says so; the exit code of the others tells.
     """
     try:
-        with signals_kill():
+        with folder_lock(place.checkpoint if place.rank == 0 else None, others_write=True), signals_kill():
             run_here(script, arguments, place)
     except Interrupted as stop:
         if (attachment := current()) is not None:

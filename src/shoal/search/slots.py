@@ -27,6 +27,7 @@ from shoal.search.inheritance import inherit
 from shoal.search.search_folder import piece_folder
 from shoal.search.searcher import TrialPiece
 from shoal.search.trial_plan import TrialSettings
+from shoal.storage.folder_lock import folder_lock
 
 END_SECONDS = 5.0
 
@@ -208,4 +209,5 @@ def _train(settings: TrialSettings, pieces: Path, piece: TrialPiece, origin: Tri
         before = settings.plan(origin.values, origin.end)
         inherit(piece_folder(pieces, origin.number), before, target, plan, data)
     train = run_in_process if plan.nodes == 1 else run_processes
-    return train(plan, Audience(None))
+    with folder_lock(plan.checkpoint):  # a slot of a search that was killed may just be ending
+        return train(plan, Audience(None))
