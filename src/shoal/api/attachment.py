@@ -117,6 +117,7 @@ class Attachment:
             timeout=place.timeout,
             manifest=self._replica.layout.manifest(x.dtype),
             access=Access(**place.access),
+            store_is_public=place.is_joined,
         )
         return Engine(
             transport,
