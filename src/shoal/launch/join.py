@@ -95,7 +95,7 @@ def connect(
     `manifest` describes the model: nodes with a different one are refused, over gRPC. In a public store, such
     as torchrun's, any user of the host can read.
     """
-    rank, nodes, workers, incarnation = me.rank, me.nodes, me.workers, me.incarnation
+    rank, nodes, workers, incarnation = me.rank, me.processes, me.workers, me.incarnation
     limit = message_limit(vector_bytes)
     meeting = min(timeout, REJOIN_SECONDS) if incarnation else timeout
     if kind == "mpi" and nodes > 1:

@@ -29,8 +29,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from shoal.core.errors import CheckpointError, WireError
+from shoal.core.state_tree import harvest, plant
 from shoal.core.transport import HEADER_BYTES, Message
-from shoal.storage.checkpoint import harvest, plant
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, unseal, write_whole
 from shoal.transports import frames
 
