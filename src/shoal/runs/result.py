@@ -57,6 +57,7 @@ def report(engine: Engine, seconds: float) -> dict[str, Any]:
         "samples_before": engine.progress.samples_before,
         "samples": engine.progress.samples,
         **({"merged": engine.merged} if _counts_for_all(engine) else {}),
+        **({} if engine.membership is None else {"recoveries": engine.membership.recoveries}),
         **engine.meter.summary(),
     }
 
