@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.core.catalogue import check_word
 from shoal.pipelines.layer_costs import MakeOptimizer
-from shoal.pipelines.pipeline import Pipeline
+from shoal.pipelines.pipeline import Pipeline, proposed_pipeline
 from shoal.pipelines.proposal import Proposal, propose
 from shoal.pipelines.schedules import SCHEDULES
 from shoal.pipelines.split_record import split_record
@@ -76,7 +76,7 @@ class Split:
     @property
     def modules(self) -> list[nn.Module]:
         """The stages, for a torch.distributed.pipelining.PipelineStage of your own; they share parameters."""
-        return self.proposal.modules(self.proposal.bounds)
+        return self.proposal.chain.modules(self.proposal.bounds)
 
     def pipeline(
         self,
@@ -94,7 +94,7 @@ class Split:
         """
         if schedule is not None:
             check_word("schedule", schedule, SCHEDULES)
-        return Pipeline(self.proposal, loss, schedule, device, group)
+        return proposed_pipeline(self.proposal, loss, schedule, device, group)
 
     def record(self) -> dict[str, Any]:
         """The proposal as plain values, as `shoal split --json` writes it."""
