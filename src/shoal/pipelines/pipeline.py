@@ -42,8 +42,8 @@ class Pipeline:
         stages, rest = divmod(len(self.bounds) - 1, self._size)
         if rest or (stages > 1 and not schedule.chunked):
             raise ValueError(
-                f"{schedule.name} of {len(self.bounds) - 1} stages needs a process for each, or as many stages "
-                f"in each if it is interleaved; this group has {self._size}"
+                f"{schedule.name} of {len(self.bounds) - 1} stages needs a process for each, or equally many "
+                f"stages in each if it is interleaved; this group has {self._size}"
             )
         if refusal := schedule.refusal(self._size, microbatches):
             raise ValueError(f"{microbatches} microbatches: {refusal}")
@@ -126,9 +126,7 @@ class Pipeline:
         return tied
 
 
-def suited(
-    schedule: PipelineSchedule, devices: int, samples: int, most: int
-) -> tuple[PipelineSchedule, int]:
+def suited(schedule: PipelineSchedule, devices: int, samples: int, most: int) -> tuple[PipelineSchedule, int]:
     """A schedule and a number of equal microbatches, up to `most`, for a batch of so many samples.
 
     GPipe where this schedule runs with no such number: it computes the same.
@@ -166,5 +164,5 @@ def proposed_pipeline(
             raise ValueError("no schedule can be taken; print the split for the reasons, or name a schedule")
         word = words[index]
     chosen = SCHEDULES[word]
-    bounds = of_first(proposal.bounds_of(chosen))
+    bounds = tuple(of_first(proposal.bounds_of(chosen)))
     return Pipeline(proposal.chain, bounds, chosen, proposal.microbatches, loss, place, group)
