@@ -84,6 +84,11 @@ class Pipeline:
         return float(torch.stack(losses).detach().mean()) if losses else None
 
     @property
+    def name(self) -> str:
+        """The name of its schedule."""
+        return self._kind.name
+
+    @property
     def has_last_stage(self) -> bool:
         """Whether the last stage, which computes the loss, runs here: in the last process."""
         return self.rank == self._size - 1

@@ -153,6 +153,11 @@ def _fastest(candidates: Sequence[Candidate]) -> Candidate | None:
     return min(able, key=lambda c: (round(c.seconds, EQUAL), c.memory), default=None)
 
 
+def most_microbatches(samples: int, most: int) -> int:
+    """The largest number up to `most` that divides the batch."""
+    return next(number for number in range(min(most, samples), 0, -1) if samples % number == 0)
+
+
 def propose(
     model: nn.Module,
     example: Tensor,
