@@ -2,6 +2,7 @@
 
 import functools
 import json
+import multiprocessing
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from laid_out_tasks import letters, pictures, two_inputs
 
 TASKS = {"pictures": pictures, "letters": letters, "two inputs": two_inputs}
 
+KILLED = "worker 0, process 1 failed: it was ended by SIGKILL; its group of 2 processes ends with it"
 PIPELINE = "pipeline:group=2,schedule=gpipe,microbatches=4,split=3-8"
 EACH = 2 * 10 * 8 * 8  # of two processes, in ten steps: 8 samples of float64
 INSIDE = {  # of a sum, each of two processes sends as much as it has; of what is gathered, its part, padded
@@ -78,6 +80,19 @@ def test_a_strategy_keeps_groups_together_as_it_keeps_whole_models(layout):
     assert torch.allclose(weights(ours), weights(twin), rtol=0, atol=1e-6)
     assert [node["rank"] for node in ours.nodes] == [0, 1]
     assert ours.bytes_sent > sum(node["bytes_inside"] for node in ours.nodes)  # and some between the groups
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_its_group_and_the_run_by_name():
+    def kill(event):
+        """The second process of the only worker, once it trains."""
+        for process in multiprocessing.active_children():
+            if process.name == "worker 0, process 1" and event["step"] > 2:
+                process.kill()
+
+    settings = {"batch": 8, "epochs": 2000, "tests": 0, "layout": "tensor:group=2"}
+    with pytest.raises(shoal.ShoalError, match=KILLED):
+        shoal.run(pictures(), "sync", on_progress=kill, **settings)
 
 
 @pytest.mark.slow
