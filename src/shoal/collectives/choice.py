@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.collectives.average import Sum, averaging
 from shoal.collectives.butterfly import butterfly
 from shoal.collectives.butterfly import cost as butterfly_cost
-from shoal.collectives.link import LinkCost, measure
+from shoal.collectives.link import LinkCost, measured
 from shoal.collectives.rabenseifner import cost as rabenseifner_cost
 from shoal.collectives.rabenseifner import rabenseifner
 from shoal.collectives.ring import cost as ring_cost
@@ -52,16 +52,15 @@ def cheapest(workers: int, nbytes: float, link: LinkCost) -> str:
 class Cheapest:
     """Sums each vector by the algorithm that is cheapest for its size.
 
-    Without `link`, the workers measure it together before the first sum; each group then needs its own.
+    Without `link`, the workers measure it together before the first sum.
     """
 
     def __init__(self, link: LinkCost | None = None) -> None:
         self._link = link
 
     async def __call__(self, group: Group, v: Tensor) -> None:
-        if self._link is None:
-            self._link = await measure(group)
-        await ALGORITHMS[cheapest(group.size, v.nbytes, self._link)].sum(group, v)
+        link = self._link or await measured(group)
+        await ALGORITHMS[cheapest(group.size, v.nbytes, link)].sum(group, v)
 
 
 def automatic(workers: int, link: LinkCost | None = None) -> Mean:

@@ -54,6 +54,14 @@ async def measure(group: Group) -> LinkCost:
     return LinkCost(latency, seconds_per_byte)
 
 
+async def measured(group: Group) -> LinkCost:
+    """The cost of a link of this group: what its workers have measured, or measure now, all together."""
+    link: LinkCost | None = group.measured.get("link")
+    if link is None:
+        link = group.measured["link"] = await measure(group)
+    return link
+
+
 async def _time_trips(group: Group) -> tuple[float, float]:
     await take(group, 1, "pong", EMPTY)  # worker 1 is ready
     bulk = torch.zeros(BULK_BYTES // 4)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.collectives.cube import Cube
-from shoal.collectives.link import LinkCost, measure
+from shoal.collectives.link import LinkCost, measured
 from shoal.collectives.sparse_doubling import SparseDoubling
 from shoal.collectives.stripes import Striped, stripes
 from shoal.core.sparse_vectors import SparseCodec, SparseWire
@@ -87,7 +87,7 @@ class SparseCheapest:
     """Averages each vector by doubling or in stripes, whichever is faster for its size.
 
     If that depends on the link and `link` is None, the workers measure it together before the first such
-    average. Each group then needs its own object.
+    average.
     """
 
     def __init__(
@@ -113,6 +113,5 @@ class SparseCheapest:
             return True
         if striped.never_exceeds(doubling):
             return False
-        if self._link is None:
-            self._link = await measure(group)
-        return doubling.seconds(self._link) < striped.seconds(self._link)
+        link = self._link or await measured(group)
+        return doubling.seconds(link) < striped.seconds(link)

@@ -21,11 +21,17 @@ class NodeIdentity:
     servers: int = 0
     shards: int = 1
     incarnation: int = 0
+    elastic: bool = False  # whether workers come and go, so that there is a keeper
 
     @cached_property
     def nodes(self) -> int:
         """Nodes in the run, servers included."""
         return self.workers + self.servers * self.shards
+
+    @property
+    def processes(self) -> int:
+        """Nodes in the run, and the keeper if it has one."""
+        return self.nodes + self.elastic
 
     @property
     def server_ranks(self) -> range:
@@ -56,11 +62,18 @@ class NodeIdentity:
         """How messages to people call a node; several servers are counted from 0."""
         if rank < self.workers:
             return f"worker {rank}"
+        if self.elastic and rank == self.keeper:
+            return "the keeper"
         return f"server {rank - self.workers}" if self.nodes - self.workers > 1 else "the server"
 
     def rank_of(self, dst: int) -> int:
         """The rank behind SERVER; any other rank is itself."""
         return self.workers if dst == SERVER else dst
+
+    @property
+    def keeper(self) -> int:
+        """The rank of the keeper, in a run whose workers come and go: the last of all."""
+        return self.nodes
 
     def own_slice(self, numel: int) -> slice:
         """At a server: the slice of a vector of `numel` elements that it owns."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -72,6 +73,30 @@ class Replica(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
+        ...
+
+
+@runtime_checkable
+class Redeals(Protocol):
+    """A replica whose data can be dealt to other workers than before."""
+
+    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+        """From `step` on deal the data to so many workers, of whom this is number `place`.
+
+        What was dealt since step `since` to the workers at the `absent` places comes next, once more.
+        """
+        ...
+
+    def end_of(self, passes: int) -> int:
+        """The step after the last of so many passes over the data."""
+        ...
+
+    def deal(self) -> dict[str, Any]:
+        """What has been dealt so far, as plain values."""
+        ...
+
+    def take_deal(self, deal: dict[str, Any]) -> None:
+        """Go on from what the `deal` of any worker gave."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, runtime_checkable
@@ -98,6 +98,11 @@ class Transport(Protocol):
     @property
     def size(self) -> int:
         """Nodes in all, servers included."""
+        ...
+
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """Of peers that had been restarted when this node met them; notices tell of later ones."""
         ...
 
     def now(self) -> float:

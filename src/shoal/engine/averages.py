@@ -13,6 +13,7 @@ from shoal.core.transport import Message, offers
 from shoal.engine.gradients import ComingGradient, Gradients
 from shoal.engine.group import PRESENT, Exchange, Group, Mean, Prepares, Starts
 from shoal.engine.mailbox import Mailbox
+from shoal.engine.membership import Formation, Membership
 from shoal.engine.operation import Completion
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import Attends, DataEnded, Solution
@@ -46,7 +47,8 @@ class Averages:
         self._replica = replica
         self._ends_known = ends_known
         self.under_way: list[Exchange] = []  # begun, and not finished
-        self._started = 0
+        self.started = 0  # averages that were begun, to be finished later
+        self.membership: Membership | None = None  # where workers come and go
         self._all_ended = False
         self._number = 0  # of the averages so far, where ends are not known
         self._attending: dict[int, Message] = {}  # the last word of each other worker
@@ -67,8 +69,10 @@ class Averages:
             if not self._ends_known and isinstance(v, Tensor):
                 await self._see_who_attends(ended)
             own = total = progress.take_unmerged()
-            if group.size > 1:
-                mine = 0.0 if ended else (own or PRESENT) if weight is None else weight
+            mine = 0.0 if ended else (own or PRESENT) if weight is None else weight
+            if self.membership is not None:
+                average, total = await self.membership.form(partial(self._formed, average, mine))
+            elif group.size > 1:
                 average, total = await self._mean(group, average, mine)
         self._end_if_all_have(total)
         progress.merge(round(total) if weight is None else own * group.size)
@@ -82,10 +86,12 @@ class Averages:
             weight = unmerged
         weight = weight or (0.0 if progress.has_ended else PRESENT)
         mean = cast(object, self._mean)
+        self.started += 1
         if group.size == 1 or not isinstance(mean, Starts):
             return partial(self._later, v.clone(), weight)
-        self._started += 1
-        exchange = await mean.start(group, v, weight, self._started, key)
+        exchange: Exchange = await mean.start(group, v, weight, self.started, key)
+        if self.membership is not None:
+            exchange = Repeatable(exchange, self.membership, group, partial(self._formed, v.clone(), weight))
         self.under_way.append(exchange)
         return partial(self._finished, exchange)
 
@@ -155,8 +161,13 @@ class Averages:
     # -- averages that were begun --------------------------------------------------------------
 
     async def _later(self, v: Tensor, weight: float) -> Tensor:
-        alone = self._group.size == 1
-        return self._taken(*((v, weight) if alone else await self._mean(self._group, v, weight)))
+        formation = partial(self._formed, v, weight)
+        formed = formation() if self.membership is None else self.membership.form(formation)
+        return self._taken(*await formed)
+
+    async def _formed(self, v: Tensor, weight: float) -> tuple[Tensor, float]:
+        """The average over those who are in the group now, and the total weight."""
+        return (v, weight) if self._group.size == 1 else await self._mean(self._group, v, weight)
 
     async def _finished(self, exchange: Exchange) -> Tensor:
         average, total = await exchange.finish()
@@ -191,3 +202,33 @@ class Averages:
         if not self._merges or self._progress.unmerged:
             return None
         return cast(Merges, self._mean).begin(self._group, cast(Streams, self._replica).parts)
+
+
+class Repeatable:
+    """An average under way that is formed again, from what this worker brought, if workers come or go."""
+
+    def __init__(
+        self, exchange: Exchange, membership: Membership, group: Group, formation: Formation
+    ) -> None:
+        self._exchange = exchange
+        self._membership = membership
+        self._group = group
+        self._formation = formation
+        self._epoch = group.epoch
+
+    @property
+    def _is_valid(self) -> bool:
+        return self._group.epoch == self._epoch
+
+    async def progress(self) -> None:
+        """Do what can be done without waiting."""
+        if self._is_valid:
+            await self._exchange.progress()
+
+    async def finish(self) -> tuple[Tensor, float]:
+        """The weighted average and the total weight."""
+
+        async def form() -> tuple[Tensor, float]:
+            return await (self._exchange.finish() if self._is_valid else self._formation())
+
+        return await self._membership.form(form)

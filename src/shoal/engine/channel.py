@@ -51,6 +51,11 @@ class Channel:
         for tell in self.on_send:
             tell(dst, m)
 
+    async def tell(self, dst: int, m: Message) -> None:
+        """Send a word about the run itself, which is not metered: it belongs to no average and no model."""
+        m.incarnation = self._incarnation
+        await self.transport.send(dst, m)
+
     def count_received(self, m: Message) -> None:
         """Meter a message that was taken from the transport."""
         self.meter.bytes_received += m.nbytes

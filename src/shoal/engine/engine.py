@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.meter import Meter
-from shoal.core.replica import NOISE, Replica
+from shoal.core.replica import NOISE, Redeals, Replica
 from shoal.core.seeds import stream
 from shoal.core.transport import Message, Transport
 from shoal.core.vector import Layout
@@ -28,10 +28,12 @@ from shoal.engine.balance import Balance
 from shoal.engine.channel import Channel
 from shoal.engine.client import Client
 from shoal.engine.coding import Coding
+from shoal.engine.edges import Edges
 from shoal.engine.gradients import Background, Gradients
 from shoal.engine.group import Group, Mean
 from shoal.engine.log import Log
 from shoal.engine.mailbox import Mailbox
+from shoal.engine.membership import Membership
 from shoal.engine.one_sided import OneSided
 from shoal.engine.pool import Pool
 from shoal.engine.progress import Progress
@@ -99,6 +101,7 @@ class Engine:
             self.work.balance = Balance(
                 me, channel, mailbox, progress, self.variables, replica, self.work.is_last
             )
+        self.membership = self._join_roster() if me.elastic and not me.is_server else None
         self.service = Service(
             me,
             channel,
@@ -228,6 +231,39 @@ class Engine:
             self.rng.set_state(left["rng"])
         if not me.is_server:
             self.replica.seek(me.rank, step)
+        self.meter.steps = self.progress.t
+
+    # -- workers that come and go --------------------------------------------------------------
+
+    def _join_roster(self) -> Membership:
+        """Have averages and edges of rounds follow those who come and go."""
+        me, channel, mailbox, averages = self.identity, self.channel, self.mailbox, self.averages
+        averages.membership = members = Membership(me, channel, mailbox, self.group)
+        books = self.progress, averages, self.replica, self.passes
+        self.work.edges = Edges(me, channel, mailbox, members, *books, self._give, self._take)
+        return members
+
+    def _give(self) -> dict[str, Any]:
+        """What a worker that joins goes on from, taken at the edge of a round."""
+        return {
+            "x": self.replica.x,
+            "replica": {k: v for k, v in self.replica.state_dict().items() if k != NOISE},
+            "variables": self.variables.shared(),
+            "progress": self.progress.state(),
+            "started": self.averages.started,
+            "deal": self.replica.deal() if isinstance(self.replica, Redeals) else None,
+        }
+
+    def _take(self, left: dict[str, Any]) -> None:
+        """Go on from what another worker gave."""
+        self.replica.x.copy_(left["x"])
+        self.replica.load_state_dict(left["replica"])
+        self.variables.load(left["variables"])
+        self.progress.begin_at(left["progress"]["step"], left["progress"], self.progress.samples)
+        if isinstance(self.replica, Redeals):
+            self.replica.take_deal(left["deal"])
+        self.averages.started = left["started"]
+        self.averages.under_way.clear()
         self.meter.steps = self.progress.t
 
     # -- inside --------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from copy import copy
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from shoal.core.transport import Message
 from shoal.engine.channel import Channel
 from shoal.engine.coding import Coding
 from shoal.engine.mailbox import Mailbox
+from shoal.engine.protocol import Handlers
 from shoal.engine.variables import Variables
 
 PRESENT = 1e-30
@@ -39,11 +40,14 @@ class Group:
         self.transport = channel.transport
         self.replica = replica
         self.now = channel.now
-        self.send = channel.send
         self.keep = variables.keep
+        self.epoch = 0
+        self.measured: dict[str, Any] = {}  # what these workers have found out together
+        self.handlers: Handlers = {}  # for messages that come while a collective waits
         self._channel = channel
         self._mailbox = mailbox
-        self._everybody = range(identity.workers)
+        self._identity = identity
+        self._members: Sequence[int] = range(identity.workers)  # the ranks of their nodes
 
     @property
     def x(self) -> Tensor:
@@ -60,6 +64,21 @@ class Group:
         """The other workers, beginning with the next, so that not all send to worker 0 first."""
         return [(self.rank + k) % self.size for k in range(1, self.size)]
 
+    def regroup(self, members: Sequence[int], epoch: int) -> None:
+        """From now on these are all workers, in this order. What the codec remembers is forgotten.
+
+        Its streams are of parts of the vector, which is cut by the number of workers.
+        """
+        self._members, self.epoch = members, epoch
+        self.rank, self.size = members.index(self._identity.rank), len(members)
+        self.coding.states.clear()
+        self.measured.clear()
+
+    async def send(self, dst: int, m: Message) -> None:
+        """Send a message exactly; the caller may change its tensors afterwards."""
+        m.version = self.epoch
+        await self._channel.send(self._members[dst], m)
+
     def uncompressed(self, like: Tensor) -> Group:
         """The same workers, for vectors of the dtype and device of `like` that travel exactly."""
         group = copy(self)
@@ -71,15 +90,18 @@ class Group:
 
         Raises PeerLost as soon as any worker is lost: a sum that lacks one cannot be completed.
         """
-        return await self._mailbox.find(tag, src, needed=self._everybody)
+        return await self._found(tag, src, needed=self._members)
 
     async def recv(self, tag: str, src: int) -> Message:
         """The next message of `src` with that tag. Raises PeerLost if `src` is lost."""
-        return await self._mailbox.find(tag, src)
+        return await self._found(tag, src)
+
+    async def _found(self, tag: str, src: int, needed: Container[int] = ()) -> Message:
+        return await self._mailbox.find(tag, self._members[src], needed, self.handlers, self.epoch)
 
     def holds(self, tag: str, sources: Iterable[int]) -> bool:
         """Whether a message with that tag has arrived from each of these; never waits."""
-        return self._mailbox.holds(tag, sources)
+        return self._mailbox.holds(tag, [self._members[src] for src in sources], self.epoch)
 
 
 Mean: TypeAlias = Callable[[Group, Tensor, float], Awaitable[tuple[Tensor, float]]]

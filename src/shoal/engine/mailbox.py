@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 
 from shoal.core.errors import Fenced, PeerLost
 from shoal.core.identity import NodeIdentity
-from shoal.core.transport import Message, Watches, offers
+from shoal.core.transport import NOTICES, Message, Watches, offers
 from shoal.engine.channel import Channel
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import (
@@ -48,6 +48,8 @@ class Mailbox:
         recovery: float = 0.0,
     ) -> None:
         self.gone: dict[int, str] = {}  # rank -> how it went
+        self.incarnations: dict[int, int] = {}  # of those that have come back
+        self.shown: Container[str] = NOTICES if identity.is_server else ()  # notices to hand on as messages
         self._channel = channel
         self._identity = identity
         self._progress = progress
@@ -62,6 +64,8 @@ class Mailbox:
         self._answers: dict[Question, Message] = {}
         self._returned: set[int] = set()  # peers that came back and have not been asked again
         self._awaited: tuple[str, int | None] | None = None  # what it waits for, and from whom
+        self._epoch = 0  # what comes from an earlier one is dropped
+        self._exempt: Container[str] = ()  # tags of messages that are not
 
     @property
     def waiting(self) -> str:
@@ -119,6 +123,15 @@ class Mailbox:
                     self._stash.append(m)
         await self._handle(handlers)
 
+    async def attend_to(self, what: str, handlers: Handlers) -> None:
+        """Wait for a message, and hand those with these tags to their handlers; `what` is waited for."""
+        self.has_arrived()
+        if not any(m.tag in handlers for m in self._stash):
+            m = await self._receive(what, None)
+            if self._take_in(m):
+                self._stash.append(m)
+        await self._handle(handlers)
+
     async def let_pass(self, seconds: float, handlers: Handlers) -> None:
         """Let time pass, and hand what arrives to these handlers."""
         now = self._channel.now
@@ -126,22 +139,27 @@ class Mailbox:
         while (left := until - now()) > 0:
             await self.attend(handlers, left)
 
-    def holds(self, tag: str, sources: Iterable[int]) -> bool:
-        """Whether a message with that tag has arrived from each of these; never waits."""
+    def holds(self, tag: str, sources: Iterable[int], epoch: int = 0) -> bool:
+        """Whether a message of that epoch with that tag has arrived from each of these; never waits."""
         self.has_arrived()
-        return {m.src for m in self._stash if m.tag == tag}.issuperset(sources)
+        return {m.src for m in self._stash if m.tag == tag and m.version == epoch}.issuperset(sources)
 
     async def find(
-        self, tag: str, src: int | None, needed: Container[int] = (), handlers: Handlers | None = None
+        self,
+        tag: str,
+        src: int | None,
+        needed: Container[int] = (),
+        handlers: Handlers | None = None,
+        epoch: int | None = None,
     ) -> Message:
         """The next message with that tag (from `src`); waits for it. Raises PeerLost if `src` goes first.
 
         So it does if one of those `needed` is lost, without whom `src` itself may wait for ever. Messages
-        that have a handler are handled while it waits.
+        that have a handler are handled while it waits. With `epoch`, only a message of that one will do.
         """
 
         def wanted(m: Message) -> bool:
-            return m.tag == tag and (src is None or m.src == src)
+            return m.tag == tag and (src is None or m.src == src) and (epoch is None or m.version == epoch)
 
         for i, m in enumerate(self._stash):
             if wanted(m):
@@ -214,6 +232,15 @@ class Mailbox:
         """Whether that node has vanished and not come back."""
         return rank in self._lost_at
 
+    def has_left(self, rank: int) -> bool:
+        """Whether that node has ended in order."""
+        return rank in self.gone and rank not in self._lost_at
+
+    def fence(self, epoch: int, exempt: Container[str]) -> None:
+        """From now on drop what was sent in an earlier epoch, but for messages with these tags."""
+        self._epoch, self._exempt = epoch, exempt
+        self._stash = deque(m for m in self._stash if not self._is_stale(m))
+
     def forget_departures(self) -> None:
         """Nobody has gone: the run starts over from a checkpoint."""
         self.gone.clear()
@@ -225,6 +252,7 @@ class Mailbox:
             self.gone.pop(m.src, None)
             self._lost_at.pop(m.src, None)
             self._returned.add(m.src)
+            self.incarnations[m.src] = m.incarnation
             if m.src < self._identity.workers:
                 self._progress.note_return(m.src)
         elif isinstance(m, (Left, Lost)):
@@ -241,8 +269,9 @@ class Mailbox:
 
     async def _handle(self, handlers: Handlers) -> None:
         """Hand the messages with these tags to their handlers."""
-        for m in [m for m in self._stash if m.tag in handlers]:
-            self._stash.remove(m)
+        while (i := next((i for i, m in enumerate(self._stash) if m.tag in handlers), None)) is not None:
+            m = self._stash[i]
+            del self._stash[i]
             await handlers[m.tag](m)
 
     def _take_in(self, m: Message) -> bool:
@@ -251,7 +280,7 @@ class Mailbox:
             typed(m)
         if isinstance(m, Notice):
             self.note(m)
-            return self._identity.is_server
+            return m.tag in self.shown
         self._channel.count_received(m)
         if isinstance(m, Answer):
             question = (m.src, m.seq)
@@ -260,7 +289,10 @@ class Mailbox:
             elif m.release is not None:  # a second answer, to a request that was repeated
                 m.release()
             return False
-        return not isinstance(m, Wait)
+        return not (isinstance(m, Wait) or self._is_stale(m))
+
+    def _is_stale(self, m: Message) -> bool:
+        return m.version < self._epoch and m.tag not in self._exempt and not isinstance(m, Notice)
 
     def _may_come_back(self, rank: int) -> bool:
         since = self._lost_at.get(rank)

@@ -126,6 +126,7 @@ class Progress:
     def begin_at(self, step: int, left: dict[str, Any], samples: int) -> None:
         """Begin before `step` with the model of a smaller crew; this worker has taken `samples` so far."""
         self.t = self.clock = step
+        self.unmerged = 0.0
         self.version, self.merged = left["version"], left["merged"]
         self.samples = self.samples_before = samples
 

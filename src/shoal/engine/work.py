@@ -19,6 +19,7 @@ from shoal.engine.averages import Averages
 from shoal.engine.balance import Balance
 from shoal.engine.channel import Channel
 from shoal.engine.client import Batch, Client
+from shoal.engine.edges import Edges
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import HelpAnswer, HelpOffer
 from shoal.engine.rounds import Rounds
@@ -52,6 +53,7 @@ class Work:
         self.is_helping = False  # whether the batches it does now are others'
         self.balance: Balance | None = None
         self.between_steps: Callable[[], Awaitable[None]] | None = None
+        self.edges: Edges | None = None  # where workers come and go
         self.on_step: Sequence[Callable[[], None]] = ()
         self._identity = identity
         self._channel = channel
@@ -72,6 +74,8 @@ class Work:
 
         Waits until it is clear that none is left: with a server, until every batch is in the model.
         """
+        if self.edges is not None and (end := await self.edges.cross()) is not None:
+            self.last_step = end
         if self.balance is not None:
             self.balance.measure()
         if self.between_steps is not None:
@@ -99,6 +103,11 @@ class Work:
             self._progress.go_to(clock)
             self._replica.seek(portion % self._identity.workers, portion // self._identity.workers)
         return number, portion
+
+    async def join(self) -> None:
+        """Wait until this worker, which joins a run under way, has the state to go on from."""
+        assert self.edges is not None, "nobody joins a run whose workers do not come and go"
+        self.last_step = await self.edges.enter()
 
     def finish_step(self) -> None:
         """The step is done."""

@@ -29,6 +29,9 @@ CAUSE_SECONDS = 1.0
 END_SECONDS = 3.0
 """How long a process may take to end after SIGTERM before it is killed."""
 
+MOST_FALSE_STARTS = 3
+"""How often a worker that was killed is started again if it is killed each time before it is ready."""
+
 LOOK_SECONDS = 0.1
 
 NUDGE_SECONDS = 0.3
@@ -53,8 +56,9 @@ class Crew:
 
     With servers, or with `goes_on`, the run continues without a killed worker as long as another is left.
     With `takes_over` the others do what a killed worker left undone; if not, a warning says that nobody does.
-    With `restarts` a killed server is restarted, as the next incarnation. `on_progress` receives the progress
-    events of all members. In groups of `group` processes, which have following ranks, the first
+    With `restarts` a killed server is restarted, as the next incarnation; with `workers_return` a worker is,
+    too. With `has_keeper` the last member keeps the roster of the others. `on_progress` receives the
+    progress events of all members. In groups of `group` processes, which have following ranks, the first
     speaks for its group; if one is killed, all end.
     """
 
@@ -66,6 +70,8 @@ class Crew:
     restarts: bool = False
     goes_on: bool = False
     takes_over: bool = False
+    workers_return: bool = False
+    has_keeper: bool = False
     group: int = 1
     began_at: float | None = None  # when the run began, where these members go on from others
     members: list[Member] = field(default_factory=list)
@@ -100,6 +106,7 @@ class Crew:
                 while any(not m.ended for m in self.members):
                     self._listen()
                     self._steer()
+                    self._dismiss_latecomers()
             for m in self.members:
                 m.process.join(END_SECONDS)
         finally:
@@ -119,7 +126,7 @@ class Crew:
 
     def start_all(self) -> None:
         """Start all processes, which then wait for `see_through` to have them train."""
-        for rank in range(self.workers + self.servers):
+        for rank in range(self.workers + self.servers + self.has_keeper):
             self._check_start()
             self.members.append(self.start(rank, 0))
 
@@ -272,6 +279,8 @@ class Crew:
             self._tell(member)
         elif event == "interrupted":
             self._interrupted = True
+        elif event == "came too late":
+            member.ready = False
         elif event == "failed":
             member.failure = said
 
@@ -293,19 +302,42 @@ class Crew:
         """Whether the run continues after a member was killed: without it, or with its successor."""
         if self._stop_asked or not self._went_at or any(m.failure for m in self.members):
             return False
-        if not (self.servers or self.goes_on):
+        if not (self.servers or self.goes_on or self.has_keeper):
             return False
         if member.rank < self.workers:
-            first = [m for m in self.members if m.rank < self.workers and m.rank % self.group == 0]
-            left = sum(not m.ended or bool(m.report) for m in first)
-            if left:
-                undone = "" if self.takes_over else f". Nobody does {self._group_of(member)[0].undone}"
-                LOG.warning("%s %s; the other %d go on%s", member.name, how, left, undone)
-                self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
-            return left > 0
+            return self._goes_on_without(member, how)
         if not self.restarts or not member.ready:  # one that died before it was ready would do so again
             return False
         LOG.warning("%s %s; it is started again", member.name, how)
+        self._start_again(member, how)
+        return True
+
+    def _goes_on_without(self, member: Member, how: str) -> bool:
+        """Whether workers are left after one was killed. It is started again where it can come back."""
+        first = [m for m in self.members if m.rank < self.workers and m.rank % self.group == 0]
+        left = sum((not m.ended and (m.ready or not m.incarnation)) or bool(m.report) for m in first)
+        if not left:
+            return False
+        if self.workers_return and (member.ready or member.incarnation < MOST_FALSE_STARTS):
+            LOG.warning("%s %s; the other %d go on, and it is started again", member.name, how, left)
+            self._start_again(member, how)
+            return True
+        undone = "" if self.takes_over else f". Nobody does {self._group_of(member)[0].undone}"
+        LOG.warning("%s %s; the other %d go on%s", member.name, how, left, undone)
+        self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
+        return True
+
+    def _dismiss_latecomers(self) -> None:
+        """End workers that were started again and are not ready yet when all others are done."""
+        workers = [m for m in self.members if m.rank < self.workers and not m.ended]
+        late = [m for m in workers if m.incarnation and not m.ready]
+        if late and all(m.report or m in late for m in workers):
+            for m in late:
+                m.ended = True
+                m.process.kill()
+
+    def _start_again(self, member: Member, how: str) -> None:
+        """Start the next incarnation of a member that was killed."""
         self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
         successor = self.start(member.rank, member.incarnation + 1)
         self.members[self.members.index(member)] = successor
@@ -313,12 +345,11 @@ class Crew:
         member.process.close()
         successor.progress = {**member.progress, "state": "joining"}
         self._tell(successor)
-        return True
 
     def _tell(self, member: Member, **news: Any) -> None:
         """Pass a member's last progress on to the listener, with the time of the run and the news, if any."""
         first = self._group_of(member)[0]
-        if member is not first and "lost" not in news:
+        if (member is not first and "lost" not in news) or member.rank == self.workers + self.servers:
             return
         role = "worker" if member.rank < self.workers else "server"
         rank = member.rank // self.group

@@ -88,7 +88,7 @@ def connect(
 
     `manifest` describes the model: nodes with a different one are refused, over gRPC.
     """
-    rank, nodes, workers, incarnation = me.rank, me.nodes, me.workers, me.incarnation
+    rank, nodes, workers, incarnation = me.rank, me.processes, me.workers, me.incarnation
     limit = message_limit(vector_bytes)
     meeting = min(timeout, REJOIN_SECONDS) if incarnation else timeout
     if kind == "mpi" and nodes > 1:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,6 +102,9 @@ class Batches:
         self._growth = growth or Growth()
         self.steps_per_epoch = steps_per_epoch(len(x), batch, workers)  # until the batch grows
         self._begin, self._end = begin or DataPosition(), end
+        self._again = torch.empty(
+            0, dtype=torch.int64
+        )  # samples of the first epoch that come before its rest
         self._begins = [self._begin.step]  # the position at which each epoch begins, from the first one on
         self.position = self._begin.step  # batches taken so far, those of workers before these included
         self.rate = 1.0  # factor of the learning rate for the batch taken last
@@ -124,17 +128,73 @@ class Batches:
         if self._detour is None:
             self.position += 1
         self._detour = None
-        epoch, step, steps = self._find(position)
-        self.rate = self._growth.rate(self._batch, epoch)
-        if self._fixed:
-            index = torch.tensor_split(self._own(rank, epoch), steps)[step]
-        else:
-            order, batch = _shuffle(len(self._x), self._seed, epoch), self._growth.batch(self._batch, epoch)
-            ends = self._end is not None and position == self._end.step - 1
-            order = order[self._taken(epoch) : self._stop(epoch) if ends else None]
-            is_last = ends or step == steps - 1
-            index = share(order, step, batch, rank, self._workers, is_last, self._speeds)
+        self.rate = self._growth.rate(self._batch, self._find(position)[0])
+        index = self._indices(rank, position)
         return self._x[index], self._y[index]
+
+    def _indices(self, rank: int, position: int) -> Tensor:
+        """The samples of one batch of one worker."""
+        epoch, step, steps = self._find(position)
+        if self._fixed:
+            return torch.tensor_split(self._own(rank, epoch), steps)[step]
+        batch = self._growth.batch(self._batch, epoch)
+        ends = self._end is not None and position == self._end.step - 1
+        order = self._order(epoch, self._stop(epoch) if ends else None)
+        is_last = ends or step == steps - 1
+        return share(order, step, batch, rank, self._workers, is_last, self._speeds)
+
+    def _order(self, epoch: int, stop: int | None = None) -> Tensor:
+        """The samples of an epoch that these workers take, in order."""
+        left = _shuffle(len(self._x), self._seed, epoch)[self._taken(epoch) : stop]
+        return torch.cat([self._again, left]) if self._comes_again(epoch) else left
+
+    def _comes_again(self, epoch: int) -> int:
+        """How many samples of an epoch were dealt before to workers that did not contribute them."""
+        return len(self._again) if epoch == self._begin.epoch else 0
+
+    # -- dealing to other workers than before --------------------------------------------------
+
+    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+        """From `step` on deal to so many workers, of whom this is number `place`.
+
+        What was dealt since step `since` to the workers at the `absent` places comes next, once more.
+        """
+        undone = [self._indices(k, position) for k in absent for position in range(since, step)]
+        epoch, taken, again = self._begin.epoch, self._begin.taken, self._again
+        if step > self._begin.step:
+            epoch, last, steps = self._find(step - 1)
+            count = (last + 1) * self._growth.batch(self._batch, epoch) * self._workers
+            dealt = len(self._order(epoch)) if last + 1 == steps else count
+            taken = self._taken(epoch) + max(0, dealt - self._comes_again(epoch))
+            again = again[min(len(again), dealt) if epoch == self._begin.epoch else len(again) :]
+        again = torch.cat([again, *undone])
+        if taken == len(self._x) and not len(again):
+            epoch, taken = epoch + 1, 0
+        self._begin, self._again = DataPosition(step, epoch, taken), again
+        self._begins = [step]
+        self._rank, self._workers, self.position = place, workers, step
+
+    def end_of(self, passes: int) -> int:
+        """The step after the last of so many passes over the data."""
+        while self._begin.epoch + len(self._begins) - 1 < passes:
+            self._find(self._begins[-1])
+        return self._begins[max(0, passes - self._begin.epoch)]
+
+    def deal(self) -> dict[str, Any]:
+        """What has been dealt so far, as plain values; `take_deal` goes on from it."""
+        here = self._begin
+        return {
+            "begin": [here.step, here.epoch, here.taken],
+            "again": self._again,
+            "workers": self._workers,
+        }
+
+    def take_deal(self, deal: dict[str, Any]) -> None:
+        """Go on from what another worker's `deal` gave."""
+        self._begin, self._again = DataPosition(*deal["begin"]), deal["again"]
+        self._workers, self._begins = deal["workers"], [self._begin.step]
+
+    # -- inside --------------------------------------------------------------------------------
 
     def _taken(self, epoch: int) -> int:
         """Samples of an epoch that others have taken before these workers."""
@@ -149,8 +209,12 @@ class Batches:
         first = self._begin.epoch
         while self._begins[-1] <= position:
             epoch = first + len(self._begins) - 1
-            batch, left = self._growth.batch(self._batch, epoch), len(self._x) - self._taken(epoch)
-            self._begins.append(self._begins[-1] + steps_per_epoch(left, batch, self._workers))
+            batch = self._growth.batch(self._batch, epoch)
+            left = len(self._x) - self._taken(epoch) + self._comes_again(epoch)
+            few = left < self._workers and epoch == self._begin.epoch  # some workers get no sample
+            self._begins.append(
+                self._begins[-1] + (1 if few else steps_per_epoch(left, batch, self._workers))
+            )
         k = bisect_right(self._begins, position) - 1
         return first + k, position - self._begins[k], self._begins[k + 1] - self._begins[k]
 

@@ -96,6 +96,8 @@ class ModuleReplica:
         if self._g is None:
             self._g = torch.empty_like(self.x)
         x, y = self._next_batch()
+        if not len(y):  # fewer samples are left than workers
+            return Gradient(self._g.zero_(), 0, None)
         loss = self._propagate(x, y)
         gradient = Gradient(self._flat.gradient(self._g), len(y), loss)
         if self._recorder is not None:
@@ -173,6 +175,28 @@ class ModuleReplica:
         if isinstance(self.batches, Splits):
             raise TypeError("splits of data blocks are cut before training and cannot be balanced by speed")
         self.batches.weigh(speeds)
+
+    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+        """From `step` on deal the data to so many workers, of whom this is number `place`."""
+        self._shared_batches.redeal(place, workers, step, since, absent)
+
+    def end_of(self, passes: int) -> int:
+        """The step after the last of so many passes over the data."""
+        return self._shared_batches.end_of(passes)
+
+    def deal(self) -> dict[str, Any]:
+        """What has been dealt so far, as plain values."""
+        return self._shared_batches.deal()
+
+    def take_deal(self, deal: dict[str, Any]) -> None:
+        """Go on from what the `deal` of any worker gave."""
+        self._shared_batches.take_deal(deal)
+
+    @property
+    def _shared_batches(self) -> Batches:
+        if isinstance(self.batches, Splits):
+            raise TypeError("splits of data blocks are cut before training and cannot be dealt again")
+        return self.batches
 
     def seek(self, owner: int, place: int) -> None:
         """Take batch `place` of worker `owner`'s share next."""

@@ -158,6 +158,8 @@ def holds_solution(strategy: Strategy, engine: Engine) -> bool:
     """Whether this node believes that it holds the result of the run, or a slice of it."""
     if strategy.independent:
         return True
+    if engine.membership is not None:
+        return not engine.membership.is_joining and engine.rank == engine.membership.dealt[0]
     if strategy.survives:
         return all(engine.mailbox.has_lost(rank) for rank in range(engine.rank))
     return engine.rank in holders(strategy, engine.identity.workers, engine.identity.shards)

@@ -37,7 +37,7 @@ from shoal.storage.checkpoint import LEG, Checkpoints, save_model
 from shoal.storage.leg_edge import LegEdge
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Setting, Strategy
+from shoal.vocabulary.strategy import Deal, Setting, Strategy
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,20 @@ class Plan:
 
     def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
         """The identity of the node of that rank."""
-        return NodeIdentity(rank, self.workers, self.strategy.servers, self.servers, incarnation)
+        place = self.workers, self.strategy.servers, self.servers, incarnation
+        return NodeIdentity(rank, *place, elastic=self.is_elastic)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers that average among themselves go on without one that dies, which may come back."""
+        averages = not (self.strategy.servers or self.strategy.survives or self.strategy.independent)
+        dealt_anew = self.strategy.deal == Deal() and not (self.balance or self.crew or self.group > 1)
+        return self.transport == "processes" and self.workers > 1 and averages and dealt_anew
+
+    @property
+    def workers_return(self) -> bool:
+        """Whether a worker that dies is restarted."""
+        return self.is_elastic or (bool(self.strategy.servers) and self.restarts)
 
     @property
     def restarts(self) -> bool:

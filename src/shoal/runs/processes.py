@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 from collections.abc import Sequence
+from itertools import chain
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -18,7 +19,12 @@ from torch import Tensor, nn
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_buffers, trainable
+from shoal.engine.channel import Channel
+from shoal.engine.edges import RunIsOver
 from shoal.engine.engine import Engine, Instrument
+from shoal.engine.keeper import Keeper
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.progress import Progress
 from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
@@ -28,7 +34,7 @@ from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.member import Member
 from shoal.launch.peak_memory import PeakMemory
-from shoal.launch.recovery import Recovery
+from shoal.launch.recovery import Recovery, message_limit
 from shoal.launch.stop_signals import ctrl_c_ignored
 from shoal.replicas.module import (
     ModuleReplica,
@@ -45,6 +51,7 @@ from shoal.runs.joined_legs import LegOutcome, summarise_legs
 from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report
 from shoal.storage.checkpoint import load_model, save_model
+from shoal.storage.journal import Journal
 from shoal.vocabulary.node import Node
 
 SLOW_IMPORTS = ("torch._dynamo",)
@@ -129,7 +136,9 @@ def _crew(plan: Plan, context: ForkServerContext, root: str, listener: Audience)
         plan.timeout,
         plan.restarts,
         goes_on=plan.strategy.survives,
-        takes_over=servers > 0,
+        takes_over=servers > 0 or plan.is_elastic,
+        workers_return=plan.workers_return,
+        has_keeper=plan.is_elastic,
         group=plan.group,
     )
 
@@ -157,7 +166,7 @@ def _gather(
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Test the snapshots that the nodes have written, and return the final model and the learning curve."""
     there = [number // plan.group for number, said in enumerate(reports) if "snapshots" in said]
-    ranks = holders(plan.strategy, plan.workers, plan.servers, there)
+    ranks = there if plan.is_elastic else holders(plan.strategy, plan.workers, plan.servers, there)
     modules, copies = [], []
     for rank in ranks:
         if not reports[rank * plan.group]:
@@ -171,6 +180,9 @@ def _gather(
         copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
         for name, buffer in named_buffers(modules[-1]):
             buffer.copy_(left[f"buffer.{name}"])
+    if plan.is_elastic:  # whoever was the first worker at the time took the copies of then
+        once = {copy.samples: copy for copy in chain(*copies)}
+        modules, copies = modules[:1], [[once[samples] for samples in sorted(once)]]
     buffers = [load_model(path) for path in sorted(folder.glob("buffers-*.safetensors"), key=_rank)]
     return put_together(plan.strategy, modules, copies, buffers, plan.task, data, listener.tested)
 
@@ -194,13 +206,34 @@ def _node_process(
     control = Control(connection)
     try:
         torch.set_num_threads(plan.threads_of(place[0]))
-        control.tell("done", **_live(plan, place, incarnation, control, root))
+        if place[0] == plan.nodes:
+            control.tell("done", **_keep(plan, incarnation, control, root))
+        else:
+            control.tell("done", **_live(plan, place, incarnation, control, root))
+    except RunIsOver:
+        control.tell("came too late")
     except Interrupted:
         control.tell("interrupted")
     except BaseException as error:
         control.tell_failure(error)
     finally:
         control.close()
+
+
+def _keep(plan: Plan, incarnation: int, control: Control, root: str) -> dict[str, Any]:
+    """Keep the roster of a run whose workers come and go, until all have gone."""
+    folder = _folder(plan, root)
+    me = plan.identity(plan.nodes, incarnation)
+    store = file_store(str(folder), me.processes)
+    transport = connect(plan.transport, me, store, vector_bytes=0, timeout=plan.timeout)
+    channel = Channel(transport, me)
+    log = Journal(folder / "keeper", "memory", message_limit(0))
+    keeper = Keeper(me, channel, Mailbox(channel, me, Progress(me.workers)), log)
+    control.tell("ready")
+    control.await_go()
+    drive(keeper.live())
+    drive(transport.close())
+    return {}
 
 
 def _live(
@@ -258,7 +291,8 @@ def _ended(
     member: GroupMember | None,
 ) -> dict[str, Any]:
     """Leave the trained model in the folder, and the run. Returns the report."""
-    holds, rank = holds_solution(plan.strategy, engine), engine.rank
+    rank = engine.rank
+    holds = plan.is_elastic or holds_solution(plan.strategy, engine)  # where workers go, all leave the model
     if holds:
         curve.end(engine)
     drive(engine.transport.close())  # not after a failure: peers notice that by the lost connection
@@ -311,7 +345,7 @@ def _join(
         )
         layout = replica.layout
     vector_bytes = layout.numel * replica.x.element_size()
-    store = file_store(folder, plan.nodes) if plan.nodes > 1 else None
+    store = file_store(folder, me.processes) if me.processes > 1 else None
     transport = connect(
         plan.transport,
         me,

@@ -57,8 +57,14 @@ def report(engine: Engine, seconds: float) -> dict[str, Any]:
         "parameters": engine.x.numel(),
         "samples_before": engine.progress.samples_before,
         "samples": engine.progress.samples,
+        **({"merged": engine.merged} if _counts_for_all(engine) else {}),
         **engine.meter.summary(),
     }
+
+
+def _counts_for_all(engine: Engine) -> bool:
+    """Whether this node knows how many samples are in the model, those of workers that died included."""
+    return engine.membership is not None or (engine.is_server and bool(engine.meter.faults))
 
 
 ADDED = ("parameters", "dense_bytes", "coded_bytes", "bytes_sent", "bytes_received", "messages_sent")
@@ -89,7 +95,8 @@ def summarise(
     curve = [] if curve is None else curve
     last = curve[-1] if curve else {}
     seconds = max(r["seconds"] for r in reports) if seconds is None else seconds
-    samples = sum(r["samples"] for r in workers)
+    # where workers come and go, those that went cannot tell how much they did
+    samples = max(sum(r["samples"] for r in workers), *(round(r.get("merged", 0)) for r in reports))
     before = sum(r["samples_before"] for r in workers)  # from before a resumed run began
     busy = sum(r["seconds"] for r in workers)
     staleness: Counter[int] = Counter()

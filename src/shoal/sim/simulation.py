@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import combinations
 from math import isfinite
 from typing import Any
 
@@ -16,8 +18,13 @@ from shoal.core.errors import PeerLost
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Parameters, Replica
 from shoal.core.vector import Layout
+from shoal.engine.channel import Channel
+from shoal.engine.edges import RunIsOver
 from shoal.engine.engine import Engine, Hook, Instrument
 from shoal.engine.group import Mean
+from shoal.engine.keeper import Keeper
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.progress import Progress
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Faults, Weather
 from shoal.sim.kernel import Kernel, rare_collections
@@ -62,6 +69,7 @@ class Simulation:
         seed: int = 0,
         between_steps: Hook | None = None,
         balanced: bool = False,
+        elastic: bool = False,
         observers: Sequence[Instrument] = (),
     ) -> None:
         if workers < 1:
@@ -74,11 +82,11 @@ class Simulation:
         self._replica = replica
         self._served = served or self._plainly_served
         self._steps = steps
-        self._shards = shards
+        self._shards, self._elastic = shards, elastic
         self._compute = compute or Compute()
         self._batch = batch
         self._faults = faults or Faults()
-        self._faults.check(workers, nodes)
+        self._faults.check(workers, nodes + elastic)
         self._compute.check(workers)
         self._switch = Switch(self.kernel, network or Network(), seed, weather)
         self._ends = [self._switch.add() for _ in range(nodes)]
@@ -100,6 +108,7 @@ class Simulation:
         self._centre = (first.x if centre is None else centre).detach().clone()
         with rare_collections():
             self.nodes = [self._make(rank, 0, first if rank == 0 else None) for rank in range(nodes)]
+        self.keeper = self._first_keeper() if elastic else None
         for server in self._ends[workers:]:
             for end in self._ends[:workers]:
                 end.acquaint(server)
@@ -115,17 +124,35 @@ class Simulation:
         worker = self._replica(rank) if own is None else own
         return Engine(end, worker, me, duration=duration, **self._common)
 
+    def _first_keeper(self) -> Keeper:
+        """Add the keeper, and have each worker hear when another comes back, as on a real mesh."""
+        self._disks[len(self._ends)] = Disk()
+        for end, other in combinations(self._ends[: self.workers], 2):
+            end.acquaint(other)
+        self._ends.append(self._switch.add())
+        return self._keeper(0)
+
+    def _keeper(self, incarnation: int) -> Keeper:
+        """Make the keeper of a run whose workers come and go; it is the last node."""
+        me = self.identity(len(self._ends) - 1, incarnation)
+        channel = Channel(self._ends[me.rank], me)
+        mailbox = Mailbox(channel, me, Progress(me.workers))
+        return Keeper(me, channel, mailbox, self._disks[me.rank])
+
     def _plainly_served(self, me: NodeIdentity) -> Parameters:
         return Parameters.of_server(me, self._centre)
 
     def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
         """The identity of the node of that rank."""
-        return NodeIdentity(rank, self.workers, self.strategy.servers, self._shards, incarnation)
+        place = self.workers, self.strategy.servers, self._shards, incarnation
+        return NodeIdentity(rank, *place, elastic=self._elastic)
 
     def run(self) -> Simulation:
         """Advance virtual time until every node is done, and return the simulation itself."""
         for node in self.nodes:
             self._spawn(node)
+        if self.keeper is not None:
+            self._spawn_keeper(self.keeper)
         for rank, moment in self._faults.kills:
             self.kernel.at(moment, lambda rank=rank: self._kill(rank))  # type: ignore[misc]
         try:
@@ -185,7 +212,8 @@ class Simulation:
 
     async def _life(self, node: Engine, end: SimTransport) -> None:
         try:
-            await self.strategy.live(Node(node))
+            with suppress(RunIsOver):
+                await self.strategy.live(Node(node))
             await end.close()
         except PeerLost:
             if not (
@@ -195,6 +223,18 @@ class Simulation:
             await end.close()  # it restarted after a server had finished
         except Crash:
             self._bury(node.rank)
+
+    def _spawn_keeper(self, keeper: Keeper) -> None:
+        end = self._ends[keeper.identity.rank]
+
+        async def life() -> None:
+            await keeper.live()
+            await end.close()
+
+        def describe() -> str:
+            return f"the keeper waits at epoch {keeper.roster.epoch}"
+
+        end.process = self.kernel.spawn(life(), describe)
 
     def _kill(self, rank: int) -> None:
         """End a node wherever it is, unless it has ended."""
@@ -212,10 +252,16 @@ class Simulation:
             self.kernel.expect(self._faults.restart_after, lambda: self._restart(rank))
 
     def _restart(self, rank: int) -> None:
-        node = self._make(rank, self.nodes[rank].identity.incarnation + 1)
-        self.nodes[rank] = node
-        self._ends[rank].revive(node.identity.incarnation)
-        self._spawn(node)
+        before = self.keeper if rank == len(self.nodes) else self.nodes[rank]
+        assert before is not None
+        incarnation = before.identity.incarnation + 1
+        self._ends[rank].revive(incarnation)
+        if rank == len(self.nodes):
+            self.keeper = self._keeper(incarnation)
+            self._spawn_keeper(self.keeper)
+        else:
+            self.nodes[rank] = self._make(rank, incarnation)
+            self._spawn(self.nodes[rank])
 
     def _describe(self, node: Engine) -> Callable[[], str]:
         def text() -> str:

@@ -91,6 +91,7 @@ class SimTransport:
         self._farewell: str | None = None  # LEFT or LOST, once this node has gone
         self._noticed_at = 0.0
         self._life = 0  # number of restarts
+        self.incarnations: dict[int, int] = {}
         self._acquainted: set[int] = set()  # peers to notify when this node goes or restarts
         self._told: set[int] = set()  # peers that have been notified
 
@@ -161,6 +162,7 @@ class SimTransport:
             self._switch.carry(self.rank, peer.rank, Message(JOINED, src=self.rank, incarnation=incarnation))
         self._farewell = None
         self._life += 1
+        self.incarnations = {end.rank: end._life for end in self._switch.ends}
         self._parked = False
         self._told.clear()
         self._mailbox.clear()

@@ -29,8 +29,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from shoal.core.errors import CheckpointError, WireError
+from shoal.core.state_tree import harvest, plant
 from shoal.core.transport import HEADER_BYTES, Message
-from shoal.storage.checkpoint import harvest, plant, sync_folder, write_whole
+from shoal.storage.checkpoint import sync_folder, write_whole
 from shoal.transports import frames
 
 SNAPSHOT_SHARE = 0.05

@@ -45,11 +45,11 @@ class BMUF(Blockwise):
     async def worker(self, w: Node) -> None:
         period = self.block_steps(w)
         warmup = period if self.warmup is None else self.warmup
-        eta = 1 - 1 / w.size if self.momentum is None else self.momentum
         start = w.keep("start", w.x)  # W_g: where every block begins
         delta = w.keep("delta", torch.zeros_like(w.x), shared=True)
         async for t in w.blocks(period, warmup):
             update = await w.mean(w.x - start)  # G
+            eta = 1 - 1 / w.size if self.momentum is None else self.momentum
             if t >= warmup:
                 delta.mul_(eta).add_(update, alpha=self.rate)
             if t < warmup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from shoal.core.transport import Message
 
@@ -13,6 +13,7 @@ class Alone:
 
     rank = 0
     size = 1
+    incarnations: Mapping[int, int] = {}
 
     def now(self) -> float:
         """Seconds on this host's monotonic clock."""

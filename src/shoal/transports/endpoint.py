@@ -31,6 +31,7 @@ class Endpoint(ABC):
         self.size = size
         self.limit_bytes = limit_bytes
         self.reasons: dict[int, str] = {}
+        self.incarnations: dict[int, int] = {}  # of peers that had been restarted when this node met them
         self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = False
 

@@ -34,9 +34,14 @@ class Node:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine  # for launchers and observers; an algorithm needs the verbs alone
         self.rank = engine.identity.rank
-        self.size = engine.identity.workers
 
     # -- who and where -------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Workers in the run. Where they come and go, those of the last mean, until the next step begins."""
+        members = self.engine.membership
+        return self.engine.identity.workers if members is None else members.size
 
     @property
     def x(self) -> Tensor:
@@ -114,17 +119,22 @@ class Node:
         def is_whole(done: int) -> bool:
             return done <= warmup or (done - warmup) % period == 0
 
-        try:
-            async for t in self.steps():
-                self.descend(await self.grad())
-                if is_whole(t + 1):
-                    yield t
-        except NoMoreSteps:
-            while self.size > 1:  # others may still have data: `mean` raises when nobody has
-                progress.pass_to(next(done for done in itertools.count(progress.t + 1) if is_whole(done)))
-                yield progress.t - 1
-        if not is_whole(progress.t):
+        while True:
+            began = progress.t
+            try:
+                async for t in self.steps():
+                    self.descend(await self.grad())
+                    if is_whole(t + 1):
+                        yield t
+            except NoMoreSteps:
+                while self.size > 1:  # others may still have data: `mean` raises when nobody has
+                    progress.pass_to(next(done for done in itertools.count(progress.t + 1) if is_whole(done)))
+                    yield progress.t - 1
+            if is_whole(progress.t) or progress.t == began:
+                return
             yield progress.t - 1
+            if self.engine.membership is None:  # else there may be more: what one that died meanwhile left
+                return
 
     def is_last(self, t: int) -> bool:
         """Whether no step is known to follow step `t`: push by then what was held back."""

@@ -14,6 +14,7 @@ from shoal.core.codec import Codec, Identity
 from shoal.core.identity import SERVER
 from shoal.core.limits import at_least
 from shoal.core.replica import NoMoreSteps
+from shoal.engine.membership import Demoted
 from shoal.vocabulary.node import Node
 
 
@@ -136,6 +137,21 @@ class Strategy(ABC):
         if engine.identity.is_server:
             await self.server(node)
             return
+        members = engine.membership
+        while members is not None:
+            try:
+                if members.is_joining:
+                    await engine.work.join()
+                await self._work(node)
+                await members.part()
+                return
+            except Demoted:
+                continue
+        await self._work(node)
+
+    async def _work(self, node: Node) -> None:
+        """Be a worker, until nobody has a step left and this node has the trained model."""
+        engine = node.engine
         with suppress(NoMoreSteps):
             await self.worker(node)
         await engine.client.settle()

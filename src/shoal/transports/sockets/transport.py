@@ -94,6 +94,7 @@ class SocketTransport(Endpoint):
             self._announce(peer, ConnectionError(why))
         for peer, verified in handshaker.take_verified().items():
             self._reachable[peer] = self._new_connection(peer, verified)
+            self.incarnations[peer] = verified.incarnation
         for connection in self._reachable.values():
             connection.reader.start()
         self._handshaker = handshaker

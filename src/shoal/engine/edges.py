@@ -1,0 +1,146 @@
+"""Edges: what happens between a round and the next step where workers come and go.
+
+What was dealt to workers that did not contribute is dealt again, to whoever is there now; joiners get the
+state of one who has just completed the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal.core.identity import NodeIdentity
+from shoal.core.replica import Redeals, Replica
+from shoal.core.transport import Message
+from shoal.engine.averages import Averages
+from shoal.engine.channel import Channel
+from shoal.engine.elastic_messages import Join, RunOver, Settled, StateHead, StatePart
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.membership import Membership
+from shoal.engine.progress import Progress
+from shoal.engine.state_transfer import StateArrival, messages
+
+ASK_SECONDS = 1.0
+"""How often a joiner asks the keeper again, which may have been away."""
+
+
+class Edges:
+    """One worker's edges of rounds. `hand_over` gives its state to a joiner, which calls `take_over`.
+
+    `passes` is the number of passes over the data.
+    """
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        channel: Channel,
+        mailbox: Mailbox,
+        membership: Membership,
+        progress: Progress,
+        averages: Averages,
+        replica: Replica,
+        passes: int | None,
+        hand_over: Callable[[], dict[str, Any]],
+        take_over: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._identity = identity
+        self._channel = channel
+        self._mailbox = mailbox
+        self._membership = membership
+        self._progress = progress
+        self._averages = averages
+        self._replica = replica
+        self._passes = passes
+        self._hand_over = hand_over
+        self._take_over = take_over
+        self._crossed = 0  # the last round whose edge this worker has crossed
+        self._block_began = 0  # the first step since then
+        self._arrival: StateArrival | None = None
+        self._is_over = False
+
+    async def cross(self) -> int | None:
+        """Between two steps: deal with what was heard, and cross the edge if a round was completed.
+
+        Returns the step after the last, if that has changed.
+        """
+        members = self._membership
+        await members.attend()
+        outcome, end = members.outcome, None
+        if outcome is None or members.completed == self._crossed or self._averages.under_way:
+            return None
+        absent = [place for place, rank in enumerate(members.dealt) if rank not in outcome.contributors]
+        if absent or outcome.dealt != members.dealt:
+            came = members.deal_to(outcome.dealt)
+            end = self._deal_again(absent)
+            for number, rank in enumerate(came):
+                if outcome.contributors[number % len(outcome.contributors)] == self._identity.rank:
+                    await self._give_state(rank)
+        self._crossed, self._block_began = members.completed, self._progress.t
+        return end
+
+    def _deal_again(self, absent: list[int]) -> int | None:
+        """Deal what is left of the data to those who are there, with what was dealt to absent ones."""
+        if not isinstance(self._replica, Redeals):
+            return None
+        dealt = self._membership.dealt
+        self._replica.redeal(
+            dealt.index(self._identity.rank), len(dealt), self._progress.t, self._block_began, absent
+        )
+        return None if self._passes is None else self._replica.end_of(self._passes)
+
+    async def _give_state(self, rank: int) -> None:
+        members = self._membership
+        state = self._hand_over() | {"completed": members.completed, "dealt": list(members.dealt)}
+        for m in messages(state, members.epoch):
+            await self._channel.send(rank, m)
+
+    # -- joining -------------------------------------------------------------------------------
+
+    async def enter(self) -> int | None:
+        """Wait until this joiner has its state and is a member. Returns the step after the last.
+
+        Raises RunIsOver if the run ends first.
+        """
+        members, keeper, asks_at = self._membership, self._identity.keeper, self._channel.now()
+        handlers = {
+            **members.handlers,
+            StateHead().tag: self._note_head,
+            StatePart().tag: self._note_part,
+            RunOver().tag: self._note_end,
+        }
+        while not self._has_state:
+            if self._is_over or self._mailbox.has_left(keeper):
+                raise RunIsOver
+            now = self._channel.now()
+            if now >= asks_at:
+                await self._channel.tell(keeper, Join())
+                asks_at = now + ASK_SECONDS
+            await self._mailbox.attend(handlers, max(0.0, asks_at - now))
+        assert self._arrival is not None
+        state = self._arrival.state()
+        self._take_over(state)
+        members.enter(state["completed"], state["dealt"])
+        self._crossed, self._block_began = members.completed, self._progress.t
+        await self._channel.tell(keeper, Settled(version=members.epoch))
+        self._arrival = None
+        return self._deal_again([])
+
+    @property
+    def _has_state(self) -> bool:
+        here = self._arrival
+        return here is not None and here.is_whole and here.epoch == self._membership.epoch
+
+    async def _note_head(self, m: Message) -> None:
+        if m.version == self._membership.epoch:
+            self._arrival = StateArrival(m)
+
+    async def _note_part(self, m: Message) -> None:
+        if self._arrival is not None and m.version == self._arrival.epoch:
+            self._arrival.add(m)
+
+    async def _note_end(self, m: Message) -> None:
+        self._is_over = True
+
+
+class RunIsOver(Exception):
+    """A worker came to join when there was nothing left to do."""

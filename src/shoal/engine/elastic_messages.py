@@ -1,0 +1,103 @@
+"""The messages by which workers that average among themselves come, go and stay in step.
+
+    worker -> keeper    Join | Settled | Suspects | Finished
+    keeper -> worker    Change (epoch, members, joiners) | RunOver
+    worker -> worker    Present (rounds completed) | RoundResult | StateHead, StatePart | Finished
+
+`version` is the epoch in all of them, as it is in every message of a collective. The lists are of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.core.transport import Message
+
+
+@dataclass(slots=True)
+class Join(Message):
+    """A process that has no state asks to become a worker."""
+
+    tag: str = "join"
+
+
+@dataclass(slots=True)
+class Settled(Message):
+    """A joiner has its state, and takes part from now on."""
+
+    tag: str = "settled"
+
+
+@dataclass(slots=True)
+class Suspects(Message):
+    """The sender has lost its connection to the worker whose rank is in `seq`."""
+
+    tag: str = "suspects"
+
+
+@dataclass(slots=True)
+class Finished(Message):
+    """The sender has nothing left to do; `seq` is the number of rounds that it has completed."""
+
+    tag: str = "finished"
+
+
+@dataclass(slots=True)
+class Change(Message):
+    """A new epoch: its members, who have state, and its joiners, who are to get some.
+
+    Each part has a rank and its incarnation for each of them.
+    """
+
+    tag: str = "change"
+
+
+@dataclass(slots=True)
+class RunOver(Message):
+    """To a process that wants to join: the run has ended, or nobody is left to join."""
+
+    tag: str = "run over"
+
+
+@dataclass(slots=True)
+class Present(Message):
+    """The roll call of an epoch: `seq` is the number of rounds that the sender has completed.
+
+    `count` is 1 if it knows the result of the last one, and can give it to others.
+    """
+
+    tag: str = "present"
+
+
+@dataclass(slots=True)
+class RoundResult(Message):
+    """What came of round `seq`: the average, then who contributed, then who takes part from there on.
+
+    `count` is the total weight.
+    """
+
+    tag: str = "round result"
+
+
+@dataclass(slots=True)
+class StateHead(Message):
+    """To a joiner: the state as JSON, whose tensors follow; `seq` is how many."""
+
+    tag: str = "state"
+
+
+@dataclass(slots=True)
+class StatePart(Message):
+    """To a joiner: tensor number `seq` of the state."""
+
+    tag: str = "state part"
+
+
+TAGS = frozenset(
+    kind().tag
+    for kind in (
+        *(Join, Settled, Suspects, Finished, Change, RunOver),
+        *(Present, RoundResult, StateHead, StatePart),
+    )
+)
+"""Messages that belong to no collective."""

@@ -1,0 +1,167 @@
+"""Keeper: decides who is a member of a run whose workers come and go. It decides changes alone.
+
+Within an epoch nobody asks it anything, so that training goes on while it is away. What it decided is in its
+log before anybody hears of it: a keeper that is restarted goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from shoal.core.identity import NodeIdentity
+from shoal.core.transport import Message
+from shoal.engine.channel import Channel
+from shoal.engine.elastic_messages import Change, Finished, Join, RunOver, Settled, Suspects
+from shoal.engine.log import Log
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.protocol import Joined, Left, Lost
+
+
+class Roster:
+    """Who is in the run: the epoch, its members, who have state, and its joiners, who have none yet.
+
+    Both are by rank, with the incarnation. Below `least` members and joiners together nothing changes.
+    """
+
+    def __init__(self, workers: int, least: int = 1) -> None:
+        self.epoch = 0
+        self.members = dict.fromkeys(range(workers), 0)
+        self.joiners: dict[int, int] = {}
+        self.is_over = False  # whether a worker has finished: nobody may join any more
+        self.has_changed = False
+        self.evicted: set[int] = set()  # who may not know that they are no longer in it
+        self._least = least
+
+    def lose(self, rank: int) -> None:
+        """That worker has vanished."""
+        if rank in self.members or rank in self.joiners:
+            self.members.pop(rank, None)
+            self.joiners.pop(rank, None)
+            self.evicted.add(rank)
+            self.has_changed = True
+
+    def leave(self, rank: int) -> None:
+        """That worker has left in order, at its end."""
+        self.members.pop(rank, None)
+        self.joiners.pop(rank, None)
+        self.is_over = True
+
+    def admit(self, rank: int, incarnation: int) -> bool:
+        """That process wants to join; whether it may."""
+        if self.is_over or not self.members:
+            return False
+        if self.joiners.get(rank) == incarnation or self.members.get(rank) == incarnation:
+            return True  # it asks again
+        self.lose(rank)
+        self.joiners[rank] = incarnation
+        self.has_changed = True
+        return True
+
+    def settle(self, rank: int, incarnation: int, epoch: int) -> None:
+        """That joiner has its state, of this epoch."""
+        if self.joiners.get(rank) == incarnation and epoch == self.epoch:
+            self.members[rank] = self.joiners.pop(rank)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is a change to tell of."""
+        return self.has_changed and len(self.members) + len(self.joiners) >= self._least
+
+    def begin_epoch(self) -> None:
+        """Make what has changed a new epoch."""
+        self.epoch += 1
+        self.has_changed = False
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {
+            "epoch": self.epoch,
+            "members": self.members,
+            "joiners": self.joiners,
+            "is_over": self.is_over,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.epoch, self.is_over = state["epoch"], state["is_over"]
+        self.members, self.joiners = dict(state["members"]), dict(state["joiners"])
+
+
+class Keeper:
+    """The node that keeps the roster. It has no parameters."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        channel: Channel,
+        mailbox: Mailbox,
+        log: Log | None = None,
+        least: int = 1,
+    ) -> None:
+        self.identity = identity
+        self.channel = channel
+        self.mailbox = mailbox
+        self.roster = Roster(identity.workers, least)
+        self._log = log
+        self._has_told = True  # whether every member knows of the present epoch
+
+    async def live(self) -> None:
+        """Keep the roster until every worker has gone."""
+        if self._log is not None and self.identity.incarnation:
+            saved, _ = self._log.recover()
+            if saved is not None:
+                self.roster.load(saved)
+            self._has_told = False  # the one before may have died in the middle of telling
+        while self.roster.members:
+            if self.roster.is_due:
+                self.roster.begin_epoch()
+                self._keep()
+                self._has_told = False
+            if not self._has_told:
+                await self._tell({*self.roster.members, *self.roster.joiners, *self.roster.evicted})
+                self.roster.evicted.clear()
+                self._has_told = True
+            await self._hear(await self.mailbox.next())
+            while self.mailbox.has_arrived():
+                await self._hear(await self.mailbox.next())
+        for rank in self.roster.joiners:
+            await self.channel.tell(rank, RunOver())
+        if self._log is not None:
+            self._log.close()
+
+    async def _hear(self, m: Message) -> None:
+        roster, rank = self.roster, m.src
+        if isinstance(m, Lost):
+            roster.lose(rank)
+        elif m.tag == Suspects().tag:
+            if m.version == roster.epoch:  # an older suspicion may be of somebody who has come back since
+                roster.lose(m.seq)
+        elif isinstance(m, Left):
+            roster.leave(rank)
+        elif m.tag == Join().tag:
+            if not roster.admit(rank, m.incarnation):
+                await self.channel.tell(rank, RunOver())
+            elif not roster.has_changed:
+                await self._tell([rank])
+        elif m.tag == Settled().tag:
+            roster.settle(rank, m.incarnation, m.version)
+            self._keep()
+        elif m.tag == Finished().tag:
+            roster.is_over = True
+            self._keep()
+        elif not isinstance(m, Joined):
+            self.channel.note_fault(f"the keeper knows no message {m.tag!r}")
+
+    def _keep(self) -> None:
+        if self._log is not None:
+            self._log.snapshot(self.roster.state())
+
+    async def _tell(self, ranks: Iterable[int]) -> None:
+        roster = self.roster
+        lists = (sorted(roster.members.items()), sorted(roster.joiners.items()))
+        parts = tuple(torch.tensor(pairs, dtype=torch.int64).reshape(-1) for pairs in lists)
+        for rank in sorted(ranks):
+            await self.channel.tell(rank, Change(parts=parts, version=roster.epoch))

@@ -1,0 +1,290 @@
+"""Membership: the workers that average among themselves, while some go and others come.
+
+The averages of a run are its rounds, counted from 1. Every worker keeps what it brought to a round until the
+round is complete, and what came of the last ones. When the keeper tells of a change, a new epoch begins, and
+the members of it call the roll: each says how many rounds it has completed. Who lacks one that another has
+gets its result from there; if nobody has it, the members form it again from what they kept. So no step of
+those who are left is lost, and all have the same model.
+
+Batches are dealt to a list of workers that changes at the edge of a round alone: between the average and the
+next step. What was dealt to a worker that did not contribute is dealt again. Joiners get their state at such
+an edge, from a worker that has just completed a round, and take part from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import PeerLost
+from shoal.core.identity import NodeIdentity
+from shoal.core.transport import JOINED, Message
+from shoal.engine.channel import Channel
+from shoal.engine.elastic_messages import TAGS, Change, Finished, Present, RoundResult, Suspects
+from shoal.engine.group import Group
+from shoal.engine.mailbox import Mailbox
+
+Formation: TypeAlias = Callable[[], Awaitable[tuple[Tensor, float]]]
+"""Forms the average of what this worker brings, over the group as it is then: average and total weight."""
+
+
+class EpochChanged(Exception):
+    """A change has arrived in the middle of an average, which cannot be completed as it was begun."""
+
+
+class Demoted(Exception):
+    """The keeper does not count this worker among the members: it must join again."""
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What came of a round: all members have the same."""
+
+    average: Tensor
+    total: float
+    contributors: tuple[int, ...]
+    dealt: tuple[int, ...]  # to whom batches are dealt from the next edge on
+
+    def message(self, round: int, epoch: int) -> RoundResult:
+        """The outcome for a member that lacks it."""
+        ranks = [torch.tensor(ranks, dtype=torch.int64) for ranks in (self.contributors, self.dealt)]
+        return RoundResult(parts=(self.average, *ranks), seq=round, count=self.total, version=epoch)
+
+    @classmethod
+    def of(cls, m: Message, like: Tensor) -> RoundOutcome:
+        """The outcome in a message."""
+        average, contributors, dealt = m.parts
+        return cls(average.to(like.device), m.count, tuple(contributors.tolist()), tuple(dealt.tolist()))
+
+
+class Membership:
+    """One worker's view of the workers that are there.
+
+    `present` form the next round; `dealt` are those whom the batches since the last edge were dealt to.
+    """
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        channel: Channel,
+        mailbox: Mailbox,
+        group: Group,
+    ) -> None:
+        everybody = tuple(range(identity.workers))
+        self.epoch = 0
+        self.completed = 0  # rounds
+        self.present = self.dealt = everybody
+        self.joiners: tuple[int, ...] = ()  # of this epoch
+        self.size = len(everybody)  # contributors of the last round; after its edge, those who are dealt to
+        self.is_joining = identity.incarnation > 0
+        self.keeps = 1  # outcomes of so many rounds: others may be so many behind
+        self._identity = identity
+        self._channel = channel
+        self._mailbox = mailbox
+        self._group = group
+        self._roll: dict[
+            int, tuple[int, bool]
+        ] = {}  # rank -> rounds completed, and whether it knows the last
+        self._has_called = True  # whether the roll of this epoch is complete
+        self._joins_at = math.inf  # the round after which the joiners of this epoch take part
+        self._early_change: Message | None = None  # lists workers that this one has not heard of
+        self._early: deque[Message] = deque()  # of epochs that this worker has not heard of
+        self._outcomes: dict[int, RoundOutcome] = {}
+        self._given: dict[int, RoundOutcome] = {}  # by another member
+        self._finished: set[int] = set()
+        self._is_forming = False
+        self.handlers = {
+            Change().tag: self._change,
+            Present().tag: self._note_present,
+            RoundResult().tag: self._note_outcome,
+            Finished().tag: self._note_finished,
+            JOINED: self._note_return,
+        }
+        mailbox.shown = (JOINED,)
+        mailbox.incarnations |= {**channel.transport.incarnations, identity.rank: identity.incarnation}
+        group.handlers = self.handlers
+
+    # -- a round -------------------------------------------------------------------------------
+
+    async def form(self, formation: Formation) -> tuple[Tensor, float]:
+        """The outcome of the next round: the average over those present, and the total weight."""
+        outcome = None
+        while outcome is None:
+            outcome = await self._attempt(formation)
+        self.completed += 1
+        self.size = len(outcome.contributors)
+        self._outcomes[self.completed] = outcome
+        for old in [n for n in self._outcomes if n <= self.completed - self.keeps]:
+            del self._outcomes[old]
+        return outcome.average, outcome.total
+
+    async def _attempt(self, formation: Formation) -> RoundOutcome | None:
+        """The outcome of the next round; None if somebody came or went meanwhile."""
+        self._is_forming = True
+        try:
+            await self._call_roll()
+            given = self._given.pop(self.completed + 1, None)
+            return self._made(*await formation()) if given is None else given
+        except EpochChanged:
+            return None
+        except PeerLost:
+            await self._await_change()
+            return None
+        finally:
+            self._is_forming = False
+
+    def _made(self, average: Tensor, total: float) -> RoundOutcome:
+        joins = self.joiners if self.completed + 1 >= self._joins_at else ()
+        return RoundOutcome(average, total, self.present, tuple(sorted({*self.present, *joins})))
+
+    async def _call_roll(self) -> None:
+        """Wait until every member of this epoch has said where it is, and who is behind has what it lacks."""
+        while not self._has_called or self._lacks_an_outcome():
+            await self._wait("present")
+
+    def _lacks_an_outcome(self) -> bool:
+        return self._furthest > self.completed and self.completed + 1 not in self._given
+
+    @property
+    def _furthest(self) -> int:
+        return max((completed for completed, _ in self._roll.values()), default=self.completed)
+
+    async def _wait(self, what: str) -> None:
+        """Wait for a message of the membership and deal with it. Raises EpochChanged."""
+        await self._mailbox.attend_to(what, self.handlers)
+
+    async def _await_change(self) -> None:
+        """A member is lost, or cannot be reached: wait until the keeper has said who goes on."""
+        epoch = self.epoch
+        for rank in self.present:
+            if rank in self._mailbox.gone:
+                await self._channel.tell(self._identity.keeper, Suspects(seq=rank, version=epoch))
+        with suppress(EpochChanged):
+            while self.epoch == epoch:
+                await self._wait("change")
+
+    # -- what is heard -------------------------------------------------------------------------
+
+    async def attend(self) -> None:
+        """Deal with what has arrived, without waiting: between two steps."""
+        await self._mailbox.attend(self.handlers, 0.0)
+
+    async def _change(self, m: Message) -> None:
+        if m.version <= self.epoch:
+            return
+        known, listed = self._mailbox.incarnations, [part.view(-1, 2).tolist() for part in m.parts]
+        if any(incarnation > known.get(rank, 0) for rank, incarnation in (*listed[0], *listed[1])):
+            self._early_change = m  # until this worker has heard that they are back
+            return
+        me, (members, joiners) = self._identity.rank, ([rank for rank, _ in pairs] for pairs in listed)
+        self.epoch, self.present, self.joiners = m.version, tuple(members), tuple(joiners)
+        self._early_change = None
+        self._mailbox.fence(self.epoch, exempt=TAGS)
+        self._given.clear()
+        self._joins_at = math.inf
+        is_member = [me, self._identity.incarnation] in listed[0]  # not one who died and had this rank
+        was_joining, self.is_joining = self.is_joining, not is_member
+        if self.is_joining and not was_joining:
+            raise Demoted
+        if self.is_joining:
+            return
+        self._roll = {me: (self.completed, self.completed in self._outcomes)}
+        self._has_called = False
+        self._regroup()
+        here = Present(seq=self.completed, count=float(self.completed in self._outcomes), version=self.epoch)
+        for rank in self._others:
+            await self._channel.tell(rank, here)
+        early, self._early = self._early, deque()
+        for earlier in early:
+            await self.handlers[earlier.tag](earlier)
+        await self._see_to_roll()
+        if self._is_forming:
+            raise EpochChanged
+
+    async def _note_return(self, m: Message) -> None:
+        if self._early_change is not None:
+            await self._change(self._early_change)
+
+    async def _note_present(self, m: Message) -> None:
+        if m.version > self.epoch:
+            self._early.append(m)
+        elif m.version == self.epoch and not self.is_joining:
+            self._roll[m.src] = (m.seq, bool(m.count))
+            await self._see_to_roll()
+
+    async def _see_to_roll(self) -> None:
+        """Once all have answered: the first of those who are furthest gives the others what they lack."""
+        if self._has_called or any(rank not in self._roll for rank in self.present):
+            return
+        self._has_called = True
+        self._joins_at = self._furthest + 1
+        knowing = [rank for rank in self.present if self._roll[rank] == (self._furthest, True)]
+        if not knowing or knowing[0] != self._identity.rank:
+            return
+        for rank in self.present:
+            for number in range(self._roll[rank][0] + 1, self._furthest + 1):
+                await self._channel.send(rank, self._outcomes[number].message(number, self.epoch))
+
+    async def _note_outcome(self, m: Message) -> None:
+        if m.version > self.epoch:
+            self._early.append(m)
+        elif m.version == self.epoch and not self.is_joining:
+            self._given[m.seq] = RoundOutcome.of(m, self._group.x)
+
+    async def _note_finished(self, m: Message) -> None:
+        self._finished.add(m.src)
+
+    # -- edges ---------------------------------------------------------------------------------
+
+    @property
+    def outcome(self) -> RoundOutcome | None:
+        """What came of the last round; None before the first, and at a joiner."""
+        return self._outcomes.get(self.completed)
+
+    def deal_to(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Deal batches to these from now on; the joiners who take part from now on.
+
+        If there was another change since the round, that one decides when joiners do.
+        """
+        self.dealt = tuple(ranks)
+        self.size = len(ranks)
+        if self.completed < self._joins_at:
+            return ()
+        came, self.joiners = self.joiners, ()
+        if came:
+            self.present = tuple(sorted({*self.present, *came}))
+            self._regroup()
+        return came
+
+    def enter(self, completed: int, dealt: Sequence[int]) -> None:
+        """This joiner has the state after that many rounds, and takes part from now on."""
+        self.is_joining = False
+        self.completed = completed
+        self.present = self.dealt = tuple(dealt)
+        self.size = len(dealt)
+        self.joiners = ()
+        self._roll, self._has_called, self._outcomes = {}, True, {}
+        self._regroup()
+
+    def _regroup(self) -> None:
+        self._group.regroup(self.present, self.epoch)
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in self.present if rank != self._identity.rank]
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def part(self) -> None:
+        """Return when every member has all outcomes: until then one may need this worker's."""
+        for rank in (*self._others, self._identity.keeper):
+            await self._channel.tell(rank, Finished(seq=self.completed, version=self.epoch))
+        while any(rank not in self._finished for rank in self._others):
+            await self._wait("finished")

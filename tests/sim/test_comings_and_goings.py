@@ -1,0 +1,110 @@
+"""Workers and keepers that die and come back, in virtual time: every sample is in the model once an epoch."""
+
+import pytest
+import torch
+from comings import Schedule, verdict
+from membership_mutants import MUTANTS
+from tally import at_the_end, tally
+
+from sampling import mostly_soak
+from shoal.sim import Compute, Faults
+from shoal.strategies import BMUF, Local, Sync
+from shoal.testing.problems import Slope, simulate
+
+SEEDS, CHUNK = 10_000, 100
+MOST = 600  # seeds for each mutant; it is done with the first that catches it
+
+
+def at(moment, rank=1, **options):
+    return Faults(noticed_after=0.1, **options).kill(rank, moment)
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_what_a_dead_worker_left_undone_is_done_by_the_others(period):
+    run = tally(at(2.5), period=period)
+    assert [w.rank for w in at_the_end(run)] == [0, 2, 3]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_one_that_comes_back_takes_part_and_has_the_same_model(period):
+    run = tally(at(2.5, restart_after=1.0), period=period)
+    assert [w.rank for w in at_the_end(run)] == [0, 1, 2, 3]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+    assert run.worker(1).samples > 0
+
+
+def test_training_goes_on_while_there_is_no_keeper_and_its_successor_knows_who_is_there():
+    run = tally(at(2.5, restart_after=1.0).kill(4, 0.5).kill(4, 4.0))
+    assert run.keeper.identity.incarnation == 2
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+    assert len(at_the_end(run)) == 4
+
+
+def test_survivors_lose_no_step():
+    """Gradients are 1 and take a second; worker 2 dies in the second block of two steps, at 2.5 s."""
+    run = simulate(
+        Local(period=2),
+        Slope(),
+        workers=3,
+        steps=6,
+        compute=Compute(mean=1.0),
+        faults=at(2.5, 2),
+        elastic=True,
+    )
+    assert [run.worker(k).x.item() for k in (0, 1)] == [-6.0, -6.0]
+
+
+def test_block_momentum_follows_the_number_of_workers():
+    """By hand: blocks of 1 step, every update is -1. eta is 1 - 1/2 with two workers, 0 with one.
+
+    Round 1: delta = -1, W = -1, next start -1 - 0.5 = -1.5 (look-ahead). Worker 1 dies in the second block.
+    Round 2 has one contributor: delta = 0 * -1 - 1 = -1, W = -1.5 - 1 + 0 * -1 = -2.5. Round 3: -3.5.
+    """
+    run = simulate(
+        BMUF(period=1, warmup=0),
+        Slope(),
+        workers=2,
+        steps=3,
+        compute=Compute(mean=1.0),
+        faults=at(1.5),
+        elastic=True,
+    )
+    assert run.worker(0).x.item() == -3.5
+
+
+def test_without_faults_the_run_is_the_one_without_a_keeper():
+    plain, elastic = (
+        simulate(Sync(), Slope(gradients=(1.0, 3.0)), workers=2, steps=5, elastic=elastic)
+        for elastic in (False, True)
+    )
+    assert torch.equal(plain.worker(0).x, elastic.worker(0).x)
+    assert plain.worker(0).meter.bytes_sent == elastic.worker(0).meter.bytes_sent
+
+
+def test_the_last_worker_goes_on_alone_and_takes_the_others_back():
+    faults = Faults(noticed_after=0.1, restart_after=4.0).kill(0, 1.5).kill(1, 1.6).kill(3, 1.7)
+    run = tally(faults, samples=80)
+    assert len(at_the_end(run)) == 4
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+
+
+def weather(seeds):
+    problems = [
+        f"comings.py {seed}  # {wrong[:300]}" for seed in seeds if (wrong := verdict(Schedule.draw(seed)))
+    ]
+    if problems:
+        pytest.fail("\n".join(problems[:10]), pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, CHUNK), few=10))
+def test_every_sample_is_in_the_model_once_an_epoch_whoever_comes_and_goes(first):
+    weather(range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name, monkeypatch):
+    MUTANTS[name](monkeypatch)
+    assert any(verdict(Schedule.draw(seed)) for seed in range(MOST))
