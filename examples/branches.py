@@ -46,7 +46,7 @@ torch.manual_seed(args.seed)
 head = nn.Sequential(nn.Linear(2 * STATES, STATES), nn.ReLU(), nn.Linear(STATES, 1), nn.Flatten(0))
 model = BranchModel(LastState(CHARACTERS, STATES), head, args.devices.split(","))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-training = shoal.attach(model, optimizer, "sync")
+training = shoal.attach(model, optimizer, "sync", unused="zeros")  # of other workers' branches
 data = pairs(args.batch, args.seed)
 
 for step in range(args.steps):

@@ -19,15 +19,13 @@ model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(train, 32, shuffle=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-training = shoal.attach(model, optimizer, shoal.DiLoCo(period=10))
 
-for _ in range(5):
+for _ in shoal.epochs(5, model, optimizer, shoal.DiLoCo(period=10)):
     for x, y in shoal.shard(loader):
         optimizer.zero_grad()
         accelerator.backward(F.cross_entropy(model(x), y))
         optimizer.step()
 
-training.finish()
 x, y = next(iter(accelerator.prepare(DataLoader(test, 297))))
 accuracy = (model(x).argmax(dim=1) == y).float().mean().item()
 accelerator.print(f"test accuracy {100 * accuracy:.2f} %")

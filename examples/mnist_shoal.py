@@ -33,16 +33,14 @@ model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.Re
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
 loader = DataLoader(mnist(args.data, "train"), batch_size=64, shuffle=True)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
-training = shoal.attach(model, optimizer)
 
-for _ in range(args.epochs):
+for _ in shoal.epochs(args.epochs, model, optimizer):
     for x, y in shoal.shard(loader):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
     schedule.step()
 
-training.finish()
 x, y = mnist(args.data, "t10k").tensors
 accuracy = (model(x).argmax(dim=1) == y).float().mean().item()
 print(f"test accuracy {100 * accuracy:.2f} %")

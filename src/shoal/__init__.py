@@ -1,6 +1,6 @@
 """Shoal trains one PyTorch model on many workers; how they are kept together is one word.
 
-api           run(), attach(), shard(), minimize(), comm_hook(), split()
+api           run(), attach(), epochs(), shard(), minimize(), comm_hook(), split()
 core          what everything else is made of: Codec, Task, Transport, Message
 vocabulary    Strategy, and the verbs of its Node
 engine        what makes those verbs work
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.api.attach import attach
     from shoal.api.attachment import Attachment
     from shoal.api.ddp import comm_hook
+    from shoal.api.epochs import epochs
     from shoal.api.minimize import minimize
     from shoal.api.run import run
     from shoal.api.shard import shard
@@ -95,6 +96,7 @@ _HOMES = {
     "WorkerFailed": "shoal.core.errors:WorkerFailed",
     "attach": "shoal.api.attach:attach",
     "comm_hook": "shoal.api.ddp:comm_hook",
+    "epochs": "shoal.api.epochs:epochs",
     "fp16": "shoal.codecs.halves.codec:FP16",
     "minimize": "shoal.api.minimize:minimize",
     "run": "shoal.api.run:run",
@@ -140,6 +142,7 @@ __all__ = [
     "WorkerFailed",
     "attach",
     "comm_hook",
+    "epochs",
     "fp16",
     "minimize",
     "run",

@@ -439,6 +439,7 @@ def test_a_step_after_one_that_failed_raises_the_same_error():
 
 
 @pytest.mark.slow
+@warm
 def test_freezing_after_attach_is_refused_where_the_strategy_would_still_move_it(tmp_path):
     script = tmp_path / "freezes.py"
     script.write_text(FREEZES)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import shoal
 from forked import run_forked
 from scripts import final_weights, run_loop
 
@@ -40,6 +44,37 @@ def run_many(
     arguments = (str(folder), json.dumps({"strategy": launch, **wanted}))
     options = {} if period is None else {"period": str(period)}
     return run_loop(*arguments, strategy=launch, script=FOLDER / script, strategy_options=options)
+
+
+@dataclass(frozen=True)
+class TorchRun:
+    """What torchrun's processes, one after the other, printed and complained of."""
+
+    returncode: int
+    printed: list[str]
+    errors: str
+
+
+def run_by_torchrun(script: str, folder: Path, **wanted: Any) -> TorchRun:
+    """Two processes that torchrun starts, each with a file of its own: on one screen lines would mix."""
+    log = folder / "torchrun"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    done = subprocess.run(
+        [
+            *(*command, "--nproc-per-node=2", "--redirects=3", f"--log-dir={log}"),
+            *(str(FOLDER / script), str(folder), json.dumps(wanted)),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(shoal.__file__).parents[1])},
+        check=False,
+    )
+    outs, errors = (sorted(log.rglob(f"{name}.log")) for name in ("stdout", "stderr"))
+    return TorchRun(
+        done.returncode,
+        [out.read_text() for out in outs],
+        "".join([done.stderr, *(error.read_text() for error in errors)]),
+    )
 
 
 def weights(printed: str, word: str = "weights") -> torch.Tensor:

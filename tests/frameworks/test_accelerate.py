@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
-from framework_runs import FOLDER, assert_close, needs, run_alone, run_many, said, weights
+from framework_runs import assert_close, needs, run_alone, run_by_torchrun, run_many, said, weights
 from torch import nn
 
 import shoal
@@ -62,23 +57,12 @@ def test_state_is_saved_once_and_resumed_at_all_workers(tmp_path):
 
 def test_an_accelerator_that_is_distributed_itself_is_refused(tmp_path):
     """It would put DDP on top, and average twice."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [str(FOLDER / SCRIPT), str(tmp_path), json.dumps({"batch": 16, "strategy": "sync"})]
-    done = subprocess.run(
-        [*command, *script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": src()}
-    )
+    done = run_by_torchrun(SCRIPT, tmp_path, batch=16, strategy="sync")
     assert done.returncode != 0
-    assert "the model is wrapped in DistributedDataParallel, which synchronises it already" in done.stderr
-    script[-1] = json.dumps({"batch": 16, "strategy": "sync", "order": "before"})
-    done = subprocess.run(
-        [*command, *script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": src()}
-    )
+    assert "the model is wrapped in DistributedDataParallel, which synchronises it already" in done.errors
+    done = run_by_torchrun(SCRIPT, tmp_path, batch=16, strategy="sync", order="before")
     assert done.returncode != 0
-    assert "Accelerate runs 2 processes itself" in done.stderr
-
-
-def src() -> str:
-    return os.path.dirname(os.path.dirname(shoal.__file__))  # noqa: PTH120
+    assert "Accelerate runs 2 processes itself" in done.errors
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,8 +13,8 @@ PAIRS = {  # the two examples, and how many lines change beside imports
     "lightning": ("digits_lightning.py", "digits_lightning_shoal.py", 1),
     "fabric": ("digits_fabric.py", "digits_fabric_shoal.py", 2),
     "huggingface": ("words_huggingface.py", "words_huggingface_shoal.py", 2),
-    "accelerate": ("digits_accelerate.py", "digits_accelerate_shoal.py", 3),
-    "plain": ("mnist_torch.py", "mnist_shoal.py", 3),
+    "accelerate": ("digits_accelerate.py", "digits_accelerate_shoal.py", 2),
+    "plain": ("mnist_torch.py", "mnist_shoal.py", 2),
 }
 
 

@@ -6,7 +6,7 @@ import runpy
 
 import pytest
 import torch
-from framework_runs import FOLDER, assert_close, needs, run_alone, run_many, said, weights
+from framework_runs import FOLDER, assert_close, needs, run_alone, run_by_torchrun, run_many, said, weights
 
 from shoal.core.errors import WorkerFailed
 
@@ -47,3 +47,14 @@ def test_the_common_model_is_saved_and_a_resumed_run_ends_alike(tmp_path):
 def test_weights_that_would_not_reach_the_strategy_are_refused(tmp_path):
     with pytest.raises(WorkerFailed, match="load them before"):
         run_many(SCRIPT, tmp_path, launch="local", batch=15, loads=True)
+
+
+def test_torchrun_starts_workers_too(tmp_path):
+    """Each prints its weights: both the same, and those of one process with the whole batch."""
+    plain = run_alone(SCRIPT, tmp_path / "plain", batch=30)
+    done = run_by_torchrun(SCRIPT, tmp_path / "two", batch=15, strategy="sync")
+    assert done.returncode == 0, done.errors
+    first, second = done.printed
+    assert torch.equal(weights(first), weights(second))
+    assert_close(weights(first), weights(plain))
+    assert "printed once" in first and "printed once" not in second

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from framework_runs import FOLDER, assert_close, needs, run_alone, run_many, said, weights
+from framework_runs import FOLDER, assert_close, needs, run_alone, run_by_torchrun, run_many, said, weights
 
 from shoal.core.errors import WorkerFailed
-from shoal.launch.environment import Place
 
 SCRIPT = "lightning_trainer.py"
 VARIANTS = {
@@ -105,19 +104,18 @@ def test_a_server_that_runs_adam_cannot_be_resumed(tmp_path):
         run_many(SCRIPT, tmp_path / "rest", launch="asgd", batch=16, optimizer="adamw", resume=str(saved))
 
 
+def test_torchrun_starts_workers_too(tmp_path):
+    """Each prints its weights: both the same, and those of one process with the whole batch."""
+    plain = run_alone(SCRIPT, tmp_path / "plain", batch=30)
+    done = run_by_torchrun(SCRIPT, tmp_path / "two", batch=15, strategy="sync")
+    assert done.returncode == 0, done.errors
+    first, second = done.printed
+    assert torch.equal(weights(first), weights(second))
+    assert_close(weights(first), weights(plain))
+    assert len([*(tmp_path / "two").rglob("metrics.csv")]) == 1  # worker 0 alone logs
+
+
 # -- what is refused ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def two_workers(monkeypatch):
-    """This process believes that it is one of two workers; it does not come to meet the other."""
-
-    def launched(**settings):
-        (name, value), *_ = Place(0, 2, launched="shoal", **settings).to_environment().items()
-        monkeypatch.setenv(name, value)
-
-    launched()
-    return launched
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -22,7 +22,7 @@ from marks import marks
 from shoal.core.errors import WorkerFailed
 from shoal.launch.crew import Crew
 from shoal.launch.member import Member
-from shoal.strategies import Sandblaster
+from shoal.strategies import BMUF, DiLoCo, Local, Sandblaster, SlowMo, Sync
 from shoal.testing import blobs
 
 pytestmark = pytest.mark.alone
@@ -144,15 +144,64 @@ def test_what_a_server_loses_without_a_journal_is_said(crews):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_run_whose_workers_are_all_killed_fails_and_says_so(crews):
-    def anyone(crew: Crew) -> Member | None:
-        return next((m for m in crew.members[:WORKERS] if not m.ended and m.process.is_alive()), None)
+def test_a_run_without_a_server_whose_workers_are_all_killed_fails_and_says_so(crews):
+    def all_at_once(crew: Crew) -> Member | None:
+        for m in crew.members[1:WORKERS]:
+            os.kill(m.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        return crew.members[0]
 
     with (
-        Assassin(crews, anyone, kills=WORKERS, seed=5),
+        Assassin(crews, all_at_once, kills=1, seed=5),
         pytest.raises(WorkerFailed, match="it was ended by SIGKILL"),
     ):
-        shoal.run(marks(), "asgd", workers=WORKERS, epochs=50)
+        shoal.run(marks(), "sync", workers=WORKERS, epochs=200)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_server_outlives_all_its_workers_and_they_come_back(crews):
+    def all_at_once(crew: Crew) -> Member | None:
+        for m in crew.members[1:WORKERS]:
+            os.kill(m.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        return crew.members[0]
+
+    with Assassin(crews, all_at_once, kills=1, seed=5):
+        result = shoal.run(marks(), "asgd", workers=WORKERS, epochs=8)
+    assert torch.equal(result.model.marks, torch.full((1600,), -8.0, dtype=torch.float64))
+
+
+def a_worker_or_the_keeper(crew: Crew) -> Member | None:
+    """Now a worker that has begun, now the keeper."""
+    begun = [m for m in crew.members[:WORKERS] if m.ready and not m.ended]
+    number = sum(m.incarnation for m in crew.members)
+    if number % 3 == 2:
+        return crew.members[WORKERS]
+    return begun[number % len(begun)] if len(begun) > 1 else None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("strategy", "kills"),
+    [
+        (Sync(), 5),
+        (BMUF(period=4), 5),
+        pytest.param(DiLoCo(period=8), 5, marks=pytest.mark.soak),
+        pytest.param(SlowMo(period=4), 5, marks=pytest.mark.soak),
+        pytest.param(Local(period=3), 40, marks=pytest.mark.soak),
+    ],
+)
+def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(crews, strategy, kills):
+    epochs = 30 * kills
+    with Assassin(crews, a_worker_or_the_keeper, kills, seed=2) as assassin:
+        result = shoal.run(
+            blobs(), strategy, workers=WORKERS, epochs=epochs, tests=0, on_progress=assassin.heard
+        )
+    assert len(assassin.killed) == kills, "the run was over before all kills"
+    assert result.samples == epochs * len(blobs().data().x)
+    assert assassin.longest_silence < SILENCE_SECONDS
+    assert all(is_gone(pid) for pid in assassin.killed)
     assert multiprocessing.active_children() == []
 
 

@@ -137,6 +137,8 @@ def test_the_page_fits_and_has_no_serious_accessibility_findings(browser, page, 
     browser.value("document.getElementById('table-details').open = true")
     browser.until(f"document.querySelectorAll('#table tbody tr').length === {workers + 1}")
     assert browser.value("document.documentElement.scrollWidth") <= width
+    cards = "[...document.querySelectorAll('#nodes .who')]"  # a name and a state, beside each other
+    assert browser.value(f"{cards}.every(card => card.scrollWidth <= card.clientWidth)")
     assert browser.serious_findings() == []
 
 

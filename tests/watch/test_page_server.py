@@ -117,6 +117,19 @@ def test_a_browser_gets_all_so_far_and_then_each_change(page):
     stream.close()
 
 
+def test_a_line_reaches_each_browser_once():
+    from shoal.watch.feed import Feed
+
+    feed = Feed()
+    early = feed.subscribe()
+    feed.print("worker 0", "hello")
+    late = feed.subscribe()  # between two ticks
+    feed.tick()
+    assert early is not None and late is not None
+    assert b"hello" not in early.first and b"hello" in late.first
+    assert late.has_read_all and not early.has_read_all
+
+
 def test_the_end_of_a_run_reaches_the_browser_with_its_reason():
     page = LivePage()
     page.start("sync", 1)

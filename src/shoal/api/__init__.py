@@ -1,1 +1,1 @@
-"""The public entry points: run(), attach() and shard(), minimize(), comm_hook()."""
+"""The public entry points: run(), attach(), epochs() and shard(), minimize(), comm_hook()."""

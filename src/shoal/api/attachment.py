@@ -103,7 +103,7 @@ class Attachment:
         self._failure: Exception | None = None
         if not me.is_server:
             self._taken = [self._take_over(n, optimizer) for n, optimizer in enumerate(optimizers)]
-            self._rebind()
+            rebind(self._given)
             self._go_on(lambda: self._life.send(None))
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
@@ -157,6 +157,11 @@ class Attachment:
     def workers(self) -> int:
         """The number of workers."""
         return self.engine.identity.workers
+
+    @property
+    def failed(self) -> bool:
+        """Whether a step has raised an error, which finish() raises again."""
+        return self._failure is not None
 
     def saw(self, samples: int) -> None:
         """Add `samples` to the weight of the next step in averages. `shard` calls this for you."""
@@ -274,7 +279,7 @@ class Attachment:
 
     def leave(self) -> None:
         """Finish at the end of the script, unless an exception ends it: the others must notice that."""
-        if not self._released and self._failure is None and getattr(sys, "last_value", None) is None:
+        if not self._released and not self.failed and getattr(sys, "last_value", None) is None:
             self.finish()
 
     def serve(self) -> None:
@@ -343,12 +348,7 @@ class Attachment:
         self._replica.release()
         for give_back in self._taken:
             give_back()
-        self._rebind()
-
-    def _rebind(self) -> None:
-        """The optimizers' steps have been replaced: those who wrap them must know."""
-        for optimizer in self._given:
-            rebind(optimizer)
+        rebind(self._given)
 
     def _go_on(self, resume: Callable[[], object]) -> bool:
         """Run the strategy until it wants a gradient or has ended. Returns whether it wants a gradient."""

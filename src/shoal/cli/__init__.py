@@ -6,7 +6,8 @@ demo        what Shoal is good for             shoal.demo   its acts
 compare     one task, several strategies       comparison   the runs of a comparison
 search      many models of one task            searching    the search; shoal.search has the methods
 run         a script on several workers        launching    starts its processes, or joins a launcher's
-runs        runs that are kept                 report       table and page of several of them
+runs        runs that are kept                 remove_runs  shoal runs rm
+report      table and page of several of them
 watching    runs on a live page                shoal.watch  the page, live or replayed
 manifest    the file that starts a run on a cluster: Slurm, Kubernetes
 split       a model cut into stages            shoal.pipelines   measures, cuts, simulates

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.remove_runs import remove
 from shoal.core.catalogue import check_word
 from shoal.records.places import existing_folder
 from shoal.records.stored_runs import StoredRun, read_runs
@@ -36,14 +37,23 @@ def show(
     ] = "date",
     runs: RunsFolder = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With rm: remove without a question.")] = False,
 ) -> None:
     """List the runs that shoal run and shoal compare have kept, newest first.
 
     With WORDs, lists only the runs in whose name, task, strategy or state
-    each word appears: shoal runs bmuf failed. To remove a run, remove its
-    folder.
+    each word appears: shoal runs bmuf failed.
+
+    shoal runs rm RUN... removes runs, after a question.
     """
     check_word("column", sort, SORTS)
+    if ctx.args[:1] == ["rm"]:
+        if json or sort != "date":
+            raise ValueError("--json and --sort belong to the list of runs, not to `shoal runs rm RUN...`")
+        remove(ctx.args[1:], runs, asks=not yes)
+        return
+    if yes:
+        raise ValueError("--yes belongs to `shoal runs rm RUN...`, and this lists runs")
     folder = existing_folder(runs)
     found = filtered(read_runs(folder), ctx.args)
     key = SORTS[sort]

@@ -14,7 +14,7 @@ from shoal.replicas.wrapped import tell_rank, undress, unwrap_optimizer
 from shoal.vocabulary.strategy import Strategy
 
 try:
-    from transformers import Trainer
+    from transformers import Trainer, TrainingArguments
 except ImportError as error:
     raise missing("huggingface", "transformers and accelerate") from error
 
@@ -37,9 +37,12 @@ class ShoalTraining:
         **kwargs: Any,
     ) -> None:
         self.workers = Workers("transformers", strategy, codec, {})
+        for given in (*args, *kwargs.values()):  # first: Trainer would ask for distributed training instead
+            if isinstance(given, TrainingArguments):
+                check_arguments(given, self.workers.size)
         super().__init__(*args, **kwargs)
         trainer: Any = self
-        check_arguments(trainer.args, self.workers.size)
+        check_arguments(trainer.args, self.workers.size)  # those that it makes where none are given
         tell_rank(self.workers.rank)
 
     def get_train_dataloader(self) -> DataLoader[Any]:

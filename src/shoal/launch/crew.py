@@ -316,7 +316,7 @@ class Crew:
         """Whether workers are left after one was killed. It is started again where it can come back."""
         first = [m for m in self.members if m.rank < self.workers and m.rank % self.group == 0]
         left = sum((not m.ended and (m.ready or not m.incarnation)) or bool(m.report) for m in first)
-        if not left:
+        if not left and not (self.servers and self.workers_return):  # else a server has the model
             return False
         if self.workers_return and (member.ready or member.incarnation < MOST_FALSE_STARTS):
             LOG.warning("%s %s; the other %d go on, and it is started again", member.name, how, left)
@@ -329,9 +329,9 @@ class Crew:
 
     def _dismiss_latecomers(self) -> None:
         """End workers that were started again and are not ready yet when all others are done."""
-        workers = [m for m in self.members if m.rank < self.workers and not m.ended]
-        late = [m for m in workers if m.incarnation and not m.ready]
-        if late and all(m.report or m in late for m in workers):
+        workers = [m for m in self.members if m.rank < self.workers]
+        late = [m for m in workers if m.incarnation and not (m.ready or m.ended)]
+        if late and any(m.report for m in workers) and all(m.report or m.ended or m in late for m in workers):
             for m in late:
                 m.ended = True
                 m.process.kill()

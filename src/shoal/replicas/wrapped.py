@@ -6,7 +6,7 @@ None of them is imported here: who has wrapped something has imported it before.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,13 +36,14 @@ def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def rebind(optimizer: torch.optim.Optimizer) -> None:
-    """Have a wrapper call the `step` that the optimizer inside it has now.
+def rebind(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Have the wrappers among them call the `step` that the optimizer inside has now.
 
     With a GradScaler, Accelerate keeps the step that it found, and looks again only when it is unpickled.
     """
-    if _is_of(optimizer, ACCELERATE):
-        optimizer.__setstate__({})
+    for optimizer in optimizers:
+        if _is_of(optimizer, ACCELERATE):
+            optimizer.__setstate__({})
 
 
 def check_wrappers(model: nn.Module, workers: int) -> None:

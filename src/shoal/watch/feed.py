@@ -98,9 +98,7 @@ class Feed:
     def tick(self) -> None:
         """Make a frame of what has changed and pass it on."""
         with self._lock:
-            if self._new_lines:
-                self._send("lines", self._new_lines)
-                self._new_lines = []
+            self._send_new_lines()
             if not self._changed or not self._runs:
                 return
             run = self._runs[-1]
@@ -118,6 +116,7 @@ class Feed:
             if len(self._subscribers) >= MOST_BROWSERS or self._over.is_set():
                 return None
             runs = [{**run.head(), "frames": list(run.frames)} for run in self._runs]
+            self._send_new_lines()  # to the others; this browser would get them twice
             lines = list(self._lines)
             subscriber = Subscriber(b"")
             self._subscribers.append(subscriber)
@@ -160,6 +159,11 @@ class Feed:
     def _pump(self) -> None:
         while not self._over.wait(FRAME_SECONDS):
             self.tick()
+
+    def _send_new_lines(self) -> None:
+        if self._new_lines:
+            self._send("lines", self._new_lines)
+            self._new_lines = []
 
     def _send(self, event: str, value: Any) -> None:
         if not self._subscribers:

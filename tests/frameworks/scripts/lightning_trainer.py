@@ -6,6 +6,7 @@ import warnings
 
 import lightning as L
 import torch
+from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from samples import dataset, network, show
@@ -53,6 +54,9 @@ callbacks = [
 ]
 if wanted.get("stops"):
     callbacks.append(EarlyStopping("own", patience=1))
+if wanted.get("averages"):
+    name, how = wanted["averages"]
+    callbacks.append(getattr(of_lightning, name)(**how))
 trainer = L.Trainer(
     accelerator="cpu",
     devices=1,

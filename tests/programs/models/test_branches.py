@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 import branch_training
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
+from scripts import run_loop
 from shoal.cli import app
 from shoal.core.replica import Parameters
 from shoal.core.vector import Flat
@@ -19,6 +21,7 @@ from shoal.programs.models.branches import BranchModel, LastState, pair, propaga
 from shoal.sim import Simulation
 from shoal.vocabulary.strategy import Strategy
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "branches.py"
 ELSEWHERE = ("cpu", "cpu:0")  # to torch another device than "cpu", so that weights are copied to it
 
 
@@ -225,3 +228,11 @@ def test_two_worker_processes_follow_the_trajectory_of_one(tmp_path, alone):
     torch.testing.assert_close(first["weights"], weights, rtol=0, atol=1e-6)
     torch.testing.assert_close(first["losses"], losses, rtol=0, atol=1e-6)
     assert torch.equal(first["weights"], second["weights"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_scripts")
+def test_the_example_trains_on_two_workers():
+    first, second = run_loop("--steps", "20", "--batch", "4", script=EXAMPLE, strategy=None)
+    assert "step 20: loss" in first and "right about" in first
+    assert not second  # worker 0 merges, and tells

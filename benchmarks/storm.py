@@ -1,0 +1,214 @@
+"""Workers, servers and keepers killed with SIGKILL while a model is trained: what it costs, and what is lost.
+
+Every strategy trains the same epochs twice on real processes, one run after the other: undisturbed, and with
+a kill every `--every` seconds on average. The undisturbed run is made about `--minutes` long. Killed
+processes are started again by the launcher, as in any run.
+
+    python benchmarks/storm.py [--workers 4] [--every 15] [--minutes 2] [--kill workers,servers,keeper]
+        [--strategies sync,bmuf,diloco,asgd] [--task digits] [--batch 32] [--seed 0]
+
+efficiency   samples a second with kills, as a share of those without
+survivors    seconds from a kill until another worker has done a step of a later round; median and longest
+victim       seconds from a kill until the first step of the worker that took its place; median and longest
+taking part  workers that train, on average over the run
+lost, doubled  samples that should be in the model and are not, or are there twice: by the weights of all
+             averages, or by what the server has counted
+
+The last line is JSON: the same figures for each strategy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import shoal
+from shoal.programs.tasks import TASKS
+
+STRATEGIES = {"bmuf": "bmuf:period=8", "diloco": "diloco:period=16", "local": "local:period=8"}
+"""Options of strategies whose defaults suit longer runs."""
+
+Event = dict[str, Any]
+
+
+class Storm:
+    """Kills processes of the run under way, and notes when who trains again."""
+
+    def __init__(self, kinds: set[str], every: float, period: int, seed: int) -> None:
+        self.kills = 0
+        self.survivors: list[float] = []
+        self.victims: list[float] = []
+        self._kinds, self._every, self._period = kinds, every, period
+        self._dice = random.Random(seed)
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._rage, daemon=True)
+        self._killed_at: float | None = None  # nobody has completed a round since
+        self._awaited_step = 0  # it is completed when somebody does this one
+        self._missing: dict[int, float] = {}  # rank -> when it was killed
+        self._steps: dict[int, int] = {}
+        self._at_work: dict[int, bool] = {}
+        self._began = self._last = 0.0
+        self._area = 0.0  # workers at work, times seconds
+
+    def __enter__(self) -> Storm:
+        self._began = self._last = time.monotonic()
+        if self._every:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._every:
+            self._thread.join()
+
+    @property
+    def taking_part(self) -> float:
+        """Workers at work, on average."""
+        return self._area / max(1e-9, self._last - self._began)
+
+    def heard(self, event: Event) -> None:
+        """Progress of the run."""
+        if event["role"] != "worker" or "tested" in event:
+            return
+        now, rank = time.monotonic(), event["rank"]
+        with self._lock:
+            if not self._at_work:
+                self._began = self._last = now
+            self._area += sum(self._at_work.values()) * (now - self._last)
+            self._last = now
+            advances = event["step"] > self._steps.get(rank, -1) and not event.get("lost")
+            works = event.get("state") not in ("dead", "joining") and not event.get("lost")
+            if rank in self._missing:
+                if works and "samples" in event and not event.get("fault") and advances:
+                    self.victims.append(now - self._missing.pop(rank))
+                    self._at_work[rank] = True
+            else:
+                self._at_work[rank] = works
+                if self._killed_at is not None and event["step"] >= self._awaited_step:
+                    self.survivors.append(now - self._killed_at)
+                    self._killed_at = None
+            self._steps[rank] = event["step"]
+
+    def _rage(self) -> None:
+        while not self._over.wait(self._dice.expovariate(1 / self._every)):
+            if not self._at_work:
+                continue
+            victim = self._victim()
+            if victim is None:
+                continue
+            with self._lock:
+                self.kills += 1
+                if victim.name.startswith("worker"):
+                    rank = int(victim.name.split()[1])
+                    self._missing[rank] = self._killed_at = time.monotonic()
+                    self._at_work[rank] = False
+                    self._awaited_step = max(self._steps.values()) + self._period + 1
+                os.kill(victim.pid or 0, signal.SIGKILL)
+
+    def _victim(self) -> Any:
+        """A process of a kind that is to be killed; workers only while another is at work."""
+        words = {"workers": "worker", "servers": "server", "keeper": "keeper"}
+        wanted = [words[kind] for kind in sorted(self._kinds)]
+        there = [p for p in multiprocessing.active_children() if any(word in p.name for word in wanted)]
+        at_work = [rank for rank, works in self._at_work.items() if works]
+        mortal = [
+            p
+            for p in there
+            if not p.name.startswith("worker") or (int(p.name.split()[1]) in at_work and len(at_work) > 1)
+        ]
+        return self._dice.choice(mortal) if mortal else None
+
+
+def train(word: str, options: argparse.Namespace, epochs: int, every: float) -> tuple[Any, Storm]:
+    """One run, and what the storm has seen of it."""
+    strategy = shoal.strategies.STRATEGIES.read(STRATEGIES.get(word, word))
+    period = getattr(strategy, "period", 1)
+    with Storm(set(options.kill.split(",")), every, period, options.seed) as storm:
+        result = shoal.run(
+            options.task,
+            strategy,
+            workers=options.workers,
+            epochs=epochs,
+            batch=options.batch,
+            seed=options.seed,
+            tests=0,
+            on_progress=storm.heard,
+        )
+    return result, storm
+
+
+def measure(word: str, options: argparse.Namespace, samples: int) -> dict[str, Any]:
+    """The figures of one strategy."""
+    probe, _ = train(word, options, 4, 0.0)
+    epochs = max(4, round(60 * options.minutes * probe.samples_per_second / samples))
+    plain, _ = train(word, options, epochs, 0.0)
+    stormy, storm = train(word, options, epochs, options.every)
+    missing = epochs * samples - stormy.samples
+    return {
+        "efficiency": plain.seconds / stormy.seconds,
+        "survivors_seconds": _spread(storm.survivors),
+        "victim_seconds": _spread(storm.victims),
+        "taking_part": storm.taking_part,
+        "samples_lost": max(0, missing),
+        "samples_doubled": max(0, -missing),
+        "kills": storm.kills,
+        "seconds": [plain.seconds, stormy.seconds],
+        "accuracy": [plain.test_accuracy, stormy.test_accuracy],
+        "epochs": epochs,
+    }
+
+
+def _spread(seconds: list[float]) -> list[float]:
+    return [median(seconds), max(seconds)] if seconds else []
+
+
+def show(figures: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
+    """Print the table."""
+    table = Table(title=f"{options.task}, {options.workers} workers, a kill every {options.every:g} s")
+    for name in ("strategy", "kills", "efficiency", "survivors", "victim", "taking part", "lost", "doubled"):
+        table.add_column(name, justify="left" if name == "strategy" else "right")
+    for word, row in figures.items():
+        spans = [
+            f"{span[0]:.1f} s, {span[1]:.1f}" if span else "-"
+            for span in (row["survivors_seconds"], row["victim_seconds"])
+        ]
+        counts = [str(row["samples_lost"]), str(row["samples_doubled"])]
+        taking = f"{row['taking_part']:.2f} of {options.workers}"
+        table.add_row(word, str(row["kills"]), f"{row['efficiency']:.0%}", *spans, taking, *counts)
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills, on average")
+    parser.add_argument("--minutes", type=float, default=2.0, help="length of the undisturbed run")
+    parser.add_argument("--kill", default="workers", help="of workers, servers, keeper; separated by commas")
+    parser.add_argument("--strategies", default="sync,bmuf,diloco,asgd", help="separated by commas")
+    parser.add_argument("--task", default="digits")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    samples = len(TASKS.make(options.task).data().x)
+    figures = {}
+    for word in options.strategies.split(","):
+        figures[word] = measure(word, options, samples)
+        print(f"{word}: {json.dumps(figures[word])}", flush=True)
+    show(figures, options)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
