@@ -12,6 +12,7 @@ from forked import ForkedPython
 from shoal.cli import machine
 from shoal.codecs import CODECS
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
+from shoal.layouts import LAYOUTS
 from shoal.loggers.log_option import WORDS as LOGGERS
 from shoal.programs.tasks import TASKS
 from shoal.search import METHODS
@@ -22,6 +23,7 @@ from shoal.topologies import TOPOLOGIES
 WORDS = {
     "strategies": STRATEGIES,
     "topologies": TOPOLOGIES,
+    "layouts": LAYOUTS,
     "codecs": CODECS,
     "transports": TRANSPORTS,
     "collectives": COLLECTIVES,
