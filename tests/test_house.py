@@ -76,7 +76,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
         FRONT,
     },
     FRONT: _STARTED | _KEPT | {"api"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "launch"},  # what Ctrl-C does while the command line is imported
 }
 
 DETERMINISTIC = {"core", "engine", "vocabulary", "lbfgs", "strategies", "codecs"}

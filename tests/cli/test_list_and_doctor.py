@@ -164,6 +164,15 @@ def test_doctor_finds_mpiexec_beside_python_and_survives_one_that_fails(monkeypa
     )
 
 
+def test_doctor_says_that_mpi_listens_on_all_addresses(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(machine.shutil, "which", lambda name, path=None: f"/usr/bin/{name}")
+    monkeypatch.setattr(machine, "_start_mpi_probe", lambda mpiexec: None)
+    monkeypatch.setattr(machine, "hear", lambda _: ({"mpi": {"round_trip": 1e-5, "bandwidth": 1e9}}, ""))
+    finding = machine.mpi()
+    assert finding.works and "It listens on all addresses of the host" in finding.sentence
+
+
 def test_doctor_says_what_to_install(monkeypatch):
     monkeypatch.setattr(
         machine.importlib.metadata, "requires", lambda _: ['mpi4pi>=4; extra == "mpi"', "torch"]

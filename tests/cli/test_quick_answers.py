@@ -189,5 +189,5 @@ def test_a_wrong_argument_is_refused_without_torch(answers, line):
 @pytest.mark.parametrize("line", ["--help", "compare --help", "run --help", "reproduce --help"])
 def test_help_documents_the_exit_codes(answers, line):
     _, _, out, _ = answers[line]
-    said = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
+    said = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C, 143 for SIGTERM."
     assert said in " ".join(out.split())

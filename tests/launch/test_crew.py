@@ -108,10 +108,8 @@ class Started:
     def is_alive(self) -> bool:
         return self.exitcode is None
 
-    def terminate(self) -> None:
-        self.exitcode = -15
-
-    kill = terminate
+    def kill(self) -> None:
+        self.exitcode = -signal.SIGKILL
 
     def join(self, timeout: float | None = None) -> None:
         pass
@@ -147,8 +145,9 @@ def test_ctrl_c_while_processes_are_started_ends_those_that_were():
     first, line = member(0)
 
     def start(rank: int, incarnation: int) -> Member:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
         assert rank == 0, "no more are started"
-        os.kill(os.getpid(), signal.SIGINT)
         return first
 
     with line, pytest.raises(Interrupted, match="before training began"):
@@ -190,7 +189,7 @@ def test_who_dies_and_is_done_without_is_told_to_the_listener():
     for rank in (0, 2):
         say(pairs[rank][1], "done", rank=rank)
         pairs[rank][1].close()
-    pairs[1][0].process.terminate()  # and nothing more comes from it
+    pairs[1][0].process.kill()  # and nothing more comes from it
     pairs[1][1].close()
     crew = Crew(2, 1, lambda rank, _: pairs[rank][0], heard.append)
     crew._went_at = 1.0
@@ -223,7 +222,7 @@ def test_a_server_that_is_started_again_is_lost_then_joining_then_back():
     say(worker[1], "ready")
     say(first[1], "ready")
     say(first[1], "progress", rank=1, role="server", step=40, state="computing")
-    first[0].process.terminate()
+    first[0].process.kill()
     first[1].close()
     crew = Crew(1, 1, start, listener, restarts=True)
     crew._went_at = 1.0

@@ -21,6 +21,7 @@ from shoal.search import run
 from shoal.search.search_folder import JOURNAL
 from shoal.search.search_journal import read_events
 from shoal.storage.checkpoint import load_model
+from under_way import UnderWay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -191,6 +192,17 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(tmp_path):
     assert sorted(e["trial"] for e in events if e["event"] == "report") == list(range(10))
     assert json.loads((tmp_path / "out.json").read_text())["epochs"] == 40
     assert [p.name.startswith("random-") for p in (tmp_path / "r").iterdir()] == [True, True]
+
+
+@pytest.mark.soak
+def test_sigterm_ends_a_search_at_once_and_leaves_nothing(tmp_path):
+    line = "search --task digits --method random:length=4 --vary lr=0.1..0.2 --epochs 4000 --folder s --quiet"
+    with UnderWay(tmp_path, f"{line} --at-once 1 --workers 2 --strategy asgd") as search:
+        search.await_that(lambda: list(tmp_path.glob("s/pieces/*/step-*")))
+        os.killpg(search.process.pid, signal.SIGTERM)
+        assert search.end(25) == 143, search.printed
+        assert "stopped by SIGTERM. The search is in s; the same command with --resume" in search.printed
+        assert search.left() == []
 
 
 @pytest.mark.soak

@@ -150,16 +150,11 @@ def test_damage_at_the_end_of_an_older_journal_is_no_torn_end(tmp_path):
         read(tmp_path)
 
 
-def test_what_a_snapshot_replaces_is_synced_first_for_the_snapshot_may_be_damaged(tmp_path, monkeypatch):
-    log = opened(tmp_path)
-    log.snapshot(state(1.0))
-    log.append(push(0))
-    before = log._file
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fdatasync", synced.append)
-    log.snapshot(state(2.0))
-    log.close()
-    assert synced == [before]
+def test_nothing_is_synced_since_only_a_process_of_this_host_reads_it(tmp_path, monkeypatch):
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda file: pytest.fail("this costs a server its time, for nothing"))
+    written(tmp_path)
+    assert read(tmp_path) == (1.0, [0, 1, 2, 3, 4, 5])
 
 
 def test_zeros_where_a_record_should_be_end_the_journal(tmp_path):
@@ -231,14 +226,17 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(CheckpointError, match=r"cannot write .*/journal-00000001\.log: File too large"):
             log.append(push(2, elements=10_000))
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(
+            CheckpointError, match=r"cannot write .*/snapshot-00000002\.saf.*: File too large"
+        ):
             log.snapshot({"x": torch.zeros(10_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     log.close()
+    assert not list(tmp_path.glob("*.part"))
     assert read(tmp_path)[0] == 1.0
     assert read(tmp_path)[1] == [0, 1]
 

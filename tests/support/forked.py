@@ -28,6 +28,7 @@ from shoal.launch.stop_signals import ctrl_c_ignored
 from shoal.strategies import STRATEGIES
 
 PRELOADED = [
+    "shoal.launch.fork_server",  # first: it keeps signals from the server
     *("pytest", "forked", "harness", "shoal.transports.grpc"),
     *("shoal.runs.processes", "shoal.api.script", "torch._dynamo"),  # whole runs use the same fork server
     *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),

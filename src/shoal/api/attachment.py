@@ -92,13 +92,12 @@ class Attachment:
         self._seen: dict[int, object] = {}  # data sets by id, which is then nobody else's
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
-        self._shows_common = False
         self._control.tell("ready")
         elapsed, finished = self._control.await_go()
         self.engine.service.excuse(finished)
         self._began = self.engine.channel.now() - elapsed
         self._life = strategy.live(Node(self.engine))
-        self._ended = False  # the strategy has nothing more to do
+        self._shows_common = self._ended = False  # the strategy has ended: it has nothing more to do
         self._released = False  # the model and the optimizer are the user's again
         self._failure: Exception | None = None
         if not me.is_server:
@@ -117,6 +116,7 @@ class Attachment:
             timeout=place.timeout,
             manifest=self._replica.layout.manifest(x.dtype),
             access=Access(**place.access),
+            store_is_public=place.is_joined,
         )
         return Engine(
             transport,

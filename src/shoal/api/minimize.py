@@ -6,7 +6,6 @@ Arrays are NumPy's. Your functions may return any array that NumPy can read, suc
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from shoal.api.run import run
 from shoal.core.catalogue import check_word
 from shoal.core.errors import Diverged
 from shoal.core.task import Data, Task
+from shoal.launch.stop_signals import temporary_folder
 from shoal.replicas.module import EnsembleModel
 from shoal.runs.result import Result
 from shoal.strategies import STRATEGIES
@@ -103,7 +103,7 @@ def minimize(
     with ExitStack() as closing:
         folder = None
         if transport != "sim":
-            folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+            folder = Path(closing.enter_context(temporary_folder()))
         task = Task(
             name="minimize",
             model=partial(Described, functions, placed(start, folder, "start")),

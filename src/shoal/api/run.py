@@ -9,11 +9,11 @@ from typing import Any
 
 from shoal.core.codec import Codec
 from shoal.core.crew_sizes import CrewSizes
-from shoal.core.errors import Interrupted
 from shoal.core.task import Task
 from shoal.launch.audience import Audience
 from shoal.launch.crew import Listener
 from shoal.launch.join import choose_codec
+from shoal.launch.stop_signals import number_of, stopped_by
 from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
 from shoal.loggers.log_option import make_loggers
@@ -27,6 +27,7 @@ from shoal.runs.processes import run_processes
 from shoal.runs.result import Result
 from shoal.runs.simulated import describe, run_simulated
 from shoal.sim import Compute, Faults, Network
+from shoal.storage.folder_lock import folder_lock
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy
 
@@ -121,7 +122,7 @@ def run(
     links = Network.parse(network) if isinstance(network, str) else network or Network()
     speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
     config = plan.config() if transport != "sim" else describe(plan, None, links, speeds)
-    with _recording(plan, config, log, runs) as kept:
+    with _recording(plan, config, log, runs) as kept, folder_lock(plan.checkpoint):
         listener = Audience(both(kept.event, on_progress))
         if transport == "sim":
             result = run_simulated(plan, links, speeds, faults, listener)
@@ -138,11 +139,11 @@ def _recording(
     log: str | Logger | Iterable[str | Logger] | None,
     runs: str | Path | RunStore | None,
 ) -> Iterator[RunRecording]:
-    """The recording of a run; Ctrl-C ends it with Interrupted."""
+    """The recording of a run; a signal ends it with Interrupted."""
     word, servers = STRATEGIES.name_of(plan.strategy), plan.nodes - plan.workers
     about = RunDescription(plan.task.name, word, plan.workers, servers, config)
     with record_run(about, open_store(runs), make_loggers(log)) as kept:
         try:
             yield kept
-        except KeyboardInterrupt:  # in virtual time, or while models are tested after training
-            raise Interrupted("stopped by Ctrl-C") from None
+        except KeyboardInterrupt as stop:  # in virtual time, or while models are tested after training
+            raise stopped_by(number_of(stop)) from None

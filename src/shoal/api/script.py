@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -30,8 +29,10 @@ from shoal.launch.hosts import HostList
 from shoal.launch.join import local_threads, start_mpi
 from shoal.launch.member import Member
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
+from shoal.launch.stop_signals import number_of, stopped_by, temporary_folder
 from shoal.launch.worker_group import torch_meeting_point, torch_variables
 from shoal.runs.result import Result, joined, summarise
+from shoal.storage.folder_lock import folder_lock
 from shoal.vocabulary.strategy import Strategy
 
 Starter = Callable[[int, int], Member]
@@ -135,7 +136,8 @@ def _on_this_host(
     """Yields a function that starts a process of a node on this host, with torch's variables if told so."""
     processes = shared.nodes * shared.group
     with (
-        tempfile.TemporaryDirectory(prefix="shoal-") as folder,
+        folder_lock(shared.checkpoint),
+        temporary_folder() as folder,
         torch_meeting_point() if sets_variables else nullcontext() as meeting_point,
     ):
 
@@ -172,7 +174,7 @@ def _on_hosts(
         try:
             yield lambda rank, incarnation: fleet.start(rank, incarnation, names[rank], hosts.workers)
         except (Interrupted, KeyboardInterrupt) as stop:
-            stopped = Interrupted(str(stop))
+            stopped = stopped_by(number_of(stop))
             stopped.saved = fleet.has_checkpoint
             raise stopped from None
 
@@ -202,11 +204,14 @@ def main() -> None:
     leave_with_parent()
     place = Place.find()
     control = place.open_control()
+    control.defer_sigterm()
     torch.set_num_threads(local_threads(place.local_nodes))
     sys.argv = sys.argv[1:]
     try:
         _run_to_its_end(sys.argv[0])
     except Interrupted:
+        if (attachment := current()) is not None:
+            attachment.abandon()  # say goodbye, or a server would wait for this worker to come back
         control.tell("interrupted")
     except SystemExit as end:
         if isinstance(end.code, str):

@@ -40,8 +40,9 @@ from shoal.cli import (
     watching,
 )
 from shoal.cli.command import Command, CommandGroup, Commands, ScriptCommand, StrategyCommand
+from shoal.launch.stop_signals import signals_raise
 
-EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C."
+EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C,\n143 for SIGTERM."
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False, epilog=EXIT_CODES)
 app.command("demo", cls=Command, epilog=EXIT_CODES)(demo.demo)
@@ -107,4 +108,5 @@ def main() -> None:
     """Run the `shoal` command."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ✓ gets a ?
-    app(prog_name="shoal")
+    with signals_raise():
+        app(prog_name="shoal")

@@ -11,6 +11,7 @@ import typer
 
 from shoal.core.errors import Interrupted
 from shoal.core.paths import check_folder
+from shoal.launch.stop_signals import number_of, stopped_by
 
 CheckpointFolder = Annotated[
     Path | None,
@@ -36,11 +37,12 @@ def check_checkpoint(folder: Path | None, every: int | None, *, is_here: bool = 
 
 @contextmanager
 def resumable(checkpoint: str | None) -> Iterator[None]:
-    """After Ctrl-C, say whether a checkpoint was saved and how to resume."""
+    """After Ctrl-C or another signal, say whether a checkpoint was saved and how to resume."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as stop:
-        raise Interrupted(f"stopped by Ctrl-C. {advice(checkpoint, getattr(stop, 'saved', None))}.") from None
+        told = advice(checkpoint, getattr(stop, "saved", None))
+        raise stopped_by(number_of(stop), f". {told}.") from None
 
 
 def advice(checkpoint: str | None, saved: bool | None = None) -> str:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
+from shoal.launch.stop_signals import StopSignal, number_of, stopped_by
 
 DOTTED = "shoal.strategy_options"  # where a context keeps the values of --strategy.NAME
 WORDS = "shoal.words"  # the words of the command line
@@ -40,7 +41,9 @@ Collective = Annotated[
     str, typer.Option(metavar="WORD", help="How averages are formed; see: shoal list collectives.")
 ]
 
-USAGE_ERROR, RUNTIME_FAILURE, INTERRUPTED = 2, 1, 130
+USAGE_ERROR, RUNTIME_FAILURE = 2, 1
+INTERRUPTED = 128
+"""The exit code after a signal, less the signal's number: 130 for Ctrl-C, 143 for SIGTERM."""
 
 
 def check_servers(word: str, needed: int, servers: int) -> None:
@@ -83,8 +86,14 @@ class Commands(_PlainFlags, TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted("stopped by Ctrl-C") from None
+        except KeyboardInterrupt as stop:
+            raise stopped_by(number_of(stop)) from None
+        except Interrupted:
+            raise
+        except Exception as error:
+            if (cause := signal_behind(error)) is None:
+                raise
+            raise stopped_by(cause.number) from None
 
 
 class CommandGroup(_PlainFlags, TyperGroup):
@@ -136,6 +145,13 @@ def take(args: Sequence[str], wanted: Callable[[str], bool]) -> tuple[list[tuple
     return taken, rest
 
 
+def signal_behind(error: BaseException | None) -> StopSignal | None:
+    """The signal that led to this error, as where it came while a library was imported."""
+    while error is not None and not isinstance(error, StopSignal):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def explain(error: Exception) -> int:
     """Print an error as one sentence on stderr and return the exit code; raise an unexpected one again."""
     from rich.console import Console
@@ -154,5 +170,5 @@ def explain(error: Exception) -> int:
     line = Text.assemble(("shoal: ", "bold red"), sentence)
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
     if isinstance(error, Interrupted):
-        return INTERRUPTED
+        return INTERRUPTED + error.signal
     return RUNTIME_FAILURE if isinstance(error, (ShoalError, OSError)) else USAGE_ERROR

@@ -25,9 +25,11 @@ from shoal.launch.environment import Place
 from shoal.launch.host_link import Printer
 from shoal.launch.hosts import HostList
 from shoal.launch.join import check_collective, choose_codec
+from shoal.launch.stop_signals import signals_kill
 from shoal.records.recording import both, last_progress, record_run
 from shoal.records.run_store import RunDescription
 from shoal.report import ProgressDisplay
+from shoal.storage.folder_lock import folder_lock
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
 
@@ -122,12 +124,13 @@ def join(script: str, arguments: Sequence[str], place: Place) -> None:
     When all were asked to stop, the node of rank 0 says so; the exit code of the others tells.
     """
     try:
-        run_here(script, arguments, place)
+        with folder_lock(place.checkpoint if place.rank == 0 else None, others_write=True), signals_kill():
+            run_here(script, arguments, place)
     except Interrupted as stop:
         if (attachment := current()) is not None:
             attachment.abandon()  # say goodbye, or the others would take this worker for lost
         if place.rank:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED + stop.signal) from None
         raise Interrupted(f"{stop}. {advice(place.checkpoint)}.") from None
 
 

@@ -30,6 +30,8 @@ OLDEST_PYTHON = (3, 10)
 PROBE_SECONDS = 25.0  # for each transport, about which a probe prints a line
 START_PATIENCE = 4  # times as long for the first line: on a busy machine, importing torch takes a minute
 LITTLE_BYTES = 100_000_000
+OPEN = "It listens on all addresses of the host while a job runs, without a password: docs/transports.md."
+
 EXTRAS = {"grpc": ("grpc", "grpcio"), "mpi": ("mpi4py", "mpi4py")}
 """The module and the package that an optional transport needs."""
 
@@ -127,7 +129,8 @@ def mpi() -> Finding:
             "the MPI that mpi4py was built for.",
         )
     figures, end = hear([_start_mpi_probe(mpiexec)])
-    return _judge("mpi", figures.get("mpi", {"problem": end}), f"between two processes of {mpiexec}")
+    finding = _judge("mpi", figures.get("mpi", {"problem": end}), f"between two processes of {mpiexec}")
+    return Finding(finding.works, f"{finding.sentence} {OPEN}") if finding.works else finding
 
 
 def lacking(kind: str) -> Finding | None:

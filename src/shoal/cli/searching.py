@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal.core.errors import Interrupted
+from shoal.launch.stop_signals import stopped_by
 from shoal.records.run_store import make_store
 from shoal.report.files import plain, write_whole
 from shoal.search.search_display import SearchDisplay
@@ -37,7 +38,7 @@ def run_search(
             found = run(task, space, method, **settings, watcher=display, runs=store)
         except Interrupted as stop:
             where = f"The search is in {settings['folder']}; the same command with --resume goes on"
-            raise Interrupted(f"{stop}. {where}.") from None
+            raise stopped_by(stop.signal, f". {where}.") from None
     kept = None if store is None or not store.kept else store.kept[0]
     _show(found, settings["folder"], files, kept)
 

@@ -6,7 +6,7 @@
     ├── Deadlock          virtual time: every node waits and nothing is under way
     ├── Diverged          a loss, gradient or parameter is not finite
     ├── WorkerFailed      a worker process raised or died; carries its traceback
-    ├── Interrupted       Ctrl-C: the run has ended, with a checkpoint where one was asked for
+    ├── Interrupted       Ctrl-C or SIGTERM: the run has ended, with a checkpoint where one was asked for
     ├── WireError         bytes that are not a message of ours
     ├── CheckpointError   a checkpoint is damaged, or belongs to another run
     ├── DataMissing       a data set is in none of the places it may be in
@@ -14,6 +14,8 @@
 
 Wrong arguments are a ValueError or TypeError where they are given, never one of these.
 """
+
+from signal import SIGINT
 
 
 class ShoalError(Exception):
@@ -45,11 +47,13 @@ class WorkerFailed(ShoalError):
 
 
 class Interrupted(ShoalError):
-    """Ctrl-C ended the run. In virtual time, and after a second Ctrl-C, nothing more was saved.
+    """Ctrl-C, or another signal, ended the run. In virtual time, and after a second one, nothing was saved.
 
-    `saved` is whether there is a checkpoint to resume from; None if its folder is on this host.
+    `signal` is its number. `saved` is whether there is a checkpoint to resume from; None if its folder is on
+    this host.
     """
 
+    signal: int = SIGINT
     saved: bool | None = None
 
 

@@ -21,9 +21,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
+from shoal.core.errors import CheckpointError
 from shoal.launch.message_lines import MessageLines
 from shoal.launch.script_process import ScriptProcess
 from shoal.launch.versions import digest_of, version
+from shoal.storage.folder_lock import folder_lock
 from shoal.storage.step_folders import remove_before
 
 LOOK_SECONDS = 0.1
@@ -60,6 +62,7 @@ class Agent:
         self._folder = folder
         self._nodes: dict[int, RunningNode] = {}
         self._settings: dict[str, Any] = {}
+        self._locks = contextlib.ExitStack()
         self._inherited: list[int] = []  # file descriptors that every node gets
 
     def obey(self, message: dict[str, Any]) -> None:
@@ -107,6 +110,13 @@ class Agent:
                 node.process.kill()
         for node in self._nodes.values():
             node.process.join(LINGER_SECONDS)
+        self._locks.close()
+
+    def _lock(self, folder: str | None) -> None:
+        try:
+            self._locks.enter_context(folder_lock(folder, others_write=True))
+        except CheckpointError as error:
+            raise HostRefused(str(error)) from None
 
     def _prepare(
         self,
@@ -118,6 +128,7 @@ class Agent:
         place: dict[str, Any],
         files: dict[str, str],
         variables: dict[str, str],
+        locks: bool,
     ) -> None:
         try:
             os.chdir(folder)
@@ -133,6 +144,8 @@ class Agent:
             raise HostRefused(f"{script} in {folder} is not the same as the launcher's; copy it there")
         if place.get("checkpoint") is not None:
             _check_writing(Path(place["checkpoint"]))
+        if locks:
+            self._lock(place.get("checkpoint"))
         os.environ.update(variables)
         access = dict(place["access"])
         for name, content in files.items():

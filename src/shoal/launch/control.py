@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from shoal.core.errors import PeerLost, ShoalError
 from shoal.engine.engine import Engine, Instrument
+from shoal.launch.stop_signals import STOPPING
 
 WARNING_SECONDS = 5.0
 """How long compression is measured before the node may warn about its cost."""
@@ -34,6 +35,9 @@ PROGRESS_SECONDS = 0.2
 
 QUIET_SECONDS = 1.0
 """How long a step may take before the node reports in the middle of it, computing or waiting."""
+
+TERM_SECONDS = 2.0
+"""How long a node that gets SIGTERM waits to hear that its launcher got it, too."""
 
 LAST_EVENTS = {"done", "interrupted", "failed"}
 PACKAGE = Path(__file__).parent.parent
@@ -52,6 +56,7 @@ class Control:
     def __init__(self, connection: Connection | None = None) -> None:
         self.is_over = threading.Event()  # set when the node has nothing more to tell
         self._connection = connection
+        self._is_told_to_stop = False
         self._one_at_a_time = threading.Lock()  # a node also reports from a thread: see Reporter
         self._arrivals = select.poll()  # reused: creating one at every step takes longer than polling
         if connection is not None:
@@ -84,6 +89,7 @@ class Control:
             order: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (OSError, EOFError):
             os._exit(1)
+        self._is_told_to_stop = self._is_told_to_stop or order["order"] != "go"
         return order
 
     def await_go(self) -> Go:
@@ -107,6 +113,29 @@ class Control:
         with self._one_at_a_time:
             if self._connection is not None:
                 self._connection.close()
+
+    def defer_sigterm(self) -> None:
+        """Have SIGTERM end this process only if the launcher does not ask it to stop soon after.
+
+        A service manager or a scheduler signals all processes of a run. Its checkpoint needs these.
+        """
+        node = os.getpid()
+
+        def handle(number: int, frame: object) -> None:
+            if os.getpid() == node:
+                threading.Thread(target=self._await_stop, name="shoal waits for a stop", daemon=True).start()
+            else:  # a process that the user's script has forked
+                _end_by_sigterm()
+
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, handle)
+
+    def _await_stop(self) -> None:
+        arrivals = select.poll()
+        if self._connection is not None and not self._connection.closed:
+            arrivals.register(self._connection.fileno(), select.POLLIN)
+        if not (self._is_told_to_stop or arrivals.poll(1000 * TERM_SECONDS) or self._is_told_to_stop):
+            _end_by_sigterm()
 
     @property
     def has_launcher(self) -> bool:
@@ -235,11 +264,18 @@ def _does_not_pay(engine: Engine) -> str:
 
 
 def leave_with_parent() -> None:
-    """On Linux, have the kernel kill this process when its parent dies. Also ignores Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which asks us to stop
+    """On Linux, have the kernel kill this process when its parent dies. Also ignores a terminal's signals."""
+    for number in STOPPING:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)  # it goes to the launcher, which asks us to stop
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _end_by_sigterm() -> None:
+    ctypes.CDLL(None).signal(signal.SIGTERM, None)  # Python's own function is for the main thread alone
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def users_traceback(error: BaseException) -> str:

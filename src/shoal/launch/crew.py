@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, TypeAlias
 
-from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.core.errors import WorkerFailed
 from shoal.launch.member import Member
-from shoal.launch.stop_signals import stop_signals
+from shoal.launch.stop_signals import StopSignal, stop_signals, stopped_by
 
 LOG = logging.getLogger("shoal")
 
@@ -27,7 +27,7 @@ CAUSE_SECONDS = 1.0
 """How long the launcher waits after a failure for another node to report its cause."""
 
 END_SECONDS = 3.0
-"""How long a process may take to end after SIGTERM before it is killed."""
+"""How long a process may take to end when it is done, or was killed."""
 
 MOST_FALSE_STARTS = 3
 """How often a worker that was killed is started again if it is killed each time before it is ready."""
@@ -76,7 +76,7 @@ class Crew:
     began_at: float | None = None  # when the run began, where these members go on from others
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
-    _stop_asked: bool = False
+    _stop_asked: int = 0  # the number of the signal
     _has_warned: bool = False
     _stop_told_at: float | None = None
     _said_a_word: bool = False
@@ -94,7 +94,7 @@ class Crew:
         and Interrupted after Ctrl-C. No process is left when this returns or raises.
         """
         try:
-            with stop_signals(lambda: self._stop_asked, self.ask_to_stop):
+            with stop_signals(lambda: bool(self._stop_asked) or not self._went_at, self.ask_to_stop):
                 if not self.members:
                     self.start_all()
                 self._await_ready()
@@ -109,37 +109,33 @@ class Crew:
                     self._dismiss_latecomers()
             for m in self.members:
                 m.process.join(END_SECONDS)
+        except StopSignal as stop:
+            raise stopped_by(stop.number, "" if self.began_at else " before training began") from None
         finally:
             self.end_all()
         if self._interrupted:
-            raise Interrupted("stopped by Ctrl-C")
+            raise stopped_by(self._stop_asked or signal.SIGINT)
         return [m.report or {} for m in self.members]
 
-    def ask_to_stop(self) -> None:
-        """Have all workers stop, with checkpoints at the same step."""
-        self._stop_asked = True
+    def ask_to_stop(self, number: int = signal.SIGINT) -> None:
+        """Have all workers stop, with checkpoints at the same step, because of that signal."""
+        self._stop_asked = number
 
     @property
-    def was_asked_to_stop(self) -> bool:
-        """Whether somebody asked, although the workers may have been done before they could stop."""
+    def was_asked_to_stop(self) -> int:
+        """The signal that asked, although the workers may have been done before they could stop; else 0."""
         return self._stop_asked
 
     def start_all(self) -> None:
         """Start all processes, which then wait for `see_through` to have them train."""
         for rank in range(self.workers + self.servers + self.has_keeper):
-            self._check_start()
             self.members.append(self.start(rank, 0))
-
-    def _check_start(self) -> None:
-        if self._stop_asked:
-            raise Interrupted("stopped by Ctrl-C before training began")
 
     def _await_ready(self) -> None:
         patience = max(START_SECONDS, self.start_seconds)
         deadline = time.monotonic() + patience
         while any(not (m.ready or m.ended) for m in self.members):
             self._listen()
-            self._check_start()
             if time.monotonic() > deadline:
                 late = ", ".join(m.name for m in self.members if not m.ready)
                 raise WorkerFailed(f"{late} did not become ready within {patience:g} s")
@@ -173,13 +169,13 @@ class Crew:
                 self._send_on(m, step, final=True)
 
     def _tell_to_stop(self) -> None:
-        """Order the workers to stop. Servers need no order: they end when every worker has left."""
+        """Order all to stop. Servers end when every worker has left; the order tells them that it will."""
         self._stop_told_at = time.monotonic()
         slowest = max(m.step_seconds for m in self.members if m.rank < self.workers)
         self._nudge_seconds = max(NUDGE_SECONDS, STEPS_WAITED * slowest)
         self._next_nudge = self._stop_told_at + self._nudge_seconds
         for m in self.members:
-            if m.rank < self.workers and not m.ended:
+            if m.ready and not m.ended:  # one that comes back waits for another order first
                 self._order(m, {"order": "stop"})
 
     def _nudge(self, furthest: int) -> None:
@@ -259,6 +255,8 @@ class Crew:
                 finished = [m.rank for m in self.members if m.rank < self.workers and m.report]
                 elapsed = time.monotonic() - self._went_at
                 self._order(member, {"order": "go", "elapsed": elapsed, "finished": finished})
+                if self._stop_told_at is not None:
+                    self._order(member, {"order": "stop"})
         elif event == "progress":
             if member.report is None:  # its thread may have sent one more
                 member.note_progress(said)
@@ -378,18 +376,15 @@ class Crew:
             return
 
     def end_all(self) -> None:
-        """End all processes that still run."""
+        """Kill all processes that still run."""
         if self._has_ended:
             return
         self._has_ended = True
         for m in self.members:
             if m.process.is_alive():
-                m.process.terminate()
+                m.process.kill()
         deadline = time.monotonic() + END_SECONDS
         for m in self.members:
             m.process.join(max(0.0, deadline - time.monotonic()))
-            if m.process.is_alive():
-                m.process.kill()
-                m.process.join(END_SECONDS)
             m.process.close()
             m.connection.close()

@@ -88,6 +88,7 @@ class Fleet:
                 place={**place, "on_host": self._homes.count(number), "access": {"mutual": bool(files)}},
                 files=files,
                 variables=self.hosts.variables,
+                locks=number == self._homes[0],  # one host: the others may see the same folder
             )
         for link in self._links:
             link.await_reply(PREPARE_SECONDS)

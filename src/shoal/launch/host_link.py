@@ -94,10 +94,6 @@ class RemoteProcess:
         """Whether the process still runs, as far as is known here."""
         return not self._ended.is_set()
 
-    def terminate(self) -> None:
-        """Send the process SIGTERM."""
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """Send the process SIGKILL."""
         self._signal(signal.SIGKILL)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import distributed as dist
@@ -35,11 +37,14 @@ from shoal.core.transport import AllReduces, Transport
 from shoal.core.words import COLLECTIVES, SPARSE
 from shoal.engine.group import Mean
 from shoal.launch.recovery import message_limit
+from shoal.launch.run_token import run_token
 from shoal.transports.alone import Alone
 from shoal.transports.gloo import GlooTransport
-from shoal.transports.rendezvous import Store, await_keys, missing
+from shoal.transports.rendezvous import Store, await_keys, is_loopback, missing
 from shoal.transports.sockets import SocketTransport
 from shoal.vocabulary.strategy import Strategy
+
+LOG = logging.getLogger("shoal")
 
 RUN_KEY = "shoal/run"
 """The key under which the store holds the run's unique id."""
@@ -83,10 +88,12 @@ def connect(
     timeout: float,
     manifest: str = "",
     access: Access | None = None,
+    store_is_public: bool = False,
 ) -> Transport:
     """Wait for all nodes, and return this node's transport, of the given kind. A single node needs no store.
 
-    `manifest` describes the model: nodes with a different one are refused, over gRPC.
+    `manifest` describes the model: nodes with a different one are refused, over gRPC. In a public store, such
+    as torchrun's, any user of the host can read.
     """
     rank, nodes, workers, incarnation = me.rank, me.processes, me.workers, me.incarnation
     limit = message_limit(vector_bytes)
@@ -111,7 +118,7 @@ def connect(
             incarnation=incarnation,
         )
     if kind == "grpc":
-        return connect_grpc(me, store, access or Access(), limit, meeting, manifest)
+        return connect_grpc(me, store, access or Access(), limit, meeting, manifest, store_is_public)
     return GlooTransport.connect(
         rank,
         nodes,
@@ -124,32 +131,49 @@ def connect(
 
 
 def connect_grpc(
-    me: NodeIdentity, store: Store, access: Access, limit_bytes: int, timeout: float, manifest: str
+    me: NodeIdentity,
+    store: Store,
+    access: Access,
+    limit_bytes: int,
+    timeout: float,
+    manifest: str,
+    store_is_public: bool = False,
 ) -> Transport:
-    """Connect over gRPC. Servers are the hubs that all nodes call; without servers, worker 0 is the hub."""
+    """Connect over gRPC. Servers are the hubs that all nodes call; without servers, worker 0 is the hub.
+
+    Without a token, the run's id in the store admits a node. Where the store is public, there is always one.
+    """
     from shoal.transports.grpc import GrpcTransport, Security
-    from shoal.transports.grpc.security import with_port
+    from shoal.transports.grpc.security import split_address, with_port
 
     if me.rank == 0 and not store.check([RUN_KEY]):
         store.set(RUN_KEY, secrets.token_hex(16))
     if await_keys(store, {0: RUN_KEY}, timeout):
         raise missing(me.rank, (0,), timeout, "come to the meeting point")
     settings = asdict(access)
-    listen, advertise = settings.pop("listen"), settings.pop("advertise")
-    return GrpcTransport.connect(
-        me.rank,
-        me.nodes,
-        hubs=tuple(range(me.workers, me.nodes)) or (0,),
-        run_id=store.get(RUN_KEY).decode(),
-        manifest=manifest,
-        limit_bytes=limit_bytes,
-        security=Security(**settings),
-        store=store,
-        listen=with_port(listen),
-        advertise=advertise,
-        timeout=timeout,
-        incarnation=me.incarnation,
-    )
+    listen, advertise = with_port(settings.pop("listen")), settings.pop("advertise")
+    security = Security(**settings)
+    with ExitStack() as closing:
+        if store_is_public and not security.mutual and not security.secrets():
+            if is_loopback(split_address(listen)[0]):
+                token = closing.enter_context(run_token(store, me.rank, timeout))
+                security = replace(security, token_file=token)
+            elif me.rank == 0:  # only --insecure lets it listen there
+                LOG.warning("gRPC has no token: whoever reaches the rendezvous store can join this run")
+        return GrpcTransport.connect(
+            me.rank,
+            me.nodes,
+            hubs=tuple(range(me.workers, me.nodes)) or (0,),
+            run_id=store.get(RUN_KEY).decode(),
+            manifest=manifest,
+            limit_bytes=limit_bytes,
+            security=security,
+            store=store,
+            listen=listen,
+            advertise=advertise,
+            timeout=timeout,
+            incarnation=me.incarnation,
+        )
 
 
 def start_mpi(timeout: float) -> None:

@@ -17,10 +17,6 @@ class ProcessHandle(Protocol):
         """Whether the process still runs."""
         ...
 
-    def terminate(self) -> None:
-        """Send the process SIGTERM."""
-        ...
-
     def kill(self) -> None:
         """Send the process SIGKILL."""
         ...

@@ -81,10 +81,6 @@ class ScriptProcess:
         """Whether the process still runs."""
         return self._process.poll() is None
 
-    def terminate(self) -> None:
-        """Send the process SIGTERM."""
-        self._process.terminate()
-
     def kill(self) -> None:
         """Send the process SIGKILL."""
         self._process.kill()

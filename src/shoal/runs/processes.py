@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import tempfile
 from collections.abc import Sequence
 from itertools import chain
 from multiprocessing import forkserver
@@ -35,7 +34,7 @@ from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.member import Member
 from shoal.launch.peak_memory import PeakMemory
 from shoal.launch.recovery import Recovery, message_limit
-from shoal.launch.stop_signals import ctrl_c_ignored
+from shoal.launch.stop_signals import ctrl_c_ignored, stopped_by, temporary_folder
 from shoal.replicas.module import (
     ModuleReplica,
     build_member,
@@ -54,6 +53,9 @@ from shoal.storage.checkpoint import load_model, save_model
 from shoal.storage.journal import Journal
 from shoal.vocabulary.node import Node
 
+FORK_SERVER = "shoal.launch.fork_server"
+"""The module that keeps signals from the fork server. It comes first: the others take seconds."""
+
 SLOW_IMPORTS = ("torch._dynamo",)
 """Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
 
@@ -62,10 +64,10 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
     """Train with one process for each node, and return the result when all are done."""
     check_it_travels(plan, plan.task)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
+    context.set_forkserver_preload([FORK_SERVER, "shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
         forkserver.ensure_running()
-    with tempfile.TemporaryDirectory(prefix="shoal-") as root:
+    with temporary_folder() as root:
         data = plan.task.data() if plan.crew else None  # to know where legs end; else when training is over
         legs = [plan] if data is None else plan.legs_left(data, root)
         crews = [_crew(leg, context, root, listener) for leg in legs]
@@ -100,7 +102,7 @@ def _see_through(
             if (edge := leg.edge_after(root)) is not None:
                 edge.seal()
                 if crew.was_asked_to_stop:  # too late for this leg; the next has not begun
-                    raise Interrupted("stopped by Ctrl-C")
+                    raise stopped_by(crew.was_asked_to_stop)
     finally:
         for crew in crews:
             crew.end_all()
@@ -147,7 +149,7 @@ def run_in_process(plan: Plan, listener: Audience) -> Result:
     """Train a run of a single node in this process, and return the result. Nothing is started."""
     if plan.nodes * plan.group > 1:
         raise ValueError(f"a run of {plan.nodes * plan.group} nodes needs a process for each")
-    with tempfile.TemporaryDirectory(prefix="shoal-") as root:
+    with temporary_folder() as root:
         _folder(plan, root).mkdir()
         reports = [_live(plan, (0, 0), 0, Control(), root)]
         data = plan.task.data()
@@ -204,6 +206,7 @@ def _node_process(
     """The main function of a node's process; its place is its node's rank, and its position in the group."""
     leave_with_parent()
     control = Control(connection)
+    control.defer_sigterm()
     try:
         torch.set_num_threads(plan.threads_of(place[0]))
         if place[0] == plan.nodes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from shoal.launch.audience import Audience
 from shoal.launch.control import PROGRESS_SECONDS, Activity, Control, progress
 from shoal.launch.crew import Listener
 from shoal.launch.join import choose_mean
+from shoal.launch.stop_signals import temporary_folder
 from shoal.replicas.module import build_model, build_replica, build_served, module_of
 from shoal.runs.curve import Curve, holders, put_together
 from shoal.runs.evaluation import Buffers
@@ -41,7 +41,7 @@ def run_simulated(
     compute.check(plan.workers)
     data = plan.task.data()
     legs: list[LegOutcome] = []
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder, _threads(plan.threads_each):
+    with temporary_folder() as folder, _threads(plan.threads_each):
         for leg in plan.legs_left(data, folder):
             listener.workers_to_come = plan.workers - leg.workers
             began = legs[-1].began + legs[-1].seconds if legs else 0.0

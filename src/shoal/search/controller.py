@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import math
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shoal.core.errors import CheckpointError, Interrupted, WorkerFailed
-from shoal.launch.stop_signals import stop_signals
+from shoal.core.errors import CheckpointError, WorkerFailed
+from shoal.launch.stop_signals import StopSignal, stop_signals, stopped_by
 from shoal.search.search_folder import remove_pieces
 from shoal.search.search_journal import SearchJournal
 from shoal.search.searcher import FAILED, Searcher, TrialPiece
@@ -54,7 +55,8 @@ class Controller:
         self._pieces = pieces
         self._metric = metric
         self._watcher = watcher
-        self._stopping = self._told_stopping = False
+        self._stopping = 0  # the number of the signal
+        self._told_stopping = False
         self._kills: Counter[int] = Counter()  # by piece
         self._failures: list[dict[str, Any]] = []
         self._waiting: list[TrialPiece] = []  # pieces that were under way when an earlier controller ended
@@ -63,8 +65,11 @@ class Controller:
         self._began = time.monotonic() - self.seconds_before
 
     def run(self) -> None:
-        """Train until the searcher has nothing more. Raises Interrupted after Ctrl-C, once slots are idle."""
-        with stop_signals(lambda: self._stopping, self.ask_to_stop):
+        """Train until the searcher has nothing more. Raises Interrupted after Ctrl-C, once slots are idle.
+
+        A second Ctrl-C, or another signal, ends the pieces under way; they continue from their checkpoints.
+        """
+        with stop_signals(lambda: bool(self._stopping), self.ask_to_stop):
             try:
                 while True:
                     self._tell_if_stopping()
@@ -73,16 +78,18 @@ class Controller:
                         break
                     for ended in self._pool.wait(LOOK_SECONDS):
                         self._take(ended)
-            except KeyboardInterrupt:  # the second Ctrl-C
-                raise Interrupted("stopped by Ctrl-C") from None
+            except StopSignal as stop:
+                raise stopped_by(stop.number) from None
             finally:
                 self._pool.close()
         if self._waiting or (self._stopping and self.searcher.has_more):
-            raise Interrupted("stopped by Ctrl-C")
+            raise stopped_by(self._stopping or signal.SIGINT)
 
-    def ask_to_stop(self) -> None:
-        """Start nothing more; `run` returns when the pieces under way are done."""
-        self._stopping = True
+    def ask_to_stop(self, number: int = signal.SIGINT) -> None:
+        """Start nothing more; `run` returns when the pieces under way are done, with Ctrl-C, else at once."""
+        if number != signal.SIGINT:
+            raise StopSignal(number)
+        self._stopping = number
 
     @property
     def seconds(self) -> float:

@@ -18,7 +18,8 @@ from shoal.core.errors import CheckpointError
 from shoal.core.task import Data
 from shoal.replicas.optimizer import Schedule
 from shoal.runs.plan import Plan
-from shoal.storage.checkpoint import NO_STEP, Checkpoints, sync_folder
+from shoal.storage.checkpoint import NO_STEP, Checkpoints
+from shoal.storage.whole_files import sync_folder
 
 
 def inherit(source: Path, old: Plan, target: Path, new: Plan, data: Data) -> None:

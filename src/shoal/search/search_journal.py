@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from shoal.core.errors import CheckpointError
 from shoal.search.search_folder import JOURNAL
-from shoal.storage.checkpoint import sync_folder
+from shoal.storage.whole_files import sync_folder
 
 Event = dict[str, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from torch import nn
 from shoal.core.catalogue import check_word
 from shoal.core.errors import CheckpointError, WorkerFailed
 from shoal.core.task import Task
+from shoal.launch.stop_signals import temporary_folder
 from shoal.programs.tasks import TASKS
 from shoal.records.recording import record_run
 from shoal.records.run_store import RunDescription, RunStore, open_store
@@ -165,10 +165,11 @@ class _Search:
         """Train all trials, then test the best model once."""
         pieces = place / PIECES
         pieces.mkdir(exist_ok=True)
-        slots = Slots(self.settings, pieces, self.at_once)
-        controller = Controller(self.searcher(), slots, journal, pieces, self.metric, watcher)
-        on_start(slots)
-        controller.run()
+        with temporary_folder() as temporary:
+            slots = Slots(self.settings, pieces, self.at_once, temporary)
+            controller = Controller(self.searcher(), slots, journal, pieces, self.metric, watcher)
+            on_start(slots)
+            controller.run()
         return self._conclude(controller, journal, place)
 
     def _conclude(self, controller: Controller, journal: SearchJournal, place: Path) -> SearchResult:
@@ -240,7 +241,7 @@ def _kept_in(folder: str | Path | None, resume: bool) -> Iterator[Path]:
     if folder is None:
         if resume:
             raise ValueError("resume=True goes on with the search in a folder; name it with folder=DIR")
-        with tempfile.TemporaryDirectory(prefix="shoal-search-") as temporary:
+        with temporary_folder("shoal-search-") as temporary:
             yield Path(temporary)
         return
     check_search_folder(Path(folder), resume)

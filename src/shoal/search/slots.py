@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
@@ -20,12 +21,13 @@ from shoal.core.errors import Diverged, ShoalError, WorkerFailed
 from shoal.launch.audience import Audience
 from shoal.launch.control import leave_with_parent, users_traceback
 from shoal.launch.stop_signals import ctrl_c_ignored
-from shoal.runs.processes import SLOW_IMPORTS, run_in_process, run_processes
+from shoal.runs.processes import FORK_SERVER, SLOW_IMPORTS, run_in_process, run_processes
 from shoal.runs.result import Result
 from shoal.search.inheritance import inherit
 from shoal.search.search_folder import piece_folder
 from shoal.search.searcher import TrialPiece
 from shoal.search.trial_plan import TrialSettings
+from shoal.storage.folder_lock import folder_lock
 
 END_SECONDS = 5.0
 
@@ -68,15 +70,19 @@ class _Slot:
 
 
 class Slots:
-    """Up to `count` processes of this host. One that dies is replaced when its slot is next needed."""
+    """Up to `count` processes of this host. One that dies is replaced when its slot is next needed.
 
-    def __init__(self, settings: TrialSettings, pieces: Path, count: int) -> None:
+    Their temporary files are in the folder `temporary`: a slot that is killed leaves them.
+    """
+
+    def __init__(self, settings: TrialSettings, pieces: Path, count: int, temporary: str) -> None:
         self.settings = settings
         self.pieces = pieces
         self.count = count
         self._slots: list[_Slot] = []
+        self._temporary = temporary
         self._context = multiprocessing.get_context("forkserver")
-        preload = ["shoal.search.slots", *SLOW_IMPORTS, *settings.task.imports]
+        preload = [FORK_SERVER, "shoal.search.slots", *SLOW_IMPORTS, *settings.task.imports]
         self._context.set_forkserver_preload(preload)
 
     @property
@@ -125,7 +131,9 @@ class Slots:
             forkserver.ensure_running()
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            name="trial slot", target=_slot_process, args=(self.settings, str(self.pieces), theirs)
+            name="trial slot",
+            target=_slot_process,
+            args=(self.settings, str(self.pieces), self._temporary, theirs),
         )
         with theirs:
             process.start()
@@ -145,9 +153,10 @@ class Slots:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def _slot_process(settings: TrialSettings, pieces: str, connection: Connection) -> None:
+def _slot_process(settings: TrialSettings, pieces: str, temporary: str, connection: Connection) -> None:
     """The main function of a slot: train pieces until the controller is gone."""
     leave_with_parent()
+    tempfile.tempdir = temporary
     os.setsid()  # Ctrl-C of the terminal is for the controller; runs inside would stop at it
     torch.set_num_threads(settings.threads or 1)
     while True:
@@ -200,4 +209,5 @@ def _train(settings: TrialSettings, pieces: Path, piece: TrialPiece, origin: Tri
         before = settings.plan(origin.values, origin.end)
         inherit(piece_folder(pieces, origin.number), before, target, plan, data)
     train = run_in_process if plan.nodes == 1 else run_processes
-    return train(plan, Audience(None))
+    with folder_lock(plan.checkpoint):  # a slot of a search that was killed may just be ending
+        return train(plan, Audience(None))

@@ -1,7 +1,7 @@
 """Checkpoints: every node's whole state, and the weights under the model's own names, written atomically.
 
     DIR/step-00000100/worker-0.safetensors   tensors of the state
-                      worker-0.json          everything else, and the SHA-256 of the files it belongs to
+                      worker-0.json          everything else, with the SHA-256 of itself and of these files
                       model.safetensors      the model, for anyone who reads safetensors
     DIR/model.safetensors                    the trained model, when training is over
 
@@ -14,9 +14,7 @@ each file at one node only. Nothing is ever unpickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +29,9 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.state_tree import harvest, plant
 from shoal.engine.engine import Engine
 from shoal.storage.step_folders import KEPT, remove_before, step_folder, steps_in
+from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
-FORMAT = 2
+FORMAT = 3
 
 NO_STEP = -1
 """Stands for a step where there is no checkpoint; lower than any."""
@@ -73,8 +72,11 @@ class Checkpoints:
     ) -> None:
         """Write the state of a node before step `t`, and the model where this node holds it."""
         role, step = self._role(me), step_folder(self.folder, t)
-        step.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sync_folder(self.folder)
+        try:
+            step.mkdir(parents=True, exist_ok=True, mode=0o700)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise cannot_write(step, error) from error
         tensors: dict[str, Tensor] = {}
         tree = plant(dict(state), tensors, "state")
         files = {f"{role}.safetensors": save_tensors(tensors)}
@@ -82,7 +84,7 @@ class Checkpoints:
             files["model.safetensors"] = _model_bytes(model)
         for name, content in files.items():
             write_whole(step / name, content)
-        sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        sums = {name: digest(content) for name, content in files.items()}
         record = {
             "format": FORMAT,
             "step": t,
@@ -90,7 +92,7 @@ class Checkpoints:
             "files": sums,
             "state": tree,
         }
-        write_whole(step / f"{role}.json", json.dumps(record).encode())
+        write_whole(step / f"{role}.json", seal(record))
 
     def check(self) -> None:
         """Raise CheckpointError if the folder holds the checkpoint of a run with other settings.
@@ -146,10 +148,10 @@ class Checkpoints:
         """What a node saved before this step; None if that is missing or damaged."""
         role = self._role(me)
         record = self._record(step, role)
-        if record is None:
+        content = None if record is None else self._content(step, f"{role}.safetensors", record["files"])
+        if record is None or content is None:
             return None
-        tensors = load_model(step_folder(self.folder, step) / f"{role}.safetensors")
-        state: dict[str, Any] = harvest(record["state"], tensors)
+        state: dict[str, Any] = harvest(record["state"], load_tensors(content))
         return state
 
     def _role(self, me: NodeIdentity) -> str:
@@ -171,28 +173,37 @@ class Checkpoints:
         """What a node saved besides tensors, or None if that is missing or damaged."""
         path = step_folder(self.folder, step) / f"{role}.json"
         try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
-            wrote, config, _ = record["format"], dict(record["config"]), dict(record["files"])
-        except (OSError, ValueError, KeyError, TypeError):
+            content = read_file(path)
+        except OSError:
             return None
-        if wrote != FORMAT:
+        record = unseal(content)
+        wrote = _earlier_format(content) if record is None else record["format"]
+        if wrote is not None and wrote != FORMAT:
             raise CheckpointError(
                 f"{path} has format {wrote}, and this version of Shoal reads format {FORMAT}; "
                 "use another folder, or the version that wrote it"
             )
-        self._check_config(config)
+        if record is not None:
+            self._check_config(record["config"])
         return record
+
+    def _content(self, step: int, name: str, sums: Mapping[str, str]) -> bytes | None:
+        """A file that belongs to a record with these checksums; None if it is missing or damaged."""
+        if name not in sums or Path(name).name != name:
+            return None
+        try:
+            content = read_file(step_folder(self.folder, step) / name)
+        except OSError:
+            return None
+        return content if digest(content) == sums[name] else None
 
     def _is_whole(self, step: int, role: str) -> bool:
         """Whether all files of a node are there and undamaged."""
-        record, folder = self._record(step, role), step_folder(self.folder, step)
-        try:
-            return record is not None and all(
-                hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
-                for name, expected in record["files"].items()
-            )
-        except OSError:
+        record = self._record(step, role)
+        if record is None:
             return False
+        sums = record["files"]
+        return all(self._content(step, name, sums) is not None for name in {f"{role}.safetensors", *sums})
 
     def _is_complete(self, step: int) -> bool:
         """Whether every process has written its state; whether it is undamaged is seen when it is loaded."""
@@ -205,25 +216,13 @@ class Checkpoints:
             remove_before(self.folder, whole[self._keep - 1])
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write all of it or nothing: temporary file, sync, rename, sync of the folder."""
-    temporary = path.with_name(path.name + ".part")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the disk remember which files a folder holds."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _earlier_format(content: bytes) -> int | None:
+    """The format of a record that was written before records had a checksum; None if it is none."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        wrote = json.loads(content)["format"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return wrote if isinstance(wrote, int) else None
 
 
 def save_model(path: str | Path, model: Mapping[str, Tensor]) -> None:

@@ -1,18 +1,19 @@
 """Journal: a server's log on disk. A snapshot of its state, and the messages since.
 
     DIR/snapshot-00000003.safetensors   tensors of the state
-        snapshot-00000003.json          everything else, and the SHA-256 of the tensors; written last
+        snapshot-00000003.json          everything else, and the SHA-256 of itself and the tensors; the last
         journal-00000003.log            the messages after that snapshot, one record each
 
 A record is magic, CRC-32, length, then the message as it travels. What is not whole at the very end is cut
-off: it was never synced, so nobody was told of it. Anywhere else it is damage, and an error. The two newest
-snapshots are kept with what follows them, so a damaged one costs nothing. Nothing is ever unpickled.
+off: nobody was told of it. Anywhere else it is damage, and an error. The two newest snapshots are kept with
+what follows them, so a damaged one costs nothing. Nothing is ever unpickled.
+
+Nothing is synced: the folder is temporary, and only a successor on the same host reads it, for which the page
+cache is enough. A host that crashes takes the run with it, and its checkpoints are what is left.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import mmap
 import os
 import struct
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -31,7 +31,7 @@ from torch import Tensor
 from shoal.core.errors import CheckpointError, WireError
 from shoal.core.state_tree import harvest, plant
 from shoal.core.transport import HEADER_BYTES, Message
-from shoal.storage.checkpoint import sync_folder, write_whole
+from shoal.storage.whole_files import cannot_write, digest, read_file, seal, unseal, write_whole
 from shoal.transports import frames
 
 SNAPSHOT_SHARE = 0.05
@@ -66,12 +66,11 @@ class Journal:
         self._file: int | None = None
         self._bytes = 0
         self._most_bytes = LEAST_JOURNAL
-        self._unsynced = False
         self._changed = False
         self._next_snapshot = 0.0
 
     def append(self, m: Message) -> None:
-        """Write a message down; it is safe after `sync`."""
+        """Write a message down. From then on it survives this process."""
         self._changed = True
         if not self.keeps_every_update:
             return
@@ -83,13 +82,9 @@ class Journal:
         for piece in (memoryview(_RECORD.pack(_MAGIC, check, length)), *pieces):
             self._write(piece)
         self._bytes += _RECORD.size + length
-        self._unsynced = True
 
     def sync(self) -> None:
-        """Return when everything appended would survive a crash of this host."""
-        if self._unsynced and self._file is not None:
-            os.fdatasync(self._file)
-            self._unsynced = False
+        """Do nothing: what is appended survives already."""
 
     def snapshot_is_due(self) -> bool:
         """Whether the journal is long, or enough has happened since the last snapshot."""
@@ -100,14 +95,13 @@ class Journal:
     def snapshot(self, state: dict[str, Any]) -> None:
         """Keep this state, and begin a new journal after it."""
         began = time.monotonic()
-        self.sync()  # the old journal is needed where this snapshot turns out to be damaged
         tensors: dict[str, Tensor] = {}
         tree = plant(state, tensors, "state")
         content = save_tensors(tensors)
         number = self._number + 1
-        write_whole(self._path("snapshot", number, "safetensors"), content)
-        record = {"number": number, "sha256": hashlib.sha256(content).hexdigest(), "state": tree}
-        write_whole(self._path("snapshot", number, "json"), json.dumps(record).encode())
+        write_whole(self._path("snapshot", number, "safetensors"), content, synced=False)
+        record = {"number": number, "sha256": digest(content), "state": tree}
+        write_whole(self._path("snapshot", number, "json"), seal(record), synced=False)
         self._most_bytes = max(LEAST_JOURNAL, SNAPSHOT_MODELS * len(content))
         self._begin(number)
         self._prune()
@@ -147,27 +141,29 @@ class Journal:
         self.close()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         self._file = os.open(self._path("journal", number, "log"), flags, 0o600)
-        sync_folder(self._folder)
         self._number = number
         self._bytes = os.fstat(self._file).st_size
-        self._unsynced = self._changed = False
+        self._changed = False
 
     def _write(self, piece: memoryview) -> None:
         assert self._file is not None, "a journal begins with a snapshot"
         written = 0
-        while written < len(piece):
-            written += os.write(self._file, piece[written:])
+        try:
+            while written < len(piece):
+                written += os.write(self._file, piece[written:])
+        except OSError as error:
+            raise cannot_write(self._path("journal", self._number, "log"), error) from error
 
     def _load(self, number: int) -> dict[str, Any] | None:
         """The state in a snapshot, or None unless it is whole."""
         try:
-            record = json.loads(self._path("snapshot", number, "json").read_bytes())
-            content = self._path("snapshot", number, "safetensors").read_bytes()
-            if hashlib.sha256(content).hexdigest() != record["sha256"]:
-                return None
-            state: dict[str, Any] = harvest(record["state"], load_tensors(content))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
+            record = unseal(read_file(self._path("snapshot", number, "json")))
+            content = read_file(self._path("snapshot", number, "safetensors"))
+        except OSError:
             return None
+        if record is None or digest(content) != record["sha256"]:
+            return None
+        state: dict[str, Any] = harvest(record["state"], load_tensors(content))
         return state
 
     def _read(self, number: int, is_newest: bool) -> Iterator[Message]:

@@ -15,7 +15,8 @@ from typing import Any
 from shoal.core.errors import CheckpointError
 from shoal.core.identity import NodeIdentity
 from shoal.engine.engine import Engine
-from shoal.storage.checkpoint import Checkpoints, sync_folder
+from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.whole_files import sync_folder
 
 EDGE, UNSEALED = "edge", "edge.part"
 

@@ -1,0 +1,108 @@
+"""folder_lock: one run at a time uses a folder of checkpoints. Needs no torch.
+
+The lock is the kernel's, on the file `run.lock`, so it ends with the process that holds it. The file says who
+that is, and is removed in the end; after a `kill -9` it stays, and does no harm.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shoal.core.errors import CheckpointError
+from shoal.storage.whole_files import PART, cannot_write
+
+NAME = "run.lock"
+
+LOG = logging.getLogger("shoal")
+
+
+@contextmanager
+def folder_lock(folder: str | Path | None, *, others_write: bool = False) -> Iterator[None]:
+    """Use the folder alone. Raises CheckpointError that names the run which uses it. None is no folder.
+
+    What a killed run has left half-written is removed, and in the end what this one has; not if
+    `others_write`: then processes that this one has not started may still be about it.
+    """
+    if folder is None:
+        yield
+        return
+    path = Path(folder)
+    made = [place for place in (path, *path.parents) if not place.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = _locked(path)
+    except OSError as error:
+        raise cannot_write(path / NAME, error) from error
+    try:
+        _remove_parts(path)
+        yield
+    finally:
+        if not others_write:
+            _remove_parts(path)
+        (path / NAME).unlink(missing_ok=True)  # while it is locked: nobody else has begun to use it
+        os.close(file)
+        with suppress(OSError):  # there is something in it
+            for place in made:
+                place.rmdir()
+
+
+def _locked(folder: Path) -> int:
+    """The open file of the lock, which is ours now."""
+    path = folder / NAME
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            _lock(file, folder)
+            if _is_still(path, file):
+                os.truncate(file, 0)
+                os.write(file, _who().encode())
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # its last owner has removed it meanwhile
+
+
+def _lock(file: int, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        who = os.pread(file, 4096, 0).decode(errors="replace").strip() or "it does not say which"
+        raise CheckpointError(
+            f"another run uses the checkpoints in {folder}: {who}. Stop it, or name another folder."
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        LOG.warning(
+            "the file system of %s has no locks (%s): see to it that no other run uses this folder",
+            folder,
+            error.strerror,
+        )
+
+
+def _is_still(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _who() -> str:
+    command = shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
+    return f"process {os.getpid()} on {socket.gethostname()}, {command}"[:2048]
+
+
+def _remove_parts(folder: Path) -> None:
+    for pattern in ("step-*/*", "leg-*/*/*", "model.safetensors"):
+        for part in folder.glob(pattern + PART):
+            part.unlink(missing_ok=True)
