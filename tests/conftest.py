@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer import testing
 
 from forked import ensure_fork_server, warm_scripts
 from warm import programs, warm_programs
@@ -25,6 +27,7 @@ torch.set_num_threads(1)  # threads that wait for each other on busy cores make 
 for logger in logging.root.manager.loggerDict.values():
     if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
         logger.propagate = True  # or pytest adds a handler to each of some forty, six times a test
+testing._get_command = cache(testing._get_command)  # or every call reads all options of all commands anew
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # some files import grpc before the package does

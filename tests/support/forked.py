@@ -33,6 +33,7 @@ PRELOADED = [
     *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
     *("numba", "sklearn.datasets", "PIL.Image"),
     *("lightning", "transformers.trainer", "accelerate"),
+    "light_forks",
 ]
 """What the fork server imports before it forks; a name that is not there is passed over."""
 
