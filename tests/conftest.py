@@ -23,6 +23,7 @@ from warm import programs, warm_programs
 
 __all__ = ["warm_programs", "warm_scripts"]
 
+gc.disable()  # until all tests are collected
 torch.set_num_threads(1)  # threads that wait for each other on busy cores make small tests many times slower
 for logger in logging.root.manager.loggerDict.values():
     if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
@@ -187,6 +188,12 @@ def helper_files() -> set[int]:
         )
         if fd is not None
     }
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported stays to the end: collections of garbage need not visit it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -62,9 +62,8 @@ def simulated(strategy, word, workers=1, **options):
     ).run()
 
 
-@pytest.mark.parametrize(("word", "served"), ONE_WORKER, ids=str)
-def test_with_one_worker_it_is_plain_torch(word, served):
-    strategy, shards = served
+@pytest.mark.parametrize(("word", "strategy", "shards"), ONE_WORKER, ids=str)
+def test_with_one_worker_it_is_plain_torch(word, strategy, shards):
     assert torch.equal(simulated(strategy, word, shards=shards).solution, trained_plainly(word))
 
 
