@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 
 from forked import CONTEXT, ensure_fork_server
-from warm_client import SOCKET
 from warm_server import COMMANDS, serve
 
 PROGRAM = """#!{python} -IS
 import sys
 sys.path.insert(0, {folder!r})
 from warm_client import main
-main({name!r})
+main({name!r}, {address!r})
 """
 
 
@@ -38,23 +37,17 @@ class WarmPrograms:
         self.folder = Path(folder.name)
         self.files: set[int] = set()  # what this process has open for the server
         self._server: Any = None
+        self._address = str(self.folder / "socket")
         for name in ("python", "python3", *COMMANDS):
+            told = {"python": sys.executable, "folder": str(Path(__file__).parent), "address": self._address}
             program = self.folder / name
-            program.write_text(
-                PROGRAM.format(python=sys.executable, folder=str(Path(__file__).parent), name=name)
-            )
+            program.write_text(PROGRAM.format(name=name, **told))
             program.chmod(0o755)
 
     @property
     def python(self) -> str:
         """What stands for sys.executable."""
         return str(self.folder / "python")
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment in which they are found, and find the server."""
-        path = os.pathsep.join([str(self.folder), os.environ.get("PATH", "")])
-        return {"PATH": path, SOCKET: str(self.folder / "socket")}
 
     @property
     def pid(self) -> int | None:
@@ -67,9 +60,9 @@ class WarmPrograms:
             return
         ensure_fork_server()
         before = own_files()
-        (self.folder / "socket").unlink(missing_ok=True)
+        Path(self._address).unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(self.folder / "socket"))
+            listener.bind(self._address)
             listener.listen(16)
             self._server = CONTEXT.Process(target=serve, args=(listener, self.python), daemon=True)
             self._server.start()
@@ -91,7 +84,6 @@ def warm_programs(monkeypatch: pytest.MonkeyPatch) -> WarmPrograms:
     """Let `python`, `shoal`, `torchrun` and sys.executable be programs that start at once."""
     found = programs()
     found.start()
-    for name, value in found.variables.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", str(found.folder), prepend=os.pathsep)
     monkeypatch.setattr(sys, "executable", found.python)
     return found

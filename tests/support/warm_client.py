@@ -10,21 +10,18 @@ import marshal
 import os
 import sys
 
-SOCKET = "SHOAL_TESTS_WARM"
-"""The environment variable that names the server's socket."""
-
 LENGTH_BYTES = 8
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def main(program):
-    """Have the server run `program` with our arguments; never returns."""
+def main(program, address):
+    """Have the server whose socket is at `address` run `program` with our arguments; never returns."""
     files = sorted(fd for fd in map(int, os.listdir("/proc/self/fd")) if is_inherited(fd))  # noqa: PTH208
     takes_ctrl_c = signal.getsignal(signal.SIGINT) != signal.SIG_IGN
     request = (program, sys.argv[1:], os.getcwd(), dict(os.environ), files, takes_ctrl_c)  # noqa: PTH109
     text = marshal.dumps(request)
     server = socket.socket(socket.AF_UNIX)
-    server.connect(os.environ[SOCKET])
+    server.connect(address)
     numbers = b"".join(fd.to_bytes(4, sys.byteorder) for fd in files)
     server.sendmsg(
         [len(text).to_bytes(LENGTH_BYTES, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]

@@ -35,9 +35,8 @@ def started(
     assert MPIEXEC is not None
     python = sys.executable
     if warm:
-        found = programs()
-        found.start()
-        python, environment = found.python, {**found.variables, **environment}
+        programs().start()
+        python = programs().python
     folders = (Path(shoal.__file__).parents[1], Path(__file__).parents[1])
     job = subprocess.Popen(
         [MPIEXEC, "-n", str(ranks), python, *map(str, line)],
