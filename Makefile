@@ -29,7 +29,7 @@ compare: $(READY) ## compare seven strategies, four workers on this machine; wri
 	$(BIN)/shoal compare --task digits --strategies single,sync,local,bmuf,diloco,downpour,easgd -n 4 \
 	    --epochs 5 --seed 0 --strategy.period 4 --transport processes --json compare.json --report compare.html
 
-# Tests share out the cores, but for those that measure time, kill, or look at what the whole machine holds.
+# Tests share out the cores, but for those whose bounds in seconds only hold where nothing else runs.
 # Only the files that have some are read for the second run, which is ten seconds less.
 # Python keeps what it compiles, whatever the environment says: pytest rewrites every assert, ten seconds a process.
 test quick soak frameworks: export PYTHONDONTWRITEBYTECODE :=

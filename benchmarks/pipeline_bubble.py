@@ -1,10 +1,11 @@
 """The bubble of a real pipeline beside the simulated one: two processes over gloo, one thread each.
 
 Both processes time every forward and backward pass of torch's own schedules. The simulation gets what
-`shoal.split` measured beforehand, layer by layer, while both processes measured; and the latency and
-bandwidth of gloo, measured with messages of the same size. Other programs lengthen passes and waits, so the
-shortest of all steps counts, as the shortest round counts for a layer; the table has the median, too, and the
-share of the machine that others used.
+`shoal.split` measured beforehand, layer by layer, while both processes measured; and what messages of the
+same size take, measured alone: gloo's latency and bandwidth, and the time for which posting and taking a
+message keep a process from computing. Other programs lengthen passes and waits, so the shortest of all steps
+counts, as the shortest round counts for a layer; the table has the median, too, and the share of the machine
+that others used.
 
     python benchmarks/pipeline_bubble.py [--passes matmul] [--schedules gpipe,1f1b] [--microbatches 2,4,8]
         [--cut HALF] [--width 320] [--steps 40] [--json FILE]
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,13 +43,15 @@ import shoal
 from shoal.pipelines.partition import stage_costs
 from shoal.pipelines.pipeline import Pipeline
 from shoal.pipelines.schedules import SCHEDULES
-from shoal.pipelines.virtual_step import simulate_step
+from shoal.pipelines.virtual_step import MessageCost, simulate_step
 from shoal.sim import Network
 
 RANKS, SAMPLES = 2, 32  # samples of a microbatch
 LAYERS = {"matmul": 24, "sleep": 4}
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.005, 0.010  # of a layer that sleeps
 SETTLING_STEPS = 2
+MESSAGES = 40  # of each kind that are timed
+IDLE_SECONDS = 0.005  # before a message, as a pass is
 
 Passes = list[tuple[float, float]]
 
@@ -123,31 +126,60 @@ def timed(pass_one: Callable[..., Any], passes: Passes) -> Callable[..., Any]:
     return call
 
 
-def link(elements: int) -> Network:
-    """Latency and bandwidth of gloo between the two processes, by messages there and back."""
+def post(operation: Any, message: Tensor, peer: int) -> list[dist.Work]:
+    """Hand a message over as torch's schedules do."""
+    works: list[dist.Work] = dist.batch_isend_irecv([dist.P2POp(operation, message, peer)])
+    return works
+
+
+def wait(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def message_cost(elements: int) -> MessageCost:
+    """How long posting a message, and taking one that is there, keep a process from computing."""
+    message, rank = torch.zeros(elements), dist.get_rank()
+    sent, received = [], []
+    for _ in range(MESSAGES):
+        dist.barrier()
+        time.sleep(IDLE_SECONDS * (1 + rank))  # the receiver comes later
+        began = time.monotonic()
+        works = post(dist.irecv if rank else dist.isend, message, 1 - rank)
+        if rank == 0:
+            sent.append(time.monotonic() - began)
+        wait(works)
+        if rank == 1:
+            received.append(time.monotonic() - began)
+    both = torch.tensor([median(sent or [0.0]), median(received or [0.0])], dtype=torch.float64)
+    dist.all_reduce(both)
+    return MessageCost(*both.tolist())
+
+
+def link(elements: int, cost: MessageCost) -> Network:
+    """Latency and bandwidth of gloo between the two processes, by messages there and back; less `cost`."""
     figures = []
     for number in (1, elements):
         message, trips = torch.zeros(number), []
-        for _ in range(30):
+        for _ in range(MESSAGES):
             dist.barrier()
             began = time.monotonic()
             for src in (0, 1):
-                dist.send(message, 1) if dist.get_rank() == src == 0 else None
-                dist.send(message, 0) if dist.get_rank() == src == 1 else None
-                dist.recv(message, src) if dist.get_rank() != src else None
+                wait(post(dist.isend if dist.get_rank() == src else dist.irecv, message, 1 - dist.get_rank()))
             trips.append((time.monotonic() - began) / 2)
-        figures.append(min(trips))
+        figures.append(median(trips))
     empty, full = figures
-    return Network(empty, 4 * elements / max(full - empty, 1e-9))
+    return Network(max(empty - cost.send, 0.0), 4 * elements / max(full - empty, 1e-9))
 
 
 def work(folder: Path, rank: int, plan: Plan) -> None:
     """One process: every pipeline of the plan in turn."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
-    network = link(SAMPLES * plan.width)
+    messages = message_cost(SAMPLES * plan.width)
+    network = link(SAMPLES * plan.width, messages)
     told = {
-        f"{word} {microbatches}": run_pipeline(plan, word, microbatches, network)
+        f"{word} {microbatches}": run_pipeline(plan, word, microbatches, network, messages)
         for word in plan.words
         for microbatches in plan.numbers
     }
@@ -155,13 +187,15 @@ def work(folder: Path, rank: int, plan: Plan) -> None:
     dist.destroy_process_group()
 
 
-def run_pipeline(plan: Plan, word: str, microbatches: int, network: Network) -> dict[str, Any]:
+def run_pipeline(
+    plan: Plan, word: str, microbatches: int, network: Network, messages: MessageCost
+) -> dict[str, Any]:
     """Steps of one pipeline: their passes in this process, and the prediction."""
     x = torch.randn(SAMPLES * microbatches, plan.width)
     dist.barrier()
     split = shoal.split(model(plan), x, stages=RANKS, microbatches=microbatches, network=network)
-    fixed = replace(split.proposal, bounds=(0, plan.cut, LAYERS[plan.passes]))
-    pipeline = Pipeline(fixed, F.mse_loss, word)
+    proposal, bounds = split.proposal, (0, plan.cut, LAYERS[plan.passes])
+    pipeline = Pipeline(proposal.chain, bounds, SCHEDULES[word], microbatches, F.mse_loss)
     forwards: Passes = []
     backwards: Passes = []
     stage = pipeline.schedule._stage
@@ -173,8 +207,9 @@ def run_pipeline(plan: Plan, word: str, microbatches: int, network: Network) -> 
         pipeline.step(x, torch.zeros_like(x))
     own = torch.tensor([time.process_time() - before], dtype=torch.float64)
     dist.all_reduce(own)
-    costs = stage_costs(fixed.layers, fixed.bounds)
-    timeline = simulate_step(SCHEDULES[word], costs, microbatches, network)
+    costs = stage_costs(proposal.layers, bounds)
+    timeline = simulate_step(SCHEDULES[word], costs, microbatches, network, messages=messages)
+    without = simulate_step(SCHEDULES[word], costs, microbatches, network)
     return {
         "steps": [
             [*forwards[i : i + microbatches], *backwards[i : i + microbatches]]
@@ -183,7 +218,9 @@ def run_pipeline(plan: Plan, word: str, microbatches: int, network: Network) -> 
         "others": load.of_others(float(own)),
         "seconds": timeline.seconds,
         "bubble": timeline.bubble,
+        "without": without.bubble,
         "stages": [(cost.forward, cost.backward) for cost in costs],
+        "messages": (messages.send, messages.receive),
         "latency": network.latency,
         "bandwidth": network.bandwidth,
     }
@@ -220,8 +257,9 @@ def summary(told: list[dict[str, Any]]) -> dict[str, Any]:
         "real_seconds": shortest,
         "median_seconds": median(lengths),
         "simulated_bubble": first["bubble"],
+        "bubble_without_message_cost": first["without"],
         "real_bubble": shares[lengths.index(shortest)],
-        **{key: first[key] for key in ("others", "stages", "latency", "bandwidth")},
+        **{key: first[key] for key in ("others", "stages", "messages", "latency", "bandwidth")},
     }
 
 
@@ -238,6 +276,7 @@ def show(results: dict[str, dict[str, Any]], passes: str, cut: int) -> None:
         "ratio",
         "simulated bubble",
         "real bubble",
+        "more",
         "others",
     ):
         table.add_column(column, justify="right")
@@ -250,6 +289,7 @@ def show(results: dict[str, dict[str, Any]], passes: str, cut: int) -> None:
             f"{r['real_seconds'] / r['simulated_seconds']:.2f}",
             f"{r['simulated_bubble']:.1%}",
             f"{r['real_bubble']:.1%}",
+            f"{r['real_bubble'] / r['simulated_bubble'] - 1:+.0%}",
             f"{r['others']:.0%}",
         )
     Console(width=max(Console().width, 110)).print(table)

@@ -10,20 +10,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer import testing
 
 from forked import ensure_fork_server, warm_scripts
+from warm import programs, warm_programs
 
-__all__ = ["warm_scripts"]
+__all__ = ["warm_programs", "warm_scripts"]
 
+gc.disable()  # until all tests are collected
 torch.set_num_threads(1)  # threads that wait for each other on busy cores make small tests many times slower
 for logger in logging.root.manager.loggerDict.values():
     if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
         logger.propagate = True  # or pytest adds a handler to each of some forty, six times a test
+testing._get_command = cache(testing._get_command)  # or every call reads all options of all commands anew
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # some files import grpc before the package does
@@ -109,7 +114,7 @@ def is_ours(thread: threading.Thread) -> bool:
 
 
 def descendants() -> set[int]:
-    """Children of this process and of the fork server, without multiprocessing's own helpers."""
+    """Children of this process and of the servers that fork, without these and other helpers."""
     mine = {p.pid for p in multiprocessing.active_children() if p.pid is not None}  # also reaps the finished
     for pid in children_of(os.getpid()):
         if any(helper in command_line(pid) for helper in HELPERS):
@@ -118,7 +123,9 @@ def descendants() -> set[int]:
             )  # forked from the server with its command line: told apart by their parent
         else:
             mine.add(pid)
-    return mine
+    if (server := programs().pid) is not None:
+        mine |= children_of(server)
+    return mine - {server}
 
 
 def children_of(pid: int) -> set[int]:
@@ -170,10 +177,10 @@ def named(files: set[int]) -> Iterator[tuple[int, str]]:
 
 
 def helper_files() -> set[int]:
-    """Our ends of the pipes to the fork server and the resource tracker."""
+    """Our ends of the pipes to the servers that fork and to the resource tracker."""
     from multiprocessing import forkserver, resource_tracker
 
-    return {
+    return programs().files | {
         fd
         for fd in (
             getattr(forkserver._forkserver, "_forkserver_alive_fd", None),
@@ -181,6 +188,12 @@ def helper_files() -> set[int]:
         )
         if fd is not None
     }
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported stays to the end: collections of garbage need not visit it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -27,7 +27,7 @@ FRONT = "__init__"  # the room of shoal/__init__.py itself
 
 _LOW = {"core", "engine", "vocabulary", "topologies", "lbfgs", "strategies", "codecs", "collectives"}
 _PARTS = _LOW | {"sim", "transports", "replicas", "storage", "programs"}
-_STARTED = _PARTS | {"launch", "runs"}
+_STARTED = _PARTS | {"launch", "runs", "layouts"}
 _KEPT = {"loggers", "records"}
 
 MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import each other
@@ -45,10 +45,11 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "storage": _LOW | {"transports"},
     "programs": _LOW,
     "launch": _PARTS,
-    "runs": _PARTS | {"launch"},
+    "runs": _PARTS | {"launch", "layouts"},
     "integrations": _STARTED | {"api"},
     "report": {"core"},
     "pipelines": {"core", "collectives", "sim", "report"},
+    "layouts": _LOW | {"replicas", "programs", "pipelines", "sim"},
     "loggers": {"core"},
     "records": {"core", "loggers", "report"},
     "watch": {"core", "records", "report"},

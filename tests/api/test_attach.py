@@ -361,6 +361,7 @@ def test_a_loop_of_one_s_own_resumes_bit_for_bit(strategy, options, tmp_path, mo
         *(pytest.param(w, marks=pytest.mark.soak) for w in ("sync", "diloco", "easgd", "gossip")),
     ],
 )
+@warm
 def test_what_the_optimizer_does_not_hold_starts_equal_and_stays(strategy):
     printed = run_loop("--last-layer", "--steps", "20", strategy=strategy)
     first, last = slice(8 * 16 + 16), slice(8 * 16 + 16, None)
@@ -450,6 +451,7 @@ def test_freezing_after_attach_is_refused_where_the_strategy_would_still_move_it
 
 
 @pytest.mark.slow
+@warm
 def test_who_waits_for_a_worker_that_gave_up_is_told_at_once(tmp_path):
     script = tmp_path / "gives_up.py"
     script.write_text(GIVES_UP)

@@ -310,7 +310,7 @@ def test_every_strategy_minimizes(name):
 
 
 def test_lbfgs_finds_the_minimum_that_gradient_descent_comes_near():
-    settings = {"loss": described.cross_entropy, "test": DATA, "epochs": 200}
+    settings = {"loss": described.cross_entropy, "test": DATA, "batch": 75, "epochs": 120}
     near = classify("sync", lr=1.0, **settings)
     found = classify(Sandblaster(tolerance=1e-4), method="lbfgs", machines=3, **settings)
     assert found.result.strategy == "sandblaster"
@@ -427,7 +427,7 @@ def test_resuming_on_processes_is_bit_equal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", [pytest.param("sim", marks=pytest.mark.soak), "processes"])
+@pytest.mark.parametrize("transport", ["sim", pytest.param("processes", marks=pytest.mark.soak)])
 def test_gradients_of_jax(transport):
     jax = pytest.importorskip("jax")
     import described_jax

@@ -18,7 +18,8 @@ TINY = ["--task", "digits", "--hidden", "256", "--batch", "16", "--steps", "8", 
 PARAMETERS = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
 ENDING_SECONDS = 60.0  # on a busy machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+alone = pytest.mark.alone
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,6 +43,7 @@ def left_by(process: subprocess.Popen[str]) -> list[str]:
     return [name for name in namespaces.namespaces() if f"-{process.pid}-" in name]
 
 
+@alone
 @pytest.mark.soak
 def test_every_strategy_has_its_figures_and_the_kernel_counts_what_is_expected(tmp_path):
     with start("--rate", "1gbit", "--strategies", "ddp,sync", "--json", str(tmp_path / "all")) as run:
@@ -74,6 +76,7 @@ def test_whoever_is_stopped_removes_namespaces_and_workers(number, status):
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
+@alone
 @pytest.mark.soak
 def test_what_a_killed_run_leaves_is_removed_by_the_next():
     with start("--steps", "100000") as run:

@@ -22,6 +22,7 @@ KEYS = {
     *("samples_per_second", "bytes_sent", "wait_fraction", "saved_seconds", "staleness_mean"),
     *("config", "task"),
     *("parameters", "curve", "staleness", "nodes", "metrics", "digest", "final", "legs", "seconds_to_goal"),
+    "memory",
 }
 
 
@@ -55,6 +56,38 @@ def calls(monkeypatch, result):
     calls = Calls(result)
     monkeypatch.setattr(comparison, "run", calls)
     return calls
+
+
+@pytest.mark.slow
+def test_layouts_on_the_same_processes_reach_the_same_accuracy(shoal, tmp_path):
+    line = "compare --quiet --task digits --strategies single,sync -n 2 --epochs 1"
+    line += " --layouts data,tensor,pipeline:schedule=gpipe,microbatches=4 --split 1-2"
+    result = shoal(line, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.stderr
+    single, data, tensor, pipeline = runs_in(tmp_path / "out.json")
+    assert [one["workers"] for one in (single, data, tensor, pipeline)] == [1, 2, 1, 1]
+    assert "layout" not in single["config"] and "layout" not in data["config"]
+    assert tensor["config"]["layout"] == "tensor:group=2"
+    assert pipeline["config"]["layout"] == "pipeline:group=2,schedule=gpipe,microbatches=4,split=1-2"
+    assert data["config"]["batch"] == 32 and tensor["config"]["batch"] == pipeline["config"]["batch"] == 64
+    for one in (tensor, pipeline):
+        assert one["test_loss"] == pytest.approx(data["test_loss"], abs=1e-5)
+        assert one["test_accuracy"] == data["test_accuracy"]
+        assert one["memory"] > 0
+    for words in (
+        "1x2",
+        "ms a",
+        "mem-",
+        "sync, tensor",
+        "stages of 1-2 layers",
+        "the samples/s of whole models",
+    ):
+        assert words in result.stdout.replace("\n", " ").replace("  ", " ")
+
+
+def test_layouts_in_virtual_time_are_refused(shoal):
+    result = shoal("compare --strategies sync -n 2 --layouts data,tensor --sim")
+    assert result.exit_code == 2 and "`shoal split` shows a step of every one" in result.stderr
 
 
 @pytest.mark.slow

@@ -34,7 +34,6 @@ def await_steps(runs: list[ForkedPython]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("strategy", "processes", "hit", "number"),

@@ -10,13 +10,15 @@ import pytest
 
 PROGRAM = """
 import contextlib, io, json, sys
+from typer.main import get_command
 from shoal.cli import app
 
+command = get_command(app)
 for line in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            app(line.split(), prog_name="shoal")
+            command(line.split(), prog_name="shoal")
         except SystemExit as end:
             code = end.code or 0
     heavy = sorted({"torch", "numpy"} & {*sys.modules})

@@ -105,7 +105,6 @@ def test_a_script_leaves_its_output_and_its_failure(shoal, here):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_run_whose_launcher_is_killed_is_listed_as_killed(shoal, here):
     (here / "train.py").write_text(
         "import time, torch, shoal\n"

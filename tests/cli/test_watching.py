@@ -36,7 +36,7 @@ def address_in(lines: object) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_serves_its_page_and_can_be_watched_again(tmp_path, warm_scripts):
+def test_a_run_serves_its_page_and_can_be_watched_again(tmp_path, warm_programs):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     shoal = [sys.executable, "-m", "shoal"]

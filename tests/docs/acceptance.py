@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
+from typer import testing
 from typer.testing import CliRunner
 
 from forked import run_forked
@@ -99,7 +99,7 @@ def refused_by_shoal(arguments: list[str]) -> str | None:
 
 def refused_by_parser(name: str, arguments: list[str]) -> str | None:
     """As far as the options themselves say, for commands that do at once what they are asked."""
-    group = typer.main.get_command(app)
+    group = testing._get_command(app)
     try:
         if name:
             place = arguments.index(name)

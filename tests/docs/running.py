@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from forked import run_forked
 from pages import ROOT, Block, chain, page_at
 from shoal.core.errors import DataMissing
 from shoal.programs.tasks import TASKS
@@ -74,7 +73,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
 def environment() -> dict[str, str]:
     """That of a user who has activated the environment: one thread a process, no launcher around."""
     kept = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    programs = [str(Path(sys.executable).parent), kept.get("PATH", "")]
+    programs = [str(Path(sys.executable).parent), f"{sys.prefix}/bin", kept.get("PATH", "")]
     imports = [str(ROOT / "src"), kept.get("PYTHONPATH", "")]
     return {
         **kept,
@@ -113,9 +112,7 @@ def run_block(block: Block, folder: Path, seconds: float) -> subprocess.Complete
         return run_line(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], folder, seconds)
     script = folder / block.names.get("file", "block.py")
     script.write_text(code(block))
-    if "__main__" in code(block):  # its workers import the script by its path
-        return run_line([sys.executable, str(script)], folder, seconds)
-    return run_forked([sys.executable, str(script)], environment(), folder)
+    return run_line([sys.executable, str(script)], folder, seconds)
 
 
 def run_line(line: list[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from acceptance import judge_of, refusal
 from running import NEEDS, SETUPS, code, difference, fault, furnish
 
@@ -21,7 +22,7 @@ BLOCKS = [block for page in pages() for block in page.blocks]
 UNRUN = {"checked", "shown"}
 
 
-def cases() -> Iterator[object]:
+def cases() -> Iterator[ParameterSet]:
     for block in BLOCKS:
         if block.language not in OUTPUT and not UNRUN & block.words and not is_continued(block):
             marks = [pytest.mark.slow, pytest.mark.timeout(limit(block) + 10)]
@@ -48,7 +49,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], 
 
 
 @pytest.mark.parametrize("block", [*cases()])
-def test_the_block_runs(block: Block, folder: Callable[[Path], Path]):
+def test_the_block_runs(block: Block, folder: Callable[[Path], Path], request: pytest.FixtureRequest):
+    if "soak" not in block.words:
+        request.getfixturevalue("warm_programs")
+    run(block, folder)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", [case for case in cases() if "soak" not in case.values[0].words])
+def test_the_block_runs_in_new_interpreters(block: Block, folder: Callable[[Path], Path]):
+    run(block, folder)
+
+
+def run(block: Block, folder: Callable[[Path], Path]) -> None:
     for need in needs(block):
         if sentence := NEEDS[need]():
             pytest.skip(sentence)
@@ -195,6 +208,7 @@ def test_commands_of_a_console_are_apart_from_their_output(page: Callable[[str],
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

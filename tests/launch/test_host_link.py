@@ -28,7 +28,7 @@ LOOP = Path(__file__).parents[1] / "api" / "loop.py"
 
 
 @pytest.fixture(autouse=True)
-def this_shoal(monkeypatch):
+def this_shoal(monkeypatch, warm_programs):
     """The agents find the Shoal under test, whatever is installed."""
     monkeypatch.setenv("PYTHONPATH", str(Path(agent_module.__file__).parents[2]))
 

@@ -79,7 +79,7 @@ def test_an_address_leads_to_its_interface():
     assert _interface_of("203.0.113.9") is None
 
 
-HOSTS = ("shoal-meet-a", "shoal-meet-b")
+HOSTS = tuple(f"shoal-meet-{os.getpid()}-{name}" for name in "ab")
 
 
 @pytest.fixture
@@ -105,7 +105,6 @@ def two_hosts() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.skipif(
     not Path("/sbin/ip").exists() and not Path("/usr/sbin/ip").exists(),
     reason="ip not found; install with: apt-get install iproute2",

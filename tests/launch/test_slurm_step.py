@@ -12,6 +12,7 @@ import pytest
 from shoal.launch.environment import Place
 from shoal.launch.slurm_step import SlurmStep, expand_counts, expand_hosts
 from slurm import OneNodeSlurm, reason_to_skip, shoal_run, soon
+from warm import programs
 
 TASK = {
     "SLURM_JOB_ID": "71",
@@ -119,7 +120,6 @@ def test_torchrun_under_srun_comes_first(task):
 real = [
     pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip()),
     pytest.mark.slow,
-    pytest.mark.alone,
     pytest.mark.timeout(900),
 ]
 
@@ -131,6 +131,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneNodeSlurm]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
         patch.setenv("OMP_NUM_THREADS", "1")
+        programs().start()
         with OneNodeSlurm(tmp_path_factory.mktemp("slurm")) as running:
             yield running
 
@@ -144,7 +145,7 @@ class TestRealSlurm:
         ids=["bmuf", "asgd"],
     )
     def test_srun_starts_the_workers_and_the_server(self, cluster, strategy, workers, tasks):
-        line = shoal_run("--strategy", *strategy, str(SCRIPT), "--steps", "20")
+        line = (programs().python, *shoal_run("--strategy", *strategy, str(SCRIPT), "--steps", "20")[1:])
         printed = cluster.srun(tasks, *line)
         done = re.findall(r"^worker (\d) of (\d) has (\S+)$", printed, re.MULTILINE)
         assert sorted(rank for rank, _, _ in done) == [str(rank) for rank in range(workers)]

@@ -146,7 +146,7 @@ def pods_of(document: dict[str, Any], port: int) -> list[tuple[list[str], dict[s
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> dict[str, str]:
+def programs(warm_programs, tmp_path: Path) -> dict[str, str]:
     """An environment in which `shoal` and `torchrun` are those under test."""
     folder = tmp_path / "bin"
     folder.mkdir()

@@ -105,25 +105,30 @@ def by_hand(model, x, y, loss):
     rank = dist.get_rank()
     cut = [split.proposal.bounds]
     dist.broadcast_object_list(cut, src=0)
-    module = split.proposal.modules(cut[0])[rank]
+    module = split.proposal.chain.modules(cut[0])[rank]
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, MICROBATCHES, loss_fn=loss)
     schedule.step(x) if rank == 0 else schedule.step(target=y, losses=[])
     return apart(gradients, [module])[0]
 
 
-def refused(model, x, loss):
-    """What is said of a weight that two stages of one process share."""
+def other_sizes(model, x, y, loss, word):
+    """The largest difference for batches that the microbatches do not divide, after one that they do."""
     split = shoal.split(model, x, stages=2, microbatches=MICROBATCHES)
-    try:
-        split.pipeline(loss, "interleaved")
-    except ValueError as error:
-        return str(error)
+    pipeline = split.pipeline(loss, word)
+    found = []
+    for samples in (BATCH, 6, 7, 1, BATCH):
+        _, gradients = whole(model, x[:samples], y[:samples], loss)
+        pipeline.step(x[:samples], y[:samples])
+        found.append(apart(gradients, pipeline.modules)[0])
+    return max(found)
 
 
 def twice():
-    layer = nn.Linear(12, 12).double()
-    return nn.Sequential(layer, nn.Linear(12, 12).double(), layer, nn.Linear(12, 12).double())
+    """The first and the third stage of four share a layer; with two processes they run in the same one."""
+    torch.manual_seed(0)
+    layer, *others = (nn.Linear(12, 12).double() for _ in range(3))
+    return nn.Sequential(layer, others[0], layer, others[1])
 
 
 def main(folder, rank, ranks):
@@ -137,7 +142,10 @@ def main(folder, rank, ranks):
     told["fastest"] = compare(mlp().double(), x, y, F.cross_entropy, None)
     told["tied"] = compare(transformer(), *data(words=True), sequence_loss, "1f1b")
     told["by hand"] = by_hand(mlp().double(), x, y, F.cross_entropy)
-    told["refused"] = refused(twice(), x, F.cross_entropy)
+    told["twice"] = compare(twice(), x, y, F.cross_entropy, "interleaved")
+    told["sizes"] = [
+        other_sizes(mlp().double(), x, y, F.cross_entropy, word) for word in ("gpipe", "1f1b", "interleaved")
+    ]
     (folder / f"{rank}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 

@@ -147,6 +147,6 @@ def test_the_record_is_json_and_has_every_event():
 def test_modules_compute_what_the_model_computes():
     made = proposal()
     x = y = torch.randn(3, 2)
-    for module in made.modules(made.bounds):
+    for module in made.chain.modules(made.bounds):
         y = module(y)
     assert torch.equal(y, made.chain.model(x))

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.core.errors import Deadlock
 from shoal.pipelines.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
-from shoal.pipelines.virtual_step import StageCost, simulate_step
+from shoal.pipelines.virtual_step import MessageCost, StageCost, simulate_step
 from shoal.sim import Network
 
 SIZES = [(1, 1), (1, 4), (2, 1), (2, 2), (3, 5), (4, 2), (4, 8), (6, 12)]
@@ -72,6 +72,28 @@ def test_1f1b_waits_for_its_send_where_it_turns_from_forward_to_backward():
     timeline = simulate_step(ONE_F_ONE_B, costs, 2, Network(bandwidth=200.0))
     # stage 1: B0 ends at 3.5, and its gradient leaves until 4.0 before F1 begins
     assert passes(timeline, 1) == [("F0", 1.5, 2.5), ("B0", 2.5, 3.5), ("F1", 4.0, 5.0), ("B1", 5.0, 6.0)]
+
+
+def test_messages_keep_the_devices_from_computing():
+    """Sending takes 0.1 and receiving 0.2, which hides in the waiting where the message comes later."""
+    costs, messages = [StageCost(1.0, 2.0)] * 2, MessageCost(send=0.1, receive=0.2)
+    timeline = simulate_step(GPIPE, costs, 2, messages=messages)
+    starts = [[(name, start) for name, start, _ in passes(timeline, device)] for device in (0, 1)]
+    first, second = starts
+    assert first == [("F0", 0), ("F1", 1.1), ("B0", pytest.approx(5.4)), ("B1", pytest.approx(7.6))]
+    assert second == [
+        ("F0", 1.1),
+        ("F1", pytest.approx(2.3)),
+        ("B0", pytest.approx(3.3)),
+        ("B1", pytest.approx(5.4)),
+    ]
+    assert timeline.seconds == pytest.approx(9.6)
+    assert timeline.bubble == pytest.approx(1 - 12 / 19.2)
+
+
+def test_one_device_sends_itself_nothing():
+    costs, messages = [StageCost(1.0, 2.0)] * 2, MessageCost(send=0.1, receive=0.2)
+    assert simulate_step(INTERLEAVED, costs, 2, devices=1, messages=messages).seconds == pytest.approx(12)
 
 
 def test_bytes_of_every_link():

@@ -205,7 +205,6 @@ def test_real_processes_leave_a_folder_and_log_under_its_name(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_worker_that_is_killed_is_in_the_events_and_in_the_log(tmp_path, crews):
     killed = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 import sabotage
 import shoal
+from forked import run_forked
 from marks import marks
 from shoal.launch.crew import Crew
 from shoal.strategies import Hierarchical
@@ -21,7 +23,13 @@ from shoal.testing import blobs
 
 Event = dict[str, Any]
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60, func_only=True)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fork_server_is_ready() -> None:
+    """Its imports are not counted as time that a run takes to stop."""
+    run_forked([sys.executable, "-c", ""])
 
 
 @pytest.fixture(autouse=True)

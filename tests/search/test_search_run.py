@@ -109,7 +109,7 @@ def test_a_name_that_is_not_known_is_refused_before_anything_starts(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_eight_trials_of_which_every_other_is_killed_end_with_a_best_and_none_is_lost():
     killed: set[int] = set()
 

@@ -1,21 +1,30 @@
 """Whoever ends early or dies, the other workers that gossip do all their steps and come to an end."""
 
+from itertools import product
+
 import pytest
 from central import name
 from gossiping import EVERY, begin, ends, watch
 
+from sampling import covering
 from shoal.core.errors import PeerLost
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import ADPSGD, DPSGD, SGP, Gossip
 from shoal.testing.problems import Quadratic, Slope
+from shoal.vocabulary.strategy import Strategy
 
 PROBLEM = Quadratic(lr=0.25, targets=(0.0, 4.0, 8.0))
 ROUGH = {"compute": Compute(1.0, jitter=0.4), "network": Network(latency=0.3)}
 PLACES = [8.0, 0.0, 4.0, -8.0, 16.0]
 
 
-@pytest.mark.parametrize("strategy", EVERY, ids=name)
-@pytest.mark.parametrize(("victim", "step"), [(0, 0), (0, 3), (1, 2), (4, 0), (4, 5)])
+def some(names, values, each):
+    """So many of the values for every strategy; the rest is soak."""
+    ids = lambda value: name(value) if isinstance(value, Strategy) else str(value)  # noqa: E731
+    return pytest.mark.parametrize(names, covering([*product(EVERY, values)], each), ids=ids)
+
+
+@some(("strategy", "victim", "step"), [(0, 0), (0, 3), (1, 2), (4, 0), (4, 5)], each=2)
 def test_a_worker_that_dies_hangs_nobody(strategy, victim, step):
     faults = Faults().crash(rank=victim, step=step)
     run, paths = watch(strategy, PLACES, PROBLEM, steps=6, faults=faults, **ROUGH)
@@ -26,8 +35,7 @@ def test_a_worker_that_dies_hangs_nobody(strategy, victim, step):
     assert len({ends(run)[k] for k in others}) == 1  # they still take the mean, of those who are left
 
 
-@pytest.mark.parametrize("strategy", EVERY, ids=name)
-@pytest.mark.parametrize("moment", [0.0, 0.9, 2.6, 4.4, 6.1, 6.9, 7.3, 7.7, 8.0, 8.3])
+@some(("strategy", "moment"), [0.0, 0.9, 2.6, 4.4, 6.1, 6.9, 7.3, 7.7, 8.0, 8.3], each=3)
 def test_so_it_is_whenever_it_is_killed_also_at_the_very_end(strategy, moment):
     faults = Faults(noticed_after=0.2).kill(2, moment)
     run, paths = watch(strategy, PLACES, PROBLEM, steps=6, faults=faults, **ROUGH)

@@ -33,7 +33,7 @@ def moved(strategy, steps: int) -> float:
 
 def pace(strategy) -> float:
     """How far the model moves while every worker takes one step, once momenta have settled."""
-    return (moved(strategy, 240) - moved(strategy, 120)) / 120
+    return (moved(strategy, 200) - moved(strategy, 120)) / 80
 
 
 @pytest.mark.parametrize("word", [word for word in STRATEGIES if word not in {"single", *AGED, *SEARCHES}])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from loops import OPTIMIZERS, STEPS, LoopReplica, trained_plainly
+from sampling import covering, sampled
 from shoal.core.identity import NodeIdentity
 from shoal.engine.protocol import Push
 from shoal.replicas.attached import AttachedReplica
@@ -34,8 +35,15 @@ from shoal.vocabulary.gathering import Gathering
 
 PROMISED = [ASGD(), SSP(), SyncServer(), Downpour()]
 OTHERS = [SoftSync(), StalenessAware(), DCASGD(strength=0.0), Hierarchical(groups=1)]
-ONE_WORKER = [*product(OPTIMIZERS, PROMISED), *product(["momentum", "adamw"], OTHERS)]
-WAITING = [*product(OPTIMIZERS, [SyncServer()]), *product(["adamw"], [SoftSync(wait=True), Hierarchical(2)])]
+SHARDS = [1, 2]
+ONE_WORKER = [
+    *covering([*product(OPTIMIZERS, [*product(PROMISED, SHARDS)])]),
+    *covering([*product(["momentum", "adamw"], [*product(OTHERS, SHARDS)])], each=4),
+]
+WAITING = [
+    *sampled(list(OPTIMIZERS), [SyncServer()], SHARDS),
+    *sampled(["adamw"], [SoftSync(wait=True), Hierarchical(2)], SHARDS),
+]
 
 
 def simulated(strategy, word, workers=1, **options):
@@ -54,14 +62,14 @@ def simulated(strategy, word, workers=1, **options):
     ).run()
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize(("word", "strategy"), ONE_WORKER, ids=str)
+@pytest.mark.parametrize(("word", "strategy", "shards"), ONE_WORKER, ids=str)
 def test_with_one_worker_it_is_plain_torch(word, strategy, shards):
     assert torch.equal(simulated(strategy, word, shards=shards).solution, trained_plainly(word))
 
 
-@pytest.mark.parametrize("snapshot_every", [1, 7, 1000])  # from snapshots, from both, from the journal
-@pytest.mark.parametrize("word", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("word", "snapshot_every"), sampled(list(OPTIMIZERS), [1, 7, 1000])
+)  # from snapshots, from both, from the journal
 def test_a_server_that_dies_and_comes_back_still_has_the_optimizer_s_state(word, snapshot_every):
     run = simulated(
         ASGD(),
@@ -74,9 +82,8 @@ def test_a_server_that_dies_and_comes_back_still_has_the_optimizer_s_state(word,
     assert torch.equal(run.solution, trained_plainly(word))
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize(("word", "strategy"), WAITING, ids=str)
-def test_who_waits_for_all_at_a_server_trains_as_sync_does(strategy, word, shards):
+@pytest.mark.parametrize(("word", "strategy", "shards"), WAITING)
+def test_who_waits_for_all_at_a_server_trains_as_sync_does(word, strategy, shards):
     at_the_workers = simulated(Sync(), word, workers=3).worker(0).x
     at_the_server = simulated(strategy, word, workers=3, shards=shards).solution
     # the order of a sum of three, and adaptive steps that divide by its size

@@ -6,12 +6,10 @@ import atexit
 import json
 import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 import traceback
 import types
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import forkserver, reduction
@@ -21,6 +19,7 @@ from typing import Any
 import pytest
 
 import shoal
+from interpreter import run_python
 from shoal.api import script
 from shoal.launch import script_process
 from shoal.launch.environment import Place
@@ -31,9 +30,11 @@ PRELOADED = [
     "shoal.launch.fork_server",  # first: it keeps signals from the server
     *("pytest", "forked", "harness", "shoal.transports.grpc"),
     *("shoal.runs.processes", "shoal.api.script", "torch._dynamo"),  # whole runs use the same fork server
+    *("shoal.cli.run", "shoal.cli.compare", "torch.distributed.run", "warm_server"),
     *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
     *("numba", "sklearn.datasets", "PIL.Image"),
     *("lightning", "transformers.trainer", "accelerate"),
+    "light_forks",
 ]
 """What the fork server imports before it forks; a name that is not there is passed over."""
 
@@ -160,33 +161,12 @@ def _run_python(line: list[str], env: dict[str, str], folder: Path, ends: Ends) 
     os.close(errors)
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1) for fd in (1, 2))
     try:
-        _run(line)
+        run_python(line)
     except Exception:
         traceback.print_exc()
         raise SystemExit(1) from None
     finally:
         atexit._run_exitfuncs()
-
-
-def _run(line: list[str]) -> None:
-    if line[0] == "-W":
-        warnings._setoption(line[1])  # type: ignore[attr-defined]
-        line = line[2:]
-    if line[:2] == ["-m", "shoal.api.script"]:  # imported already, which runpy would warn of
-        sys.argv = line[1:]
-        sys.path.insert(0, "")
-        script.main()
-    elif line[0] == "-m":
-        sys.argv = line[1:]
-        sys.path.insert(0, "")
-        runpy.run_module(line[1], run_name="__main__", alter_sys=True)
-    elif line[0] == "-c":
-        sys.argv = ["-c", *line[2:]]
-        exec(compile(line[1], "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.argv = line
-        sys.path.insert(0, str(Path(line[0]).resolve().parent))
-        runpy.run_path(line[0], run_name="__main__")
 
 
 def run_warm(path: Path, *arguments: str, workers: int, strategy: str, transport: str) -> list[str]:

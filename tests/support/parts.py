@@ -45,15 +45,15 @@ class Parts:
         self.client = Client(me, channel, self.mailbox, self.coding, self.progress, replica, self.one_sided)
 
 
-def play(*bodies, servers=0, shards=1, latency=0.25):
-    """Run one coroutine function for each node on its parts; what they return, by rank."""
+def play(*bodies, servers=0, shards=1, latency=0.25, keeper=False):
+    """Run one coroutine function for each node on its parts, the keeper last; what they return, by rank."""
     kernel, said = Kernel(), {}
     switch = Switch(kernel, Network(latency=latency), seed=0)
-    workers = len(bodies) - servers * shards
+    workers = len(bodies) - servers * shards - keeper
     start = torch.zeros(2, dtype=torch.float64)
 
     async def life(rank):
-        me = NodeIdentity(rank, workers, servers, shards)
+        me = NodeIdentity(rank, workers, servers, shards, elastic=keeper)
         replica = Parameters(start.clone()) if me.is_server else Slope().replica(rank, start)
         parts = Parts(me, Channel(switch.ends[rank], me), replica)
         said[rank] = await bodies[rank](parts)

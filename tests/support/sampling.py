@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -34,14 +34,24 @@ def sampled(*axes: Sequence[Any]) -> list[Any]:
 
 
 def covering(pairs: Sequence[tuple[Any, Any]], each: int = 2) -> list[Any]:
-    """The pairs, of which `each` for every first value run by default, and at least one for every second."""
+    """The pairs, of which `each` for every first value run by default, and at least one for every second.
+
+    A second value may be a tuple, which becomes several arguments.
+    """
     seconds: dict[Any, list[Any]] = {}
     for first, second in pairs:
         seconds.setdefault(first, []).append(second)
     chosen = set()
     for turn, (first, own) in enumerate(seconds.items()):
         chosen |= {(first, own[(turn + k * len(own) // each) % len(own)]) for k in range(each)}
-    for first, second in pairs:
+    turns = cycle(seconds)
+    for second in dict.fromkeys(second for _, second in pairs):
         if second not in {other for _, other in chosen}:
-            chosen.add((first, second))
-    return [pytest.param(*pair, marks=() if pair in chosen else (pytest.mark.soak,)) for pair in pairs]
+            chosen.add((next(first for first in turns if second in seconds[first]), second))
+    return [
+        pytest.param(
+            *(first, *(second if isinstance(second, tuple) else (second,))),
+            marks=() if (first, second) in chosen else (pytest.mark.soak,),
+        )
+        for first, second in pairs
+    ]

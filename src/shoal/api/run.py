@@ -15,6 +15,8 @@ from shoal.launch.audience import Audience
 from shoal.launch.crew import Listener
 from shoal.launch.join import choose_codec
 from shoal.launch.stop_signals import number_of, stopped_by
+from shoal.layouts import LAYOUTS
+from shoal.layouts.model_layout import ModelLayout
 from shoal.loggers.log_option import make_loggers
 from shoal.loggers.logger import Logger
 from shoal.programs.tasks import TASKS
@@ -45,6 +47,7 @@ def run(
     grow_batch: str | None = None,
     largest_batch: int | None = None,
     crew: str | CrewSizes | None = None,
+    layout: str | ModelLayout = "data",
     transport: str = "processes",
     collective: str = "auto",
     network: Network | str | None = None,
@@ -73,6 +76,9 @@ def run(
     `crew="2@0,4@500"` trains on 2 workers at first and on 4 from step 500 on, instead of `workers`, which is
     1 by default. With `balance`, for strategies that average over all workers, faster workers take larger
     batches, and `batch` is the mean.
+    `layout` says how the model lies in a worker: "data" has all of it in one process, and
+    "pipeline:group=4,schedule=1f1b" stages in four; "columns", "rows", "tensor", "hybrid" and "branches" cut
+    it in other ways. Every worker is then such a group of processes, and `batch` is that of the group.
     `scale_lr` multiplies the learning rate by the number of workers ("linear"), its square root ("sqrt"), or
     as suits the strategy ("auto"); with "none" it is what you or the task say. `result.config["lr"]` is the
     rate that was trained with.
@@ -113,6 +119,7 @@ def run(
         scale_lr=scale_lr,
         tests=tests,
         crew=sizes,
+        layout=LAYOUTS.read(layout) if isinstance(layout, str) else layout,
     )
     if transport != "sim" and (network or compute or faults):
         raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")

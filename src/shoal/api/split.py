@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from shoal.core.catalogue import check_word
 from shoal.pipelines.layer_costs import MakeOptimizer
-from shoal.pipelines.pipeline import Pipeline
-from shoal.pipelines.proposal import Proposal, propose
+from shoal.pipelines.pipeline import Pipeline, proposed_pipeline
+from shoal.pipelines.proposal import Proposal, most_microbatches, propose
 from shoal.pipelines.schedules import SCHEDULES
 from shoal.pipelines.split_record import split_record
 from shoal.pipelines.split_tables import split_text
@@ -43,7 +43,7 @@ def split(
     if stages < 1 or chunks < 1:
         raise ValueError(f"stages={stages}, chunks={chunks}: a pipeline has at least 1 of each")
     if microbatches is None:
-        microbatches = _microbatches(len(example_input), 4 * stages)
+        microbatches = most_microbatches(len(example_input), 4 * stages)
     links = Network.parse(network) if isinstance(network, str) else network
     return Split(
         propose(
@@ -76,7 +76,7 @@ class Split:
     @property
     def modules(self) -> list[nn.Module]:
         """The stages, for a torch.distributed.pipelining.PipelineStage of your own; they share parameters."""
-        return self.proposal.modules(self.proposal.bounds)
+        return self.proposal.chain.modules(self.proposal.bounds)
 
     def pipeline(
         self,
@@ -94,7 +94,7 @@ class Split:
         """
         if schedule is not None:
             check_word("schedule", schedule, SCHEDULES)
-        return Pipeline(self.proposal, loss, schedule, device, group)
+        return proposed_pipeline(self.proposal, loss, schedule, device, group)
 
     def record(self) -> dict[str, Any]:
         """The proposal as plain values, as `shoal split --json` writes it."""
@@ -106,11 +106,6 @@ class Split:
     def __repr__(self) -> str:
         proposal = self.proposal
         return f"Split(stages={proposal.stages}, split_points={self.split_points})"
-
-
-def _microbatches(samples: int, most: int) -> int:
-    """The largest number up to `most` that divides the batch."""
-    return next(number for number in range(min(most, samples), 0, -1) if samples % number == 0)
 
 
 def _memories(memory: int | str | Sequence[int | str] | None, stages: int) -> list[int] | None:

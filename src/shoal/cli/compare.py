@@ -19,6 +19,7 @@ from shoal.core.crew_sizes import CrewSizes
 from shoal.core.growth import Growth
 from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.words import COLLECTIVES, DURABILITY, SCALING, TRANSPORTS, check_durability, refuse_mpi
+from shoal.layouts import LAYOUTS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 
@@ -44,7 +45,8 @@ def compare(
             "-n",
             "--workers",
             metavar="NUMBERS",
-            help="Workers of each run, or several numbers: 1,4,16. 'single' always has 1.",
+            help="Workers of each run, or several numbers: 1,4,16. 'single' always has 1. With --layouts, "
+            "processes, which layouts make workers of.",
             show_default="4; none with --crew",
         ),
     ] = None,
@@ -55,10 +57,26 @@ def compare(
             help="Grow the crew: 2@0,8@500 adds workers at step 500. With -n, compared with so many.",
         ),
     ] = None,
+    layouts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS",
+            help="How the model lies in the processes of a worker: data,hybrid,pipeline:schedule=1f1b.",
+            show_default="data: one process each",
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CUTS",
+            help="Where pipelines are cut: auto, as shoal split proposes; even; or layers, 5-4-4-5.",
+            show_default="auto",
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training data.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of batches.")] = 0,
     batch: Annotated[
-        int | None, typer.Option(help="Samples per worker and step.", show_default="the task's own")
+        int | None, typer.Option(help="Samples per process and step.", show_default="the task's own")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="the task's own")] = None,
     scale_lr: Annotated[
@@ -151,6 +169,7 @@ def compare(
     check_numbers(epochs, batch, lr, threads)
     Growth.parse(grow_batch, largest_batch)
     chosen, sizes = check_strategies(strategies, ctx.meta[DOTTED]), CrewSizes.parse(crew)
+    laid_out = check_layouts(layouts, split)
     numbers = [] if sizes and workers is None else read_numbers("4" if workers is None else workers)
     virtual = read_virtual(transport == "sim", network, compute)
     command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
@@ -161,7 +180,8 @@ def compare(
     compare_strategies(
         chosen,
         numbers,
-        TASKS.make(task).but(batch, lr, grow_batch, largest_batch),
+        laid_out,
+        TASKS.read(task).but(batch, lr, grow_batch, largest_batch),
         {
             "codec": None if codec is None else CODECS.read(codec),
             "epochs": epochs,
@@ -189,7 +209,7 @@ def check_words(
     task: str, codec: str | None, transport: str, collective: str, durability: str, scale_lr: str
 ) -> None:
     """Raise ValueError with the nearest name for a word that is not known."""
-    TASKS.check(task)
+    TASKS.check_text(task)
     CODECS.check_text(codec or "none")
     check_word("transport", transport, TRANSPORTS)
     refuse_mpi(transport)
@@ -229,6 +249,30 @@ def check_strategies(text: str, options: Mapping[str, str]) -> dict[str, dict[st
         word: STRATEGIES.check(word, **{name: v for name, v in options.items() if name in known[word]})
         for word in words
     }
+
+
+def check_layouts(text: str | None, split: str | None) -> list[str]:
+    """The layouts of a list such as "data,pipeline:schedule=1f1b,microbatches=8,hybrid".
+
+    `split` is the cut of all pipelines that do not name their own.
+    """
+    found: list[str] = []
+    for part in (part.strip() for part in (text or "data").split(",")):
+        if "=" in part and ":" not in part and found:  # another option of the layout before
+            found[-1] += f",{part}"
+        elif part:
+            found.append(part)
+    for place, layout in enumerate(found):
+        word, _, options = layout.partition(":")
+        LAYOUTS.check_text(layout)
+        if split is not None and "split" in LAYOUTS.options(word) and "split=" not in options:
+            found[place] = f"{layout}{',' if options else ':'}split={split}"
+            LAYOUTS.check_text(found[place])
+    if split is not None and not any("split=" in layout for layout in found):
+        raise ValueError(f"--split {split} cuts pipelines, and --layouts names none; add pipeline to it")
+    if twice := next((layout for layout in found if found.count(layout) > 1), None):
+        raise ValueError(f"--layouts names {twice!r} twice")
+    return found
 
 
 def read_numbers(text: str) -> list[int]:

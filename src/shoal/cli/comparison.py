@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from shoal.core.crew_sizes import CrewSizes
 from shoal.core.errors import Interrupted, ShoalError
 from shoal.core.task import Data, Task
 from shoal.launch.join import choose_codec, local_threads
+from shoal.layouts import LAYOUTS
+from shoal.layouts.model_layout import ModelLayout
 from shoal.records.recording import both, last_progress
 from shoal.report import ProgressDisplay
 from shoal.report.units import scaled_text
@@ -31,6 +33,7 @@ from shoal.vocabulary.strategy import Strategy
 def compare_strategies(
     chosen: Mapping[str, Mapping[str, Any]],
     numbers: Sequence[int],
+    layouts: Sequence[str],
     task: Task,
     settings: Mapping[str, Any],
     virtual: Mapping[str, Any],
@@ -40,20 +43,25 @@ def compare_strategies(
 ) -> None:
     """Train `task` with each strategy on each number of workers, and with a crew that grows, if there is one.
 
-    `chosen` holds the options of each strategy, `settings` the fields of Plan that all runs share, `virtual`
-    the network and compute models of virtual time.
+    With layouts each number is one of processes, which every layout makes workers of. `chosen` holds the
+    options of each strategy, `settings` the fields of Plan that all runs share, `virtual` the network and
+    compute models of virtual time.
     """
     common = {**settings, "task": task}
     if common["threads"] is None and common["transport"] != "sim":
         common["threads"] = local_threads(max([*numbers, common["crew"].size_of(None)]))
     made = {word: STRATEGIES.make(word, **options) for word, options in chosen.items()}
-    plans = make_plans(made, numbers, checkpoint, common)
+    plans = make_plans(made, numbers, [LAYOUTS.read(word) for word in layouts], checkpoint, common)
     data = check(list(plans.values()))
     run_all(plans, data, virtual, outcome, ProgressDisplay(enabled=not quiet))
 
 
 def make_plans(
-    chosen: Mapping[str, Strategy], numbers: Sequence[int], checkpoint: Path | None, common: Mapping[str, Any]
+    chosen: Mapping[str, Strategy],
+    numbers: Sequence[int],
+    layouts: Sequence[ModelLayout],
+    checkpoint: Path | None,
+    common: Mapping[str, Any],
 ) -> dict[str, Plan]:
     """The runs of the comparison, by name."""
     plans, crew, alone = {}, common["crew"], {"crew": CrewSizes()}
@@ -63,11 +71,22 @@ def make_plans(
             continue
         for workers in numbers:
             name = word if len(numbers) == 1 else f"{word}-{workers}"
-            plans[name] = make_plan(name, strategy, checkpoint, {**common, **alone, "workers": workers})
+            for layout in layouts:
+                settings = {**common, **alone, **laid_out(layout, workers, common["task"])}
+                called = name if settings["layout"].group == 1 else f"{name}, {LAYOUTS.text_of(layout)}"
+                plans[called] = make_plan(called, strategy, checkpoint, settings)
         if crew:
             name = f"{word}-crew" if numbers else word
             plans[name] = make_plan(name, strategy, checkpoint, {**common, "workers": crew.largest})
     return plans
+
+
+def laid_out(layout: ModelLayout, processes: int, task: Task) -> dict[str, Any]:
+    """The settings of so many processes as workers of a layout: all together, they take the same samples."""
+    over = layout.over(processes)
+    group = over.group or 1
+    task = replace(task, batch=task.batch * group)
+    return {"layout": over, "workers": processes // group, "task": task}
 
 
 def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
@@ -154,6 +173,7 @@ def told(plan: Plan, data: Data) -> str:
     """The workers and, if it was scaled, the learning rate: "4 workers, lr 0.48 (4 x 0.12)"."""
     first = f"{plan.crew.at[0][1]} to " if len(plan.crew.at) > 1 else ""
     workers = "1 worker" if plan.workers == 1 else f"{first}{plan.workers} workers"
+    workers += f" of {plan.group} processes" if plan.group > 1 else ""
     factor = plan.lr_factor(data)
     return workers if factor == 1 else f"{workers}, {scaled_text(plan.scaled_task(data).lr, factor)}"
 

@@ -13,6 +13,7 @@ import typer
 from shoal.codecs import CODECS
 from shoal.core.catalogue import Catalogue, check_word
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
+from shoal.layouts import LAYOUTS
 from shoal.loggers.log_option import WORDS as LOGGERS
 from shoal.programs.tasks import TASKS
 from shoal.search import METHODS
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 KINDS = {
     "strategies": "how workers are kept together; options: --strategy.NAME VALUE",
     "topologies": "who talks to whom in each round: --strategy.topology WORD:NAME=VALUE",
+    "layouts": "how a model lies in a worker's processes: shoal compare --layouts WORD:NAME=VALUE",
     "codecs": "how messages are compressed: --codec WORD:NAME=VALUE",
     "transports": "how bytes move: --transport WORD",
     "collectives": "how averages are formed: --collective WORD",
@@ -52,9 +54,9 @@ def show(
 ) -> None:
     """List the words that the commands take, with their sources and options.
 
-    KIND is strategies, topologies, codecs, transports, collectives,
-    durability, loggers, tasks, methods or studies. Without one, all are
-    listed.
+    KIND is strategies, topologies, layouts, codecs, transports,
+    collectives, durability, loggers, tasks, methods or studies. Without
+    one, all are listed.
     """
     for kind in ctx.args:
         check_word("kind", kind, KINDS)
@@ -90,6 +92,8 @@ def entries(kind: str) -> Iterator[Entry]:
 
         for entry in _declared(TOPOLOGIES):
             yield replace(entry, source="")
+    elif kind == "layouts":
+        yield from _declared(LAYOUTS)
     elif kind == "codecs":
         yield from _declared(CODECS)
     elif kind == "methods":

@@ -90,7 +90,7 @@ def _eight(eight: EightMachines) -> str:
 def _killed(figures: Killed) -> str:
     about = (
         f"Real processes: {figures.workers} workers and a server (asgd) that writes every update to a "
-        f"journal. {figures.left} workers were left at the end, with a test accuracy of "
+        f"journal. {figures.left} workers were there at the end, with a test accuracy of "
         f"{decimal_text(figures.test_accuracy, 1)} %."
     )
     points = [Point(x, y, f"loss {y:.2f} after {seconds_text(x)} s") for x, y in figures.curve()]

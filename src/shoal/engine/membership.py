@@ -100,6 +100,8 @@ class Membership:
         self._given: dict[int, RoundOutcome] = {}  # by another member
         self._finished: set[int] = set()
         self._is_forming = False
+        self.recoveries: list[float] = []  # seconds from a loss or a change in a round to the round's end
+        self._disturbed_at: float | None = None
         self.handlers = {
             Change().tag: self._change,
             Present().tag: self._note_present,
@@ -119,6 +121,9 @@ class Membership:
         while outcome is None:
             outcome = await self._attempt(formation)
         self.completed += 1
+        if self._disturbed_at is not None:
+            self.recoveries.append(self._channel.now() - self._disturbed_at)
+            self._disturbed_at = None
         self.size = len(outcome.contributors)
         self._outcomes[self.completed] = outcome
         for old in [n for n in self._outcomes if n <= self.completed - self.keeps]:
@@ -133,12 +138,18 @@ class Membership:
             given = self._given.pop(self.completed + 1, None)
             return self._made(*await formation()) if given is None else given
         except EpochChanged:
+            self._note_disturbance()
             return None
         except PeerLost:
+            self._note_disturbance()
             await self._await_change()
             return None
         finally:
             self._is_forming = False
+
+    def _note_disturbance(self) -> None:
+        if self._disturbed_at is None:
+            self._disturbed_at = self._channel.now()
 
     def _made(self, average: Tensor, total: float) -> RoundOutcome:
         joins = self.joiners if self.completed + 1 >= self._joins_at else ()

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch import distributed as dist
@@ -129,6 +131,21 @@ def _listed(ranks: Ranks) -> str:
 
 
 @contextmanager
+def mesh_of_worker(folder: Path, rank: int, position: int, size: int, timeout: float) -> Iterator[DeviceMesh]:
+    """A mesh of the `size` processes of worker `rank`, over gloo; they meet in a folder of this host."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    os.environ.update(_loopback_for_gloo())
+    store = dist.FileStore(str(folder / f"worker-{rank}"), size)  # type: ignore[attr-defined]
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", store=store, rank=position, world_size=size, timeout=limit)
+    try:
+        yield init_device_mesh("cpu", (size,), mesh_dim_names=("inside",))
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
 def torch_meeting_point() -> Iterator[tuple[str, int]]:
     """Keep a store on this host in which `init_process_group` meets. Yields its address and port.
 
@@ -153,8 +170,6 @@ def torch_meeting_point() -> Iterator[tuple[str, int]]:
 def torch_variables(process: int, processes: int, meeting_point: tuple[str, int]) -> Mapping[str, str]:
     """The variables that torchrun would set in one of the processes of this host."""
     address, port = meeting_point
-    interface = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
-    own = {GLOO_INTERFACE: interface} if interface and GLOO_INTERFACE not in os.environ else {}
     return {
         "RANK": str(process),
         "WORLD_SIZE": str(processes),
@@ -163,5 +178,11 @@ def torch_variables(process: int, processes: int, meeting_point: tuple[str, int]
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher keeps the store, not rank 0
-        **own,
+        **_loopback_for_gloo(),
     }
+
+
+def _loopback_for_gloo() -> Mapping[str, str]:
+    """The variable that has gloo listen on this host alone, unless it is set."""
+    interface = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+    return {GLOO_INTERFACE: interface} if interface and GLOO_INTERFACE not in os.environ else {}

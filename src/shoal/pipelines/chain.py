@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,6 +69,16 @@ class Chain:
             copy_of(node)
         graph.output(copied[self.layers[after - 1].output])
         return fx.GraphModule(self.model, graph)
+
+    def modules(self, bounds: Sequence[int]) -> list[nn.Module]:
+        """The stages between these bounds as modules. They share the model's parameters, and their names."""
+        return [self.module(first, after) for first, after in pairwise(bounds)]
+
+    def uses(self, bounds: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        """Each parameter's name and the stages between these bounds that use it."""
+        held = [{id(p) for p in module.parameters()} for module in self.modules(bounds)]
+        for name, parameter in self.model.named_parameters():
+            yield name, [stage for stage, ids in enumerate(held) if id(parameter) in ids]
 
 
 def trace(model: nn.Module, example: Tensor) -> Chain:

@@ -1,4 +1,4 @@
-"""A proposed split on real processes: torch.distributed.pipelining runs the stages."""
+"""A pipeline on real processes: torch.distributed.pipelining runs the stages."""
 
 from __future__ import annotations
 
@@ -11,50 +11,52 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
+from shoal.pipelines.chain import Chain
+from shoal.pipelines.partition import Bounds
 from shoal.pipelines.proposal import Proposal
-from shoal.pipelines.schedules import SCHEDULES
+from shoal.pipelines.schedules import GPIPE, SCHEDULES, PipelineSchedule
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Pipeline:
     """This process's part of a pipeline. Give `parameters()` to an optimizer and call `step` for a batch.
 
-    `schedule` is torch's own schedule, `modules` are the stages that run here. A weight that stages in
-    several processes share is the same in all of them: its gradients are added up after every step.
+    `schedule` is torch's own schedule, `modules` are the stages that run here. A weight that several stages
+    share is the same in all of them: its gradients are added up after every step.
     """
 
     def __init__(
         self,
-        proposal: Proposal,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        word: str | None = None,
+        chain: Chain,
+        bounds: Bounds,
+        schedule: PipelineSchedule,
+        microbatches: int,
+        loss: Loss,
         device: torch.device | str | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._group = group
-        self.rank, size = dist.get_rank(group), dist.get_world_size(group)
-        if size != proposal.stages:
+        self._group, self._loss = group, loss
+        self.rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self.bounds, self.microbatches = tuple(bounds), microbatches
+        stages, rest = divmod(len(self.bounds) - 1, self._size)
+        if rest or (stages > 1 and not schedule.chunked):
             raise ValueError(
-                f"a split into {proposal.stages} stages needs as many processes, and this group has {size}"
+                f"{schedule.name} of {len(self.bounds) - 1} stages needs a process for each, or equally many "
+                f"stages in each if it is interleaved; this group has {self._size}"
             )
-        place = torch.device(device or next(proposal.chain.model.parameters()).device)
-        chosen = SCHEDULES[word or self._fastest(proposal, place)]
-        if refusal := chosen.refusal(size, proposal.microbatches):
-            raise ValueError(f"{proposal.microbatches} microbatches: {refusal}")
-        self.bounds = tuple(self._of_first(proposal.bounds_of(chosen), place))
-        stages = range(self.rank, len(self.bounds) - 1, size)
-        self._last = (len(self.bounds) - 2) % size  # the process of the last stage
+        if refusal := schedule.refusal(self._size, microbatches):
+            raise ValueError(f"{microbatches} microbatches: {refusal}")
+        self._device = torch.device(device or next(chain.model.parameters()).device)
+        self._kind, self._numbers = schedule, range(self.rank, len(self.bounds) - 1, self._size)
         self.modules = [
-            module.to(place)
-            for index, module in enumerate(proposal.modules(self.bounds))
-            if index in stages  # the other stages' parameters are left alone
+            chain.module(self.bounds[index], self.bounds[index + 1]).to(self._device)
+            for index in self._numbers  # the other stages' parameters are left alone
         ]
-        parts = [
-            PipelineStage(module, index, len(self.bounds) - 1, place, group=group)
-            for index, module in zip(stages, self.modules, strict=True)
-        ]
-        made: Any = get_schedule_class(chosen.torch_name)
-        self.schedule = made(parts if chosen.chunked else parts[0], proposal.microbatches, loss_fn=loss)
-        self._tied = self._tie(proposal, size)
+        self.schedule = self._make(schedule, microbatches)
+        self._others: dict[int, tuple[Any, int]] = {}  # for batches of other sizes, by samples
+        self._samples: int | None = None  # of the batches that `schedule` is for
+        self._tied = self._tie(chain)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of the stages that run here."""
@@ -64,44 +66,62 @@ class Pipeline:
         """Compute the gradients of a batch in all processes; returns the mean loss where the last stage runs.
 
         Every process calls it: the first stage reads `x`, the last one `y`. Gradients are those of the mean
-        over the batch, as without a pipeline; those of an earlier step are dropped.
+        over the batch, as without a pipeline; those of an earlier step are dropped. A batch of another size
+        than the first has fewer microbatches if theirs does not divide it.
         """
         for parameter in self.parameters():
             parameter.grad = None
         losses: list[Tensor] = []
+        schedule, microbatches = self._schedule_for(len(x))
         inputs = (x,) if self.rank == 0 else ()
-        last = {"target": y, "losses": losses} if self.rank == self._last else {}
-        self.schedule.step(*inputs, **last)
+        schedule.step(*inputs, **({"target": y, "losses": losses} if self.has_last_stage else {}))
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(microbatches)
         for parameter, among in self._tied:
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad, group=among)
         return float(torch.stack(losses).detach().mean()) if losses else None
 
-    def _of_first(self, numbers: Sequence[int], device: torch.device) -> list[int]:
-        """The numbers of process 0: each process has measured its own times, and they must not differ."""
-        told = torch.tensor(numbers, device=device)
-        dist.broadcast(told, group=self._group, group_src=0)
-        whole: list[int] = told.tolist()
-        return whole
+    @property
+    def name(self) -> str:
+        """The name of its schedule."""
+        return self._kind.name
 
-    def _fastest(self, proposal: Proposal, device: torch.device) -> str:
-        """The schedule that process 0 found fastest. Raises ValueError, in all processes, if none fits."""
-        words, best = list(SCHEDULES), proposal.best_pipeline
-        (index,) = self._of_first([words.index(best.word) if best else -1], device)
-        if index < 0:
-            raise ValueError("no schedule can be taken; print the split for the reasons, or name a schedule")
-        return words[index]
+    @property
+    def has_last_stage(self) -> bool:
+        """Whether the last stage, which computes the loss, runs here: in the last process."""
+        return self.rank == self._size - 1
 
-    def _tie(self, proposal: Proposal, size: int) -> Sequence[tuple[nn.Parameter, dist.ProcessGroup]]:
+    def _make(self, schedule: PipelineSchedule, microbatches: int) -> Any:
+        """Torch's schedule for the stages of this process.
+
+        It does not scale gradients: a weight that two stages of one process share would be scaled twice.
+        """
+        parts = [
+            PipelineStage(module, index, len(self.bounds) - 1, self._device, group=self._group)
+            for index, module in zip(self._numbers, self.modules, strict=True)
+        ]
+        made: Any = get_schedule_class(schedule.torch_name)
+        stages = parts if schedule.chunked else parts[0]
+        return made(stages, microbatches, loss_fn=self._loss, scale_grads=False)
+
+    def _schedule_for(self, samples: int) -> tuple[Any, int]:
+        """The schedule for a batch of so many samples, and its microbatches, which are of equal size."""
+        if self._samples is None and samples % self.microbatches == 0:
+            self._samples = samples
+        if samples == self._samples:
+            return self.schedule, self.microbatches
+        if samples not in self._others:  # torch's stages prepare their messages once, for one size
+            kind, number = suited(self._kind, self._size, samples, self.microbatches)
+            self._others[samples] = self._make(kind, number), number
+        return self._others[samples]
+
+    def _tie(self, chain: Chain) -> Sequence[tuple[nn.Parameter, dist.ProcessGroup]]:
         """Make the copies of tied parameters equal, and return this process's with their groups."""
-        named, tied = dict(proposal.chain.model.named_parameters()), []
-        for name, stages in proposal.uses(self.bounds):
-            ranks = sorted({stage % size for stage in stages})
-            if len(ranks) < len(stages):
-                raise ValueError(
-                    f"stages {stages} share {name!r} and some of them run in one process, where torch would "
-                    "scale its gradient twice; take schedule 'gpipe' or '1f1b'"
-                )
+        named, tied = dict(chain.model.named_parameters()), []
+        for name, stages in chain.uses(self.bounds):
+            ranks = sorted({stage % self._size for stage in stages})
             if len(ranks) > 1 and self.rank in ranks:
                 everyone = dist.get_process_group_ranks(self._group)
                 members = [everyone[rank] for rank in ranks]
@@ -109,3 +129,45 @@ class Pipeline:
                 dist.broadcast(named[name].data, group=among, group_src=0)
                 tied.append((named[name], among))
         return tied
+
+
+def suited(schedule: PipelineSchedule, devices: int, samples: int, most: int) -> tuple[PipelineSchedule, int]:
+    """A schedule and a number of equal microbatches, up to `most`, for a batch of so many samples.
+
+    GPipe where this schedule runs with no such number: it computes the same.
+    """
+    numbers = [number for number in range(min(most, samples), 0, -1) if samples % number == 0]
+    fitting = [number for number in numbers if schedule.refusal(devices, number) is None]
+    return (schedule, fitting[0]) if fitting else (GPIPE, numbers[0])
+
+
+def proposed_pipeline(
+    proposal: Proposal,
+    loss: Loss,
+    word: str | None = None,
+    device: torch.device | str | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Pipeline:
+    """The pipeline that process 0 of the group proposes: each has measured, and they must not differ."""
+    size = dist.get_world_size(group)
+    if size != proposal.stages:
+        raise ValueError(
+            f"a split into {proposal.stages} stages needs as many processes, and this group has {size}"
+        )
+    place = torch.device(device or next(proposal.chain.model.parameters()).device)
+
+    def of_first(numbers: Sequence[int]) -> list[int]:
+        told = torch.tensor(numbers, device=place)
+        dist.broadcast(told, group=group, group_src=0)
+        whole: list[int] = told.tolist()
+        return whole
+
+    if word is None:
+        words, best = list(SCHEDULES), proposal.best_pipeline
+        (index,) = of_first([words.index(best.word) if best else -1])
+        if index < 0:
+            raise ValueError("no schedule can be taken; print the split for the reasons, or name a schedule")
+        word = words[index]
+    chosen = SCHEDULES[word]
+    bounds = tuple(of_first(proposal.bounds_of(chosen)))
+    return Pipeline(proposal.chain, bounds, chosen, proposal.microbatches, loss, place, group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -84,7 +83,7 @@ class Proposal:
     @property
     def tied(self) -> dict[str, list[int]]:
         """Parameters that several stages use, and the numbers of those stages."""
-        return {name: stages for name, stages in self.uses(self.bounds) if len(stages) > 1}
+        return {name: stages for name, stages in self.chain.uses(self.bounds) if len(stages) > 1}
 
     def bounds_of(self, schedule: PipelineSchedule) -> Bounds:
         """The cuts for a schedule. Raises ValueError for an interleaved one if there are too few layers."""
@@ -96,16 +95,6 @@ class Proposal:
                 f"model has {len(self.layers)}; take 'gpipe' or '1f1b'"
             )
         return self.chunk_bounds
-
-    def modules(self, bounds: Bounds) -> list[nn.Module]:
-        """The stages between these bounds as modules. They share the model's parameters, and their names."""
-        return [self.chain.module(first, after) for first, after in pairwise(bounds)]
-
-    def uses(self, bounds: Bounds) -> Iterator[tuple[str, list[int]]]:
-        """Each parameter's name and the stages that use it."""
-        held = [{id(p) for p in module.parameters()} for module in self.modules(bounds)]
-        for name, parameter in self.chain.model.named_parameters():
-            yield name, [stage for stage, ids in enumerate(held) if id(parameter) in ids]
 
     def _pipelines(self) -> Iterator[Candidate]:
         for word, schedule in SCHEDULES.items():
@@ -134,7 +123,7 @@ class Proposal:
     def _tied_gradients(self, bounds: Bounds) -> tuple[float, float]:
         """Seconds and bytes of the all-reduces after a step, of weights that several devices share."""
         parameters, seconds, sent = dict(self.chain.model.named_parameters()), 0.0, 0.0
-        for name, stages in self.uses(bounds):
+        for name, stages in self.chain.uses(bounds):
             devices, nbytes = len({stage % self.stages for stage in stages}), parameters[name].nbytes
             seconds += all_reduce_seconds(devices, nbytes, self.network)
             sent += 2 * (devices - 1) / devices * nbytes
@@ -162,6 +151,11 @@ class Proposal:
 def _fastest(candidates: Sequence[Candidate]) -> Candidate | None:
     able = [candidate for candidate in candidates if candidate.refusal is None]
     return min(able, key=lambda c: (round(c.seconds, EQUAL), c.memory), default=None)
+
+
+def most_microbatches(samples: int, most: int) -> int:
+    """The largest number up to `most` that divides the batch."""
+    return next(number for number in range(min(most, samples), 0, -1) if samples % number == 0)
 
 
 def propose(

@@ -32,6 +32,22 @@ class StageCost:
 
 
 @dataclass(frozen=True)
+class MessageCost:
+    """Seconds that a device itself spends on a message, in which it does not compute (LogP's overhead o).
+
+    It begins to receive when it is free; if the message comes later, that hides in the waiting. Culler et al.
+    1993.
+    """
+
+    send: float = 0.0
+    receive: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.send, self.receive) < 0:
+            raise ValueError(f"{self}: times must not be negative")
+
+
+@dataclass(frozen=True)
 class PipelineEvent:
     """A pass that a device made, and when."""
 
@@ -103,10 +119,12 @@ def simulate_step(
     microbatches: int,
     network: Network | None = None,
     devices: int | None = None,
+    messages: MessageCost | None = None,
 ) -> PipelineTimeline:
     """One step in virtual time. There are as many devices as stages, or fewer with several stages each.
 
-    The optimizer's own time is not counted. Raises ValueError if the schedule cannot have several stages on
+    `messages` is what sending and receiving cost the devices themselves, by default nothing. The optimizer's
+    own time is not counted. Raises ValueError if the schedule cannot have several stages on
     a device and there are more stages than devices.
     """
     devices = len(stages) if devices is None else devices
@@ -118,7 +136,7 @@ def simulate_step(
             "or more"
         )
     orders = [schedule.order(rank, devices, microbatches, chunks) for rank in range(devices)]
-    step = _Step(schedule, stages, orders, network or Network())
+    step = _Step(schedule, stages, orders, network or Network(), messages or MessageCost())
     step.run()
     events = tuple(sorted(step.events, key=lambda event: (event.start, event.device)))
     return PipelineTimeline(schedule, devices, microbatches, tuple(stages), events, step.link_bytes)
@@ -133,10 +151,12 @@ class _Step:
         stages: Sequence[StageCost],
         orders: Sequence[Sequence[Action]],
         network: Network,
+        messages: MessageCost,
     ) -> None:
         self.events: list[PipelineEvent] = []
         self.link_bytes: dict[tuple[int, int], int] = {}
         self._schedule, self._stages, self._orders = schedule, stages, orders
+        self._messages = messages
         self._network, self._wires, self._kernel = network, Wires(network, seed=0), Kernel()
         self._ready: set[Action] = set()  # passes whose input is there
         self._waiting: dict[int, Action] = {}
@@ -156,6 +176,8 @@ class _Step:
         for action, after in pairwise([*self._orders[rank], None]):
             assert action is not None
             self._waiting[rank] = action
+            if self._comes_from_another(action):
+                await self._sleep_until(rank, self._kernel.now + self._messages.receive)
             while not self._has_input(action):
                 await suspended()
             start = self._kernel.now
@@ -163,6 +185,8 @@ class _Step:
             self.events.append(
                 PipelineEvent(rank, action.stage, action.microbatch, action.kind, start, self._kernel.now)
             )
+            if self._goes_to_another(action):
+                await self._sleep_until(rank, self._kernel.now + self._messages.send)
             sent = self._send(rank, action)
             if self._schedule.waits_for_sends and after is not None and after.kind != action.kind:
                 await self._sleep_until(rank, sent)
@@ -171,7 +195,19 @@ class _Step:
         takes_the_batch = action.is_forward and action.stage == 0
         return takes_the_batch or action in self._ready
 
+    def _goes_to_another(self, action: Action) -> bool:
+        """Whether the output of a pass leaves the device."""
+        stage = action.stage + (1 if action.is_forward else -1)
+        return 0 <= stage < len(self._stages) and len(self._orders) > 1
+
+    def _comes_from_another(self, action: Action) -> bool:
+        """Whether the input of a pass comes from another device; the last stage has its loss itself."""
+        stage = action.stage - (1 if action.is_forward else -1)
+        return 0 <= stage < len(self._stages) and len(self._orders) > 1
+
     async def _sleep_until(self, rank: int, time: float) -> None:
+        if time <= self._kernel.now:
+            return
         self._kernel.at(time, self._processes[rank].resume)
         while self._kernel.now < time:  # the arrival of an input wakes it, too
             await suspended()

@@ -22,6 +22,7 @@ from shoal.core.vector import Flat, Layout, named_buffers
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.batches import Batches, steps_per_epoch
 from shoal.replicas.legs import Leg
+from shoal.replicas.model_part import ModelPart, WholeModel
 from shoal.replicas.optimizer import Schedule, steps_on_zeros
 from shoal.replicas.repeatable import check_repeats
 from shoal.replicas.served import ServedReplica
@@ -31,21 +32,35 @@ from shoal.vocabulary.strategy import Strategy
 
 
 class ModuleReplica:
-    """A module with its own batches and its own torch optimizer."""
+    """A module with its own batches and its own torch optimizer.
 
-    def __init__(self, task: Task, model: nn.Module, batches: Batches | Splits, noise_seed: int) -> None:
+    `part` is what this process holds of a module that lies in several; with `agrees` it takes over, before
+    every gradient, what the first of them has of the parameters that several hold.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        batches: Batches | Splits,
+        noise_seed: int,
+        part: ModelPart | None = None,
+        agrees: bool = False,
+    ) -> None:
         self.model = model
         self.batches = batches
-        self._flat = Flat(model)
+        self._part = part = part or WholeModel(model, task.loss)
+        self._agrees = agrees
+        self._flat = Flat(model, part.held, part.shards)
+        part.bind(self._flat)
         self.x = self._flat.x
-        self._loss = task.loss
         self._augment = task.augment
-        self._optimizer = task.optimizer(self._flat.parameters, lr=task.lr)
+        self._optimizer = task.optimizer(self._flat.tensors, lr=task.lr)
         self._schedule = Schedule(self._optimizer)
         self.tells_servers = True  # of changes in the optimizer's groups: theirs takes the steps
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._rate = 1.0  # the current factor of `_rates`; NaN if unknown
-        self._watch = Watch(self._flat)
+        self._watch = Watch(self._flat, early=part.is_whole)
         self._zeros_are_nothing = False  # to the optimizer; asked when a parameter has no gradient
         self._recorder: Recorder | None = None
         self._g: Tensor | None = None
@@ -99,6 +114,17 @@ class ModuleReplica:
         fill = partial(self._watch.fill, intake.out, weight)
         return Streamed(intake.out, len(y), loss, changed, fill)
 
+    def rehearse(self, x: Tensor, y: Tensor) -> None:
+        """Compute the gradients of a batch, for nothing but to have done it once."""
+        noise = self._noise
+        self._propagate(x, y)
+        self._noise = noise
+
+    @property
+    def flat(self) -> Flat:
+        """The parameters that are trained here, as one vector."""
+        return self._flat
+
     def record(self) -> None:
         """From now on keep the factors of which each layer's gradient is the product."""
         self._recorder = Recorder(self.model, self._flat)
@@ -125,18 +151,18 @@ class ModuleReplica:
         """Compute the gradients of one batch. Returns its loss, or None if the loss is an empty tensor."""
         for p in self._flat.parameters:
             p.grad = None
+        self._part.load(self._agrees)
         with self._own_noise(), self._recorder.recording() if self._recorder else nullcontext():
-            loss = self._loss(self.model(x if self._augment is None else self._augment(x)), y)
-            torch.autograd.backward(loss, torch.ones_like(loss))
+            loss = self._part.propagate(x if self._augment is None else self._augment(x), y)
         self._check_all_have_gradients()
-        return loss.item() if loss.numel() else None
+        return loss
 
     def _check_all_have_gradients(self) -> None:
         """Raise ValueError for a parameter without one that the optimizer would move along zeros."""
-        if self._zeros_are_nothing or all(p.grad is not None for p in self._flat.parameters):
+        if self._zeros_are_nothing or all(p.grad is not None for p in self._flat.tensors):
             return
         if steps_on_zeros(self._optimizer):
-            named = zip(self._flat.layout.names, self._flat.parameters, strict=True)
+            named = zip(self._flat.layout.names, self._flat.tensors, strict=True)
             raise ValueError(
                 f"the loss does not depend on parameter {next(n for n, p in named if p.grad is None)!r}, and "
                 f"{type(self._optimizer).__name__} would move it along zeros, where plain PyTorch leaves it "
@@ -263,16 +289,22 @@ def build_replica(
     seed: int,
     ahead: bool = False,
     leg: Leg | None = None,
+    part: ModelPart | None = None,
 ) -> ModuleReplica:
     """The replica of one worker, with a copy of `model`, or its own model if workers are independent.
 
     With `ahead` a thread may gather the next data in advance. `leg` is that of a crew that grows.
+    With `part`, which is of `model` itself, there is no copy.
     """
+    batches = build_batches(task, data, strategy, rank, workers, seed, ahead, leg)
+    noise = derive(seed, "noise", rank)
+    if part is not None:
+        noise = derive(seed, "noise", rank, part.stream) if part.stream else noise
+        return ModuleReplica(task, model, batches, noise, part, agrees=workers > 1)
     own = build_member(task, strategy, rank, seed) if strategy.independent else copy.deepcopy(model)
     if strategy.deal.portions and rank == 0:
         check_repeats(task, own, data)
-    batches = build_batches(task, data, strategy, rank, workers, seed, ahead, leg)
-    replica = ModuleReplica(task, own, batches, derive(seed, "noise", rank))
+    replica = ModuleReplica(task, own, batches, noise)
     replica.tells_servers = strategy.steps_at_server
     return replica
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.report.reading import Record, is_virtual
+from shoal.report.reading import Record, group_of, is_virtual
 from shoal.report.units import count_text, finite, percent_text
 
 SAME = 0.005  # shares closer than this read as the same percentage
@@ -69,8 +69,10 @@ def saving_of(record: Record, records: Iterable[Record]) -> Saving | None:
 
 
 def crew_size_text(record: Record) -> str:
-    """8, or 2-8 for a crew that grew."""
-    legs = legs_of(record)
+    """8, 2-8 for a crew that grew, 2x4 for two workers of four processes."""
+    legs, group = legs_of(record), group_of(record)
+    if group > 1:
+        return f"{count_text(record.get('workers'))}x{group}"
     return f"{legs[0]['workers']}-{legs[-1]['workers']}" if legs else count_text(record.get("workers"))
 
 

@@ -20,10 +20,22 @@ def is_virtual(record: Record) -> bool:
 
 
 def run_name(record: Record) -> str:
-    """The strategy and its codec, if any: "bmuf + top_k(0.01)"."""
-    codec = record.get("codec")
-    strategy = str(record.get("strategy") or "?")
+    """The strategy, its layout and its codec, if any: "bmuf, hybrid + top_k(0.01)"."""
+    codec, layout = record.get("codec"), layout_of(record)
+    strategy = ", ".join([str(record.get("strategy") or "?"), *([layout] if layout else [])])
     return strategy if codec in (None, "", "none") else f"{strategy} + {codec}"
+
+
+def layout_of(record: Record) -> str:
+    """How the model lay in the processes of a worker, without their number; empty for one process each."""
+    word, _, options = str((record.get("config") or {}).get("layout") or "").partition(":")
+    told = ",".join(option for option in options.split(",") if option and not option.startswith("group="))
+    return f"{word}:{told}" if told else word
+
+
+def group_of(record: Record) -> int:
+    """Processes of a worker."""
+    return int((record.get("config") or {}).get("group") or 1)
 
 
 def run_names(records: Sequence[Record]) -> list[str]:

@@ -12,7 +12,15 @@ from rich.text import Text
 
 from shoal.report.crews import crew_size_text
 from shoal.report.goal import LOSS, Goal, end_text, goal_of, highest_end, score_of
-from shoal.report.reading import Record, baseline_of, is_virtual, run_names, speed_up
+from shoal.report.reading import (
+    Record,
+    baseline_of,
+    group_of,
+    is_virtual,
+    run_names,
+    speed_up,
+    workers_of,
+)
 from shoal.report.units import MISSING, bytes_text, count_text, finite, percent_text, ratio_text
 from shoal.report.units import seconds_text as _seconds
 from shoal.report.verdicts import verdict, verdicts
@@ -52,6 +60,7 @@ def columns_for(records: Sequence[Record], target: float | None = None) -> list[
             "samples", "/s", lambda r: count_text(r.get("samples_per_second")), "samples/s", goal is not None
         ),
         *_speed_up_column(records, goal),
+        *_group_columns(records),
         Column("bytes", "sent", lambda r: bytes_text(r.get("bytes_sent")), "bytes sent"),
         Column("wait-", "ing", lambda r: percent_text(r.get("wait_fraction")), "waiting"),
         *_staleness_column(records),
@@ -159,6 +168,22 @@ def _speed_up_column(records: Sequence[Record], goal: Goal | None) -> list[Colum
     if goal is None:
         return [Column("speed-", "up", text, "speed-up")]
     return [Column("speed-", "up", text, "speed-up in samples/s", wide=True)]
+
+
+def _group_columns(records: Sequence[Record]) -> list[Column]:
+    """The time of a step and the memory of a process, where workers are groups of processes."""
+    if all(group_of(record) == 1 for record in records):
+        return []
+
+    def step(record: Record) -> str:
+        steps = max((int(node.get("steps") or 0) for node in workers_of(record)), default=0)
+        seconds = finite(record.get("seconds"))
+        return MISSING if seconds is None or not steps else f"{1e3 * seconds / steps:.3g}"
+
+    return [
+        Column("ms a", "step", step, "ms a step"),
+        Column("mem-", "ory", lambda r: bytes_text(r.get("memory")), "memory of the fullest process"),
+    ]
 
 
 def _staleness_column(records: Sequence[Record]) -> list[Column]:

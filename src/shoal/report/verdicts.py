@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shoal.report.crews import crew_text
+from shoal.report.data_twin import layout_text
 from shoal.report.goal import ACCURACY, LOSS, Goal, end_of, end_text, goal_of, highest_end, score_of
 from shoal.report.reading import (
     BASELINE,
     Record,
     baseline_of,
+    group_of,
     is_virtual,
     rank_name,
     run_name,
@@ -40,14 +42,16 @@ def verdict(
     name: str | None = None,
     goal: Goal | None = None,
     crew: str = "",
+    layout: str = "",
 ) -> str:
     """One sentence: did distribution pay, and where did the time go?
 
     `baseline` is the run on one worker. Without it, or for that run itself, the sentence only states the
     results. Speed is the time to the goal or, without one, samples per second. `name` replaces the run's own
-    name if several runs share it. `crew` tells how its crew grew.
+    name if several runs share it. `crew` tells how its crew grew, `layout` how its model lay.
     """
-    parts = [_comparison(record, baseline, goal), crew, _rate(record), _waiting(record), _compression(record)]
+    first = [_comparison(record, baseline, goal), layout, crew]
+    parts = [*first, _rate(record), _waiting(record), _compression(record)]
     if _diverged(record):
         parts.insert(0, "diverged, its test loss is not finite")
     return f"{name or run_name(record)}: {'; '.join(part for part in parts if part)}."
@@ -57,7 +61,14 @@ def verdicts(records: Sequence[Record], target: float | None = None) -> list[str
     """The sentence of every run, compared with its own baseline."""
     named, goal = zip(records, run_names(records), strict=True), goal_of(records, target)
     return [
-        verdict(record, baseline_of(record, records), name=name, goal=goal, crew=crew_text(record, records))
+        verdict(
+            record,
+            baseline_of(record, records),
+            name=name,
+            goal=goal,
+            crew=crew_text(record, records),
+            layout=layout_text(record, records),
+        )
         for record, name in named
     ]
 
@@ -156,14 +167,15 @@ def _statement(record: Record, goal: Goal | None, missing: bool) -> str:
         parts.append(f"{goal.text} {after}")
     took = "virtual s" if is_virtual(record) else "s"
     workers = int(record.get("workers") or 1)
-    parts.append(f"{seconds_text(record.get('seconds'))} {took} on {_workers(workers)}")
+    parts.append(f"{seconds_text(record.get('seconds'))} {took} on {_workers(workers, group_of(record))}")
     parts.append(f"{count_text(record.get('samples_per_second'))} samples/s")
     text = ", ".join(parts)
-    return f"{text}; no {BASELINE} run to compare it with" if missing else text
+    return f"{text}; no {BASELINE} run to compare it with" if missing and group_of(record) == 1 else text
 
 
-def _workers(count: int) -> str:
-    return "one worker" if count == 1 else f"{count} workers"
+def _workers(count: int, group: int) -> str:
+    of = "" if group == 1 else f" of {group} processes"
+    return f"one worker{of}" if count == 1 else f"{count} workers{of}"
 
 
 def _rate(record: Record) -> str:

@@ -49,10 +49,13 @@ class Curve(Instrument):
         self._spacing = samples / max(1, points)
         self._next: defaultdict[int, float] = defaultdict(float if points else lambda: math.inf)
 
-    def begin(self, engine: Engine, elapsed: float = 0.0) -> None:
-        """Take the first copy if this node holds the solution. The run began `elapsed` seconds ago."""
+    def begin(self, engine: Engine, elapsed: float = 0.0, whole_bytes: int | None = None) -> None:
+        """Take the first copy if this node holds the solution. The run began `elapsed` seconds ago.
+
+        `whole_bytes` is the size of a model of which this node is a part: all parts are copied equally often.
+        """
         self._began[engine.rank] = engine.channel.now() - elapsed
-        room = max(1, MOST_BYTES // max(1, engine.x.nbytes))
+        room = max(1, MOST_BYTES // max(1, whole_bytes or engine.x.nbytes))
         self._spacing = self._samples / max(1, min(self._points, room))
         if self._points and holds_solution(self._strategy, engine):
             self._take(engine)

@@ -24,11 +24,15 @@ from shoal.engine.engine import Engine
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
 from shoal.launch.join import check_collective, local_threads
+from shoal.layouts import LAYOUTS
+from shoal.layouts.model_layout import ModelLayout
+from shoal.layouts.whole_model import DataParallel
 from shoal.replicas.legs import Course, Leg
 from shoal.replicas.module import build_model, module_of, steps_of
 from shoal.replicas.repeatable import check_nothing_is_drawn
 from shoal.replicas.served import check_optimizer
 from shoal.runs.curve import POINTS, Curve, holds_solution
+from shoal.runs.refusals import check_balance, check_crew, check_layout
 from shoal.runs.scaling import lr_factor
 from shoal.storage.checkpoint import LEG, Checkpoints, save_model
 from shoal.storage.leg_edge import LegEdge
@@ -64,6 +68,7 @@ class Plan:
     scale_lr: str = "none"
     tests: int = POINTS
     crew: CrewSizes = field(default_factory=CrewSizes)
+    layout: ModelLayout = field(default_factory=DataParallel)
     leg: Leg | None = None  # of a crew that grows: then these are the settings of that leg
 
     def __post_init__(self) -> None:
@@ -107,6 +112,7 @@ class Plan:
             self._check_crew()
         if self.strategy.deal.portions:
             self._check_portions(STRATEGIES.name_of(self.strategy))
+        self._check_layout()
 
     def _check_portions(self, word: str) -> None:
         """Raise ValueError for what does not go with a server that hands the data out in portions."""
@@ -120,6 +126,15 @@ class Plan:
                 f"grow_batch: batches are portions of one sum under {word!r}; take a fixed batch"
             )
         check_nothing_is_drawn(self.task, build_model(self.task, self.seed))
+
+    def _check_layout(self) -> None:
+        """Raise ValueError for what does not go with workers that are groups of processes."""
+        if self.layout.group == 1:
+            return
+        beside = {"crew": self.crew, "balance": self.balance, "checkpoint": self.checkpoint}
+        given = {name for name, value in beside.items() if value} | {self.transport}
+        check_layout(self.layout, self.task, self.strategy, self.codec, given)
+        self.layout.check(build_model(self.task, self.seed), self.task)
 
     def _check_optimizer(self) -> None:
         """Raise ValueError for an optimizer that the strategy could not run, tried on a model of 1 matrix."""
@@ -135,8 +150,13 @@ class Plan:
             self.strategy.check(Setting(workers, self.codec, self.durability))
 
     @property
+    def group(self) -> int:
+        """Processes of a worker."""
+        return self.layout.group or 1
+
+    @property
     def nodes(self) -> int:
-        """Processes in all, servers included."""
+        """Workers and servers; each is a process, or a group of them."""
         return self.workers + self.strategy.servers * self.servers
 
     def name_of(self, rank: int) -> str:
@@ -152,7 +172,7 @@ class Plan:
     def is_elastic(self) -> bool:
         """Whether workers that average among themselves go on without one that dies, which may come back."""
         averages = not (self.strategy.servers or self.strategy.survives or self.strategy.independent)
-        dealt_anew = self.strategy.deal == Deal() and not (self.balance or self.crew)
+        dealt_anew = self.strategy.deal == Deal() and not (self.balance or self.crew or self.group > 1)
         return self.transport == "processes" and self.workers > 1 and averages and dealt_anew
 
     @property
@@ -168,7 +188,7 @@ class Plan:
     @property
     def threads_each(self) -> int:
         """Torch threads of each worker. Default: its share of this host's cores, or 1 in virtual time."""
-        shared_out = 1 if self.transport == "sim" else local_threads(self.nodes)
+        shared_out = 1 if self.transport == "sim" else local_threads(self.nodes * self.group)
         return shared_out if self.threads is None else self.threads
 
     def threads_of(self, rank: int) -> int:
@@ -266,6 +286,7 @@ class Plan:
             **({"balance": True} if self.balance else {}),
             **({"scale_lr": self.scale_lr} if self.scale_lr != "none" else {}),
             **({"crew": str(self.crew)} if self.crew else {}),
+            **({} if self.group == 1 else {"layout": LAYOUTS.text_of(self.layout), "group": self.group}),
         }
 
     def config(self, data: Data | None = None) -> dict[str, Any]:
@@ -309,36 +330,3 @@ class Plan:
         if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, engine):
             return None
         return named_weights(module_of(engine.replica, model), self.strategy.solution(Node(engine)))
-
-
-def check_crew(strategy: Strategy, word: str) -> None:
-    """Raise ValueError for a strategy whose workers cannot become more during training."""
-    if strategy.independent:
-        raise ValueError(
-            f"crew: the workers of {word!r} train models of their own, which no other could join"
-        )
-    deal = strategy.deal
-    if deal.fixed:
-        raise ValueError(
-            f"crew: {word!r} gives every worker its own share of the data, and a worker that joins finds "
-            "none left; take --strategy.fixed_shares false, in Python fixed_shares=False"
-        )
-    if deal.blocks is not None:
-        raise ValueError(
-            f"crew: blocks={deal.blocks} cuts the data up for one number of workers; take period"
-        )
-    if deal.portions:
-        raise ValueError(f"crew: workers of {word!r} have no step in common at which others could join")
-    if deal.whole:
-        raise ValueError(f"crew: every worker of {word!r} goes through all of the data, from its beginning")
-
-
-def check_balance(strategy: Strategy, word: str) -> None:
-    """Raise ValueError for a strategy whose workers do not all step together, or keep fixed samples."""
-    if strategy.servers or strategy.survives:
-        raise ValueError(
-            f"balance divides the samples of a step that all workers take together; "
-            f"the workers of {word!r} each go at their own speed"
-        )
-    if strategy.deal.fixed or strategy.deal.blocks is not None:
-        raise ValueError(f"balance cannot divide samples by speed: {word!r} gives every worker its own share")

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import Interrupted, WorkerFailed
-from shoal.core.replica import Replica
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_buffers, trainable
 from shoal.engine.channel import Channel
@@ -33,10 +32,20 @@ from shoal.launch.crew import Crew
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.member import Member
+from shoal.launch.peak_memory import PeakMemory
 from shoal.launch.recovery import Recovery, message_limit
 from shoal.launch.stop_signals import ctrl_c_ignored, stopped_by, temporary_folder
-from shoal.replicas.module import build_member, build_model, build_replica, build_served, module_of
-from shoal.runs.curve import Snapshot, holders, holds_solution, put_together
+from shoal.replicas.module import (
+    ModuleReplica,
+    build_member,
+    build_model,
+    build_replica,
+    build_served,
+    module_of,
+)
+from shoal.replicas.served import ServedReplica
+from shoal.runs.curve import Curve, Snapshot, holders, holds_solution, put_together
+from shoal.runs.group_processes import GroupMember, join_processes, position_folder, whole_snapshots
 from shoal.runs.joined_legs import LegOutcome, summarise_legs
 from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report
@@ -69,6 +78,7 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
             for r in reports:
                 r.update({"seconds": r["seconds"] - began} if r else {})
             model, points = _gather(leg, data, _folder(leg, root), reports, listener)
+            reports = join_processes(leg, reports, model) if leg.group > 1 else reports
             outcomes.append(LegOutcome(leg, began, [r for r in reports if r], points, model))
             began = ended
     plan.keep_model(outcomes[-1].model)
@@ -102,22 +112,26 @@ def _see_through(
 def _crew(plan: Plan, context: ForkServerContext, root: str, listener: Audience) -> Crew:
     """The processes of a leg, or of all of a run whose crew does not grow; none is started yet."""
 
-    def start(rank: int, incarnation: int) -> Member:
+    def start(number: int, incarnation: int) -> Member:
+        rank, position = divmod(number, plan.group)
+        name = plan.name_of(rank) if plan.group == 1 else f"{plan.name_of(rank)}, process {position}"
         ours, theirs = context.Pipe()
         process = context.Process(
-            name=plan.name_of(rank),
+            name=name,
             target=_node_process,
-            args=(plan, rank, incarnation, theirs, root),
+            args=(plan, (rank, position), incarnation, theirs, root),
             daemon=True,
         )
         with theirs:
             process.start()
-        return Member(rank, plan.name_of(rank), process, ours, incarnation)
+        return Member(number, name, process, ours, incarnation)
 
     _folder(plan, root).mkdir()
+    for position in range(plan.group) if plan.group > 1 else ():
+        position_folder(_folder(plan, root), position).mkdir()
     servers = plan.nodes - plan.workers
     return Crew(
-        plan.workers,
+        plan.workers * plan.group,
         servers,
         start,
         listener,
@@ -128,16 +142,17 @@ def _crew(plan: Plan, context: ForkServerContext, root: str, listener: Audience)
         takes_over=servers > 0 or plan.is_elastic,
         workers_return=plan.workers_return,
         has_keeper=plan.is_elastic,
+        group=plan.group,
     )
 
 
 def run_in_process(plan: Plan, listener: Audience) -> Result:
     """Train a run of a single node in this process, and return the result. Nothing is started."""
-    if plan.nodes > 1:
-        raise ValueError(f"a run of {plan.nodes} nodes needs a process for each")
+    if plan.nodes * plan.group > 1:
+        raise ValueError(f"a run of {plan.nodes * plan.group} nodes needs a process for each")
     with temporary_folder() as root:
         _folder(plan, root).mkdir()
-        reports = [_live(plan, 0, 0, Control(), root)]
+        reports = [_live(plan, (0, 0), 0, Control(), root)]
         data = plan.task.data()
         model, points = _gather(plan, data, _folder(plan, root), reports, listener)
     plan.keep_model(model)
@@ -153,16 +168,19 @@ def _gather(
     plan: Plan, data: Data, folder: Path, reports: list[dict[str, Any]], listener: Audience
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Test the snapshots that the nodes have written, and return the final model and the learning curve."""
-    there = [rank for rank, said in enumerate(reports) if "snapshots" in said]
+    there = [number // plan.group for number, said in enumerate(reports) if "snapshots" in said]
     ranks = there if plan.is_elastic else holders(plan.strategy, plan.workers, plan.servers, there)
     modules, copies = [], []
     for rank in ranks:
-        if not reports[rank]:
+        if not reports[rank * plan.group]:
             raise WorkerFailed(f"{plan.name_of(rank)} ended without a report")
+        modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
+        if plan.group > 1:
+            copies.append(list(whole_snapshots(plan, rank, reports, folder, modules[-1])))
+            continue
         left = load_model(folder / f"solution-{rank}.safetensors")
         times = reports[rank].pop("snapshots")
         copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
-        modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
         for name, buffer in named_buffers(modules[-1]):
             buffer.copy_(left[f"buffer.{name}"])
     if plan.is_elastic:  # whoever was the first worker at the time took the copies of then
@@ -183,17 +201,19 @@ def check_it_travels(settings: object, task: Task, processes: str = "worker proc
         ) from None
 
 
-def _node_process(plan: Plan, rank: int, incarnation: int, connection: Connection, root: str) -> None:
-    """The main function of a node's process."""
+def _node_process(
+    plan: Plan, place: tuple[int, int], incarnation: int, connection: Connection, root: str
+) -> None:
+    """The main function of a node's process; its place is its node's rank, and its position in the group."""
     leave_with_parent()
     control = Control(connection)
     control.defer_sigterm()
     try:
-        torch.set_num_threads(plan.threads_of(rank))
-        if rank == plan.nodes:
+        torch.set_num_threads(plan.threads_of(place[0]))
+        if place[0] == plan.nodes:
             control.tell("done", **_keep(plan, incarnation, control, root))
         else:
-            control.tell("done", **_live(plan, rank, incarnation, control, root))
+            control.tell("done", **_live(plan, place, incarnation, control, root))
     except RunIsOver:
         control.tell("came too late")
     except Interrupted:
@@ -222,15 +242,23 @@ def _keep(plan: Plan, incarnation: int, control: Control, root: str) -> dict[str
     return {}
 
 
-def _live(plan: Plan, rank: int, incarnation: int, control: Control, root: str) -> dict[str, Any]:
+def _live(
+    plan: Plan, place: tuple[int, int], incarnation: int, control: Control, root: str
+) -> dict[str, Any]:
     """Build the node, train when the launcher gives the order, and return the node's report."""
-    folder = str(_folder(plan, root))
-    data, model = plan.task.data(), build_model(plan.task, plan.seed)
-    curve = plan.curve(data)
+    rank, position = place
+    folder = _folder(plan, root)
+    data, memory = plan.task.data(), PeakMemory()
+    model, curve = build_model(plan.task, plan.seed), plan.curve(data)
+    member = GroupMember(plan, data, model, place, folder) if plan.group > 1 else None
+    memory.forget()
+    own_folder = str(folder if member is None else position_folder(folder, position))
     between_steps = plan.between_steps(control, model)
     observers = (curve, Reporter(control))
-    engine = _join(plan, rank, incarnation, folder, model, data, between_steps, observers)
+    engine = _join(plan, rank, incarnation, own_folder, model, data, between_steps, observers, member)
     engine.coding.rehearse()
+    if member is not None:
+        member.rehearse(_trained(engine))
     resumed = None if incarnation else drive(between_steps.resume(engine))
     control.tell("ready")
     elapsed, finished = control.await_go()
@@ -238,7 +266,7 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, root: str) 
     if resumed is None and (before := plan.edge_before(root)) is not None:
         before.enter(engine)
     engine.service.excuse(finished)
-    curve.begin(engine, engine.channel.now() - began)
+    curve.begin(engine, engine.channel.now() - began, None if member is None else member.whole_bytes)
     try:
         drive(plan.strategy.live(Node(engine)))
     except Interrupted:
@@ -247,10 +275,35 @@ def _live(plan: Plan, rank: int, incarnation: int, control: Control, root: str) 
     if (after := plan.edge_after(root)) is not None:
         after.leave(engine)
     outcome = report(engine, engine.channel.now() - began)
+    outcome["memory"] = memory.beyond(sum(s.x.nbytes for s in curve.snapshots.get(rank, ())))
+    if member is not None:
+        outcome |= member.figures(_trained(engine), outcome["steps"])
+    return _ended(plan, engine, curve, model, own_folder, outcome, member)
+
+
+def _trained(engine: Engine) -> ModuleReplica:
+    """The replica of a worker that runs a task."""
+    assert isinstance(engine.replica, ModuleReplica)
+    return engine.replica
+
+
+def _ended(
+    plan: Plan,
+    engine: Engine,
+    curve: Curve,
+    model: nn.Module,
+    folder: str,
+    outcome: dict[str, Any],
+    member: GroupMember | None,
+) -> dict[str, Any]:
+    """Leave the trained model in the folder, and the run. Returns the report."""
+    rank = engine.rank
     holds = plan.is_elastic or holds_solution(plan.strategy, engine)  # where workers go, all leave the model
     if holds:
         curve.end(engine)
     drive(engine.transport.close())  # not after a failure: peers notice that by the lost connection
+    if member is not None:
+        member.leave()
     own = {} if engine.is_server else dict(named_buffers(module_of(engine.replica, model)))
     if own:
         save_model(Path(folder) / f"buffers-{rank}.safetensors", own)
@@ -282,19 +335,21 @@ def _join(
     data: Data,
     between_steps: BetweenSteps,
     observers: Sequence[Instrument],
+    member: GroupMember | None,
 ) -> Engine:
     """Build this process's node and connect it to the others."""
     me = plan.identity(rank, incarnation)
     recovery = Recovery(plan.transport, plan.durability, folder if plan.restarts else "")
-    replica: Replica
+    replica: ServedReplica | ModuleReplica
     task = plan.scaled_task(data)
     if me.is_server:
-        replica = build_served(task, model, me)
+        replica, layout = build_served(task, model, me), trainable(model)[1]
     else:
+        part = None if member is None else member.part
         replica = build_replica(
-            task, model, data, plan.strategy, rank, plan.workers, plan.seed, True, plan.leg
+            task, model, data, plan.strategy, rank, plan.workers, plan.seed, True, plan.leg, part
         )
-    _, layout = trainable(model)
+        layout = replica.layout
     vector_bytes = layout.numel * replica.x.element_size()
     store = file_store(folder, me.processes) if me.processes > 1 else None
     transport = connect(

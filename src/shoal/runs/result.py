@@ -39,6 +39,7 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)  # the task's own, on the test set
     final: dict[str, dict[str, Any]] = field(default_factory=dict)  # means of the last evaluations
     legs: list[dict[str, Any]] = field(default_factory=list)  # of a crew that grows: each with its figures
+    memory: int | None = None  # bytes that the fullest process needed beyond libraries and data
     digest: str | None = None  # of a simulation's trace
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
@@ -57,6 +58,7 @@ def report(engine: Engine, seconds: float) -> dict[str, Any]:
         "samples_before": engine.progress.samples_before,
         "samples": engine.progress.samples,
         **({"merged": engine.merged} if _counts_for_all(engine) else {}),
+        **({} if engine.membership is None else {"recoveries": engine.membership.recoveries}),
         **engine.meter.summary(),
     }
 
@@ -126,6 +128,7 @@ def summarise(
         metrics=last.get("metrics", {}),
         final=finals(curve),
         legs=legs or [],
+        memory=max((r["memory"] for r in reports if r.get("memory") is not None), default=None),
         digest=digest,
         model=model,
     )

@@ -1,5 +1,7 @@
 """A model that is compiled before attach()."""
 
+import sys
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -10,7 +12,8 @@ import shoal
 
 torch.manual_seed(0)
 x, y = points()
-model = torch.compile(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)))
+backend = sys.argv[1] if len(sys.argv) > 1 else "inductor"
+model = torch.compile(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)), backend=backend)
 optimizer = torch.optim.RAdam(model.parameters(), lr=0.05)
 training = shoal.attach(model, optimizer)
 loader = DataLoader(TensorDataset(x, y), 32 // training.workers)

@@ -10,6 +10,7 @@ import torch
 
 from shoal.core.errors import DataMissing, Unavailable
 from shoal.core.task import Data, Task
+from shoal.programs.models.hybrid import halves
 from shoal.programs.tasks import TASKS
 from shoal.programs.tasks.data import find
 from shoal.programs.tasks.images import FASHION_MNIST, MNIST
@@ -173,3 +174,22 @@ def test_the_image_sets_on_this_machine_are_the_published_ones() -> None:
 def test_mnist_is_learnt_in_one_epoch() -> None:
     task = TASKS["mnist"]()
     assert accuracy(task, data_or_skip(task), epochs=1) > 0.94
+
+
+def test_half_of_the_pairs_are_of_one_number() -> None:
+    data = TASKS["digit-pairs"]().data()
+    assert data.x.shape == (2 * 1437, 2, 8, 8) and data.test_x.shape == (2 * 360, 2, 8, 8)
+    assert data.y.float().mean() == data.test_y.float().mean() == 0.5
+    digits = TASKS["digits"]().data()
+    number = {tuple(x.tolist()): int(y) for x, y in zip(digits.x, digits.y, strict=True)}
+    pairs = [[number[tuple(one.flatten().tolist())] for one in both] for both in data.x]
+    assert [int(a == b) for a, b in pairs] == data.y.tolist()
+    assert not any(torch.equal(a, b) for a, b in data.x)
+
+
+def test_alexnet_is_a_chain_of_convolutions_and_a_classifier() -> None:
+    model = TASKS.read("caltech-alexnet:hidden=64").model()
+    features, classifier = halves(model)
+    assert sum(p.numel() for p in features.parameters()) == 2_455_872
+    assert sum(p.numel() for p in classifier.parameters()) == 4096 * 64 + 64 + 64 * 64 + 64 + 64 * 101 + 101
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 101)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from warm import programs
 
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 PATIENCE = 60.0
@@ -24,12 +25,21 @@ needs_mpi = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def started(ranks: int, *line: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A job whose ranks run Python with these arguments; gone when the context ends."""
+def started(
+    ranks: int, *line: object, warm: bool = False, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A job whose ranks run Python with these arguments; gone when the context ends.
+
+    A `warm` one has ranks that start at once: the processes that mpiexec itself starts are others.
+    """
     assert MPIEXEC is not None
+    python = sys.executable
+    if warm:
+        programs().start()
+        python = programs().python
     folders = (Path(shoal.__file__).parents[1], Path(__file__).parents[1])
     job = subprocess.Popen(
-        [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, line)],
+        [MPIEXEC, "-n", str(ranks), python, *map(str, line)],
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -49,9 +59,11 @@ def started(ranks: int, *line: object, **environment: str) -> Iterator[subproces
         remove_leftovers()
 
 
-def run_job(ranks: int, *line: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_job(
+    ranks: int, *line: object, warm: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """What a job printed, and its exit code."""
-    with started(ranks, *line, **environment) as job:
+    with started(ranks, *line, warm=warm, **environment) as job:
         out, err = job.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 

@@ -24,7 +24,7 @@ Lines = list[dict[str, Any]]
 
 def job(name: str, ranks: int, **environment: str) -> Lines:
     """What the ranks of a job found out; all of them came to its end."""
-    result = run_job(ranks, Path(__file__).with_name("mpi_job.py"), name, **environment)
+    result = run_job(ranks, Path(__file__).with_name("mpi_job.py"), name, warm=True, **environment)
     assert result.returncode == 0, result.stderr or result.stdout
     return [json.loads(line) for line in result.stdout.splitlines()]
 

@@ -169,7 +169,7 @@ def test_the_last_rank_of_a_plain_script_is_the_server() -> None:
 )
 def test_shoal_run_joins(strategy: str, ranks: int) -> None:
     """Hogwild goes through a window of the server's."""
-    result = run_job(ranks, *SHOAL, "--strategy", strategy, OWN_LOOP, "--epochs", "2")
+    result = run_job(ranks, *SHOAL, "--strategy", strategy, OWN_LOOP, "--epochs", "2", warm=True)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     steps = 2 * 12 // (ranks - 1)  # 96 samples in batches of 8

@@ -65,6 +65,20 @@ class BranchModel(nn.Module):
         return cast(Tensor, self.head(torch.cat([code.to(self.home) for code in codes], dim=-1)))
 
 
+class StackedBranches(nn.Module):
+    """The same with one input tensor, which has the inputs of all branches in its second dimension."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, branches: int = 2) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.branches = branches
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, branches, …) -> the output of the head."""
+        return cast(Tensor, self.head(torch.cat([self.encoder(one) for one in x.unbind(1)], dim=-1)))
+
+
 class LastState(nn.Module):
     """The last state of an LSTM that reads a sequence (Hochreiter & Schmidhuber 1997)."""
 

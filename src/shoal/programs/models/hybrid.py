@@ -7,6 +7,7 @@ each process computes its part of every fully connected layer for the union of t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +17,9 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity)
+"""Layers that compute every element by itself, so that a process may have any part of them."""
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -43,6 +47,36 @@ class Hybrid(nn.Module):
         """The whole batch -> the classifier's output for it."""
         own = self.features(own_part(x, self._mesh))
         return cast(Tensor, self.classifier(gathered(own, self._mesh, len(x))))
+
+
+def halves(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
+    """The features and the classifier of a chain of layers: the linear layers at its end, and what is before.
+
+    Raises ValueError for a model that has none of one or the other, or is no nn.Sequential.
+    """
+    layers = list(_flat(model))
+    first = len(layers)
+    while first and (type(layers[first - 1]) is nn.Linear or isinstance(layers[first - 1], ELEMENTWISE)):
+        first -= 1
+    while first < len(layers) and type(layers[first]) is not nn.Linear:
+        first += 1  # a function before the first linear layer is one of the features
+    features, classifier = nn.Sequential(*layers[:first]), nn.Sequential(*layers[first:])
+    if not len(classifier) or not any(True for _ in features.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} is no nn.Sequential of layers to compute data-parallel, as "
+            "convolutions, and linear layers at its end; layouts 'tensor' and 'columns' cut linear layers "
+            "wherever they are"
+        )
+    return features, classifier
+
+
+def _flat(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a chain, those of an nn.Sequential inside it too."""
+    for layer in model if isinstance(model, nn.Sequential) else (model,):
+        if isinstance(layer, nn.Sequential):
+            yield from _flat(layer)
+        else:
+            yield layer
 
 
 def cut_linear_layers(layers: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:

@@ -13,11 +13,13 @@ TASKS: Catalogue[Task] = Catalogue(
     "task",
     {
         "digits": "shoal.programs.tasks.digits:digits",
+        "digit-pairs": "shoal.programs.tasks.digits:digit_pairs",
         "mnist": "shoal.programs.tasks.images:mnist",
         "mnist-cnn": "shoal.programs.tasks.images:mnist_cnn",
         "mnist-deep": "shoal.programs.tasks.images:mnist_deep",
         "fashion-mnist": "shoal.programs.tasks.images:fashion_mnist",
         "caltech": "shoal.programs.tasks.caltech:caltech",
+        "caltech-alexnet": "shoal.programs.tasks.caltech:caltech_alexnet",
         "caltech-large": "shoal.programs.tasks.caltech:caltech_large",
         "shakespeare": "shoal.programs.tasks.shakespeare:shakespeare",
         "speech": "shoal.programs.tasks.speech:speech_dnn",

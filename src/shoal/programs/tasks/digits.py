@@ -6,10 +6,11 @@ Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, 1998.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shoal.core.errors import Unavailable
 from shoal.core.task import Data, Task
+from shoal.programs.models.branches import LastState, StackedBranches
 
 TEST_SIZE = 360
 
@@ -25,6 +26,45 @@ def digits() -> Task:
         about="handwritten digits, 8 x 8 (from scikit-learn); MLP 64-128-10; learns in seconds",
         imports=("sklearn.datasets",),
     )
+
+
+def digit_pairs() -> Task:
+    """Whether two digits show the same number: one LSTM reads both, row by row, in a branch for each."""
+    return Task(
+        name="digit-pairs",
+        model=pair_net,
+        data=pairs_data,
+        optimizer=torch.optim.Adam,
+        lr=0.005,
+        batch=32,
+        about="whether two digits, 8 x 8, are the same number (scikit-learn); one LSTM in two branches",
+        imports=("sklearn.datasets",),
+    )
+
+
+def pair_net() -> nn.Module:
+    """LSTM(64) on the eight rows of each digit; both last states through 64 units to two classes."""
+    head = nn.Sequential(nn.Linear(2 * 64, 64), nn.ReLU(), nn.Linear(64, 2))
+    return StackedBranches(LastState(8, 64), head)
+
+
+def pairs_data() -> Data:
+    """Pairs of digits as (2, 8, 8), half of them of the same number; test pairs are of test digits."""
+    digits = digits_data()
+    train, test = (_pairs(*part) for part in ((digits.x, digits.y), (digits.test_x, digits.test_y)))
+    return Data(*train, *test)
+
+
+def _pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Each digit with the next of the same number, and with one of another."""
+    firsts, seconds = [], []
+    for number in range(10):
+        own, other = (y == number).nonzero()[:, 0], (y != number).nonzero()[:, 0]
+        firsts += [own, own]
+        seconds += [own.roll(1), other[torch.arange(len(own)) * 7 % len(other)]]
+    first, second = torch.cat(firsts), torch.cat(seconds)
+    both = torch.stack([x[first].view(-1, 8, 8), x[second].view(-1, 8, 8)], dim=1)
+    return both, (y[first] == y[second]).long()
 
 
 def mlp() -> nn.Module:

@@ -71,7 +71,7 @@ def mnist_deep() -> Task:
         name="mnist-deep",
         model=deep_mlp,
         data=mnist_data,
-        lr=0.05,
+        lr=0.01,
         batch=64,
         about="handwritten digits, 28 x 28 (MNIST); 16 residual layers of 512 units, to be cut into stages",
     )

@@ -1,0 +1,82 @@
+"""What does not go together in a run, each said in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from torch.nn import Parameter
+
+from shoal.core.codec import Codec
+from shoal.core.task import Task
+from shoal.layouts.model_layout import ModelLayout
+from shoal.replicas.optimizer import steps_each_element
+from shoal.strategies import STRATEGIES
+from shoal.vocabulary.strategy import Strategy
+
+
+def check_crew(strategy: Strategy, word: str) -> None:
+    """Raise ValueError for a strategy whose workers cannot become more during training."""
+    if strategy.independent:
+        raise ValueError(
+            f"crew: the workers of {word!r} train models of their own, which no other could join"
+        )
+    deal = strategy.deal
+    if deal.fixed:
+        raise ValueError(
+            f"crew: {word!r} gives every worker its own share of the data, and a worker that joins finds "
+            "none left; take --strategy.fixed_shares false, in Python fixed_shares=False"
+        )
+    if deal.blocks is not None:
+        raise ValueError(
+            f"crew: blocks={deal.blocks} cuts the data up for one number of workers; take period"
+        )
+    if deal.portions:
+        raise ValueError(f"crew: workers of {word!r} have no step in common at which others could join")
+    if deal.whole:
+        raise ValueError(f"crew: every worker of {word!r} goes through all of the data, from its beginning")
+
+
+def check_balance(strategy: Strategy, word: str) -> None:
+    """Raise ValueError for a strategy whose workers do not all step together, or keep fixed samples."""
+    if strategy.servers or strategy.survives:
+        raise ValueError(
+            f"balance divides the samples of a step that all workers take together; "
+            f"the workers of {word!r} each go at their own speed"
+        )
+    if strategy.deal.fixed or strategy.deal.blocks is not None:
+        raise ValueError(f"balance cannot divide samples by speed: {word!r} gives every worker its own share")
+
+
+def check_layout(layout: ModelLayout, task: Task, strategy: Strategy, codec: Codec, given: Set[str]) -> None:
+    """Raise ValueError for what does not go with workers that are groups; `given` names other settings."""
+    if layout.group is None:
+        raise ValueError("the layout does not say of how many processes a worker is; give it group=2, say")
+    for name, why in BESIDE_GROUPS.items():
+        if name in given:
+            raise ValueError(f"a layout and {name}: {why}")
+    word = STRATEGIES.name_of(strategy)
+    if strategy.servers or strategy.survives:
+        raise ValueError(
+            f"a layout and strategy {word!r}: its workers go at their own speed, and the processes of a "
+            "group cannot; take 'sync', 'bmuf', 'diloco' or another whose workers step together"
+        )
+    if codec.needs_products or (codec.needs_matrices and layout.cuts_matrices):
+        raise ValueError(
+            f"a layout and codec {codec}: it needs whole matrices, or factors of their gradients"
+        )
+    optimizer = task.optimizer([Parameter(torch.zeros(2, 2))], lr=task.lr)
+    if layout.cuts_matrices and not steps_each_element(optimizer):
+        raise ValueError(
+            f"{type(optimizer).__name__} looks at whole tensors, and each process holds a part of them; take "
+            "layout 'pipeline', or another optimizer"
+        )
+
+
+BESIDE_GROUPS = {
+    "sim": "in virtual time `shoal split` shows a step of every one; take real processes here",
+    "crew": "a group of processes cannot join a run later",
+    "balance": "the processes of a group would measure different speeds",
+    "checkpoint": "no process holds the whole model; `shoal run --group` saves that of a script",
+}
+"""Settings that a worker of several processes cannot have, and why."""

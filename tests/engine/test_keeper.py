@@ -1,0 +1,122 @@
+"""The keeper decides who is a member, and its successor knows what it decided."""
+
+from shoal.core.identity import NodeIdentity
+from shoal.core.transport import Message
+from shoal.engine.channel import Channel
+from shoal.engine.elastic_messages import Finished, Join, RunOver, Settled, Suspects
+from shoal.engine.keeper import Keeper, Roster
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.progress import Progress
+from shoal.launch.drive import drive
+from shoal.sim import Disk
+
+
+def test_a_lost_member_and_a_joiner_each_begin_an_epoch():
+    roster = Roster(3)
+    roster.lose(1)
+    assert roster.is_due
+    roster.begin_epoch()
+    assert roster.admit(1, 1)
+    roster.begin_epoch()
+    assert (roster.epoch, roster.members, roster.joiners) == (2, {0: 0, 2: 0}, {1: 1})
+
+
+def test_a_joiner_is_a_member_once_it_has_the_state_of_this_epoch():
+    roster = Roster(2)
+    roster.admit(1, 1)
+    roster.begin_epoch()
+    roster.settle(1, 1, epoch=0)
+    assert roster.joiners == {1: 1}
+    roster.settle(1, 1, epoch=1)
+    assert roster.members == {0: 0, 1: 1}
+    assert not roster.is_due
+
+
+def test_who_asks_again_changes_nothing():
+    roster = Roster(2)
+    roster.admit(1, 1)
+    roster.begin_epoch()
+    assert roster.admit(1, 1)
+    assert not roster.is_due
+
+
+def test_nobody_joins_a_run_that_is_over_or_has_no_members():
+    roster = Roster(2)
+    roster.leave(0)
+    assert not roster.admit(0, 1)
+    empty = Roster(1)
+    empty.lose(0)
+    assert not empty.admit(0, 1)
+
+
+def test_below_the_least_number_it_waits():
+    roster = Roster(3, least=2)
+    roster.lose(1)
+    roster.lose(2)
+    assert not roster.is_due
+    roster.admit(1, 1)
+    assert roster.is_due
+
+
+class Script:
+    """A transport that plays what a keeper hears, and keeps what it says."""
+
+    def __init__(self, *heard):
+        self.heard, self.said = list(heard), []
+
+    def now(self):
+        return 0.0
+
+    async def send(self, dst, m):
+        self.said.append((dst, m.tag, m.version, [part.tolist() for part in m.parts]))
+
+    async def recv(self, timeout=None):
+        return self.heard.pop(0)
+
+    def drain(self):
+        return iter(())
+
+
+def keep(script, log=None, incarnation=0, workers=2):
+    me = NodeIdentity(workers, workers, incarnation=incarnation, elastic=True)
+    channel = Channel(script, me)
+    keeper = Keeper(me, channel, Mailbox(channel, me, Progress(workers)), log)
+    drive(keeper.live())
+    return keeper
+
+
+def goodbye(*ranks):
+    return [Message("left", src=rank) for rank in ranks]
+
+
+def test_it_tells_members_and_joiners_of_every_change():
+    join, settled = Join(src=1, incarnation=1), Settled(src=1, incarnation=1, version=2)
+    script = Script(Message("lost", src=1), join, settled, *goodbye(0, 1))
+    keep(script)
+    assert script.said == [
+        (0, "change", 1, [[0, 0], []]),
+        (1, "change", 1, [[0, 0], []]),  # in case it lives, and does not know that it was given up
+        (0, "change", 2, [[0, 0], [1, 1]]),
+        (1, "change", 2, [[0, 0], [1, 1]]),
+    ]
+
+
+def test_it_believes_a_suspicion_of_this_epoch_only():
+    old, new = Suspects(src=0, seq=1, version=3), Suspects(src=0, seq=1, version=0)
+    script = Script(old, new, *goodbye(0))
+    assert keep(script).roster.epoch == 1
+
+
+def test_its_successor_goes_on_from_its_journal_and_tells_again():
+    disk = Disk()
+    keep(Script(Message("lost", src=1), *goodbye(0)), disk)
+    again = Script(*goodbye(0))
+    keeper = keep(again, disk, incarnation=1)
+    assert keeper.roster.epoch == 1
+    assert again.said == [(0, "change", 1, [[0, 0], []])]
+
+
+def test_who_comes_when_the_run_is_over_is_told():
+    script = Script(Finished(src=0), Join(src=1, incarnation=1), *goodbye(0, 1))
+    keep(script)
+    assert script.said == [(1, RunOver().tag, 0, [])]

@@ -1,0 +1,96 @@
+"""Members of an epoch: who is behind gets what it lacks, and what nobody has is formed again."""
+
+import torch
+
+from parts import play, vector
+from shoal.collectives import stripes
+from shoal.core.transport import Message
+from shoal.engine.elastic_messages import Change
+from shoal.engine.membership import Membership
+
+
+def membership_of(p):
+    return Membership(p.me, p.channel, p.mailbox, p.group)
+
+
+def change(epoch, *members, joiners=()):
+    """What a keeper would say of workers that were never restarted."""
+    lists = [[(rank, 0) for rank in ranks] for ranks in (members, joiners)]
+    parts = tuple(torch.tensor(pairs, dtype=torch.int64).reshape(-1) for pairs in lists)
+    return Change(parts=parts, version=epoch)
+
+
+async def average(p, members, value):
+    async def formation():
+        return await stripes(p.group, vector(value, value), 1.0)
+
+    return (await members.form(formation))[0][0].item()
+
+
+def test_a_round_is_formed_by_those_who_are_present():
+    async def work(p):
+        members = membership_of(p)
+        return await average(p, members, 4.0 * p.me.rank), members.completed, members.size
+
+    assert play(work, work) == {0: (2.0, 1, 2), 1: (2.0, 1, 2)}
+
+
+def test_a_round_that_nobody_has_is_formed_again_without_the_lost_one():
+    async def survive(p):
+        members = membership_of(p)
+        if p.me.rank == 0:  # as a keeper would, once it has noticed
+            await p.channel.tell(0, change(1, 0, 1))
+            await p.channel.tell(1, change(1, 0, 1))
+        return await average(p, members, 4.0 * p.me.rank), members.epoch, members.outcome.contributors
+
+    async def die(p):  # in the middle of the average: one has its stripe
+        await p.group.send(0, Message("stripe", (vector(100.0),), count=1.0))
+
+    said = play(survive, survive, die)
+    assert said[0] == said[1] == (2.0, 1, (0, 1))
+
+
+def test_who_is_behind_gets_the_outcome_from_one_who_has_it():
+    async def ahead(p):
+        members = membership_of(p)
+
+        async def known():
+            return vector(7.0, 7.0), 3.0
+
+        await members.form(known)  # it completed the round of three before the third died
+        await p.channel.tell(0, change(1, 0, 1))
+        await p.channel.tell(1, change(1, 0, 1))
+        await p.channel.transport.sleep(3.0)
+        await members.attend()
+        await p.channel.transport.sleep(3.0)
+        await members.attend()
+        return members.completed
+
+    async def behind(p):
+        members = membership_of(p)
+        value = await average(p, members, 1.0)
+        return value, members.completed, members.outcome.contributors, members.size
+
+    async def die(p):
+        return
+
+    assert play(ahead, behind, die) == {0: 1, 1: (7.0, 1, (0, 1, 2), 3), 2: None}
+
+
+def test_nobody_leaves_before_all_have_finished():
+    async def early(p):
+        members = membership_of(p)
+        await members.part()
+        return p.channel.now()
+
+    async def late(p):
+        members = membership_of(p)
+        await p.channel.transport.sleep(5.0)
+        await members.part()
+
+    async def keep(p):
+        return [(await p.mailbox.next()).src for _ in range(2)]
+
+    said = play(early, late, keep, keeper=True)
+    assert said[0] >= 5.0
+    assert said[2] == [0, 1]
