@@ -146,10 +146,11 @@ def test_an_agent_whose_launcher_is_silent_ends_itself():
 
 
 def test_ssh_asks_nothing_and_the_user_s_options_come_first():
-    command = ssh_command(["ssh", "-F", "f"], "me@b", "/a python")
+    command = ssh_command(["ssh", "-F", "f"], "me@b", "/a python", patience=45.0)
     assert command[:3] == ["ssh", "-F", "f"]
     assert command[-3:] == ["--", "me@b", "exec '/a python' -m shoal.launch.agent"]
     assert "BatchMode=yes" in command
+    assert {"ServerAliveInterval=10", "ServerAliveCountMax=5"} <= {*command}
 
 
 @pytest.mark.parametrize(

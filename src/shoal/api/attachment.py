@@ -24,7 +24,7 @@ from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
-from shoal.launch.join import Access, choose_mean, connect
+from shoal.launch.join import choose_mean, connect
 from shoal.launch.worker_group import GroupNumbers
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.wrapped import rebind, unwrap_optimizer
@@ -113,10 +113,8 @@ class Attachment:
             me,
             place.open_store() if place.nodes > 1 else None,
             vector_bytes=max(x.nbytes, largest_message(self._model, self._replica.parameters)),
-            timeout=place.timeout,
             manifest=self._replica.layout.manifest(x.dtype),
-            access=Access(**place.access),
-            store_is_public=place.is_joined,
+            **place.connection,
         )
         return Engine(
             transport,

@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.core.codec import Codec
 from shoal.core.crew_sizes import CrewSizes
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.task import Task
 from shoal.launch.audience import Audience
 from shoal.launch.crew import Listener
@@ -54,6 +55,7 @@ def run(
     faults: Faults | None = None,
     durability: str = "memory",
     timeout: float = 300.0,
+    patience: float = PATIENCE_SECONDS,
     threads: int | None = None,
     checkpoint: str | Path | None = None,
     every: int | None = None,
@@ -85,7 +87,8 @@ def run(
     update it has acknowledged. With a server, the run continues when a worker dies.
     `checkpoint` is a folder; if it holds a checkpoint of this run, training resumes there. `every` is the
     number of steps between checkpoints. A node that waits `timeout` seconds for a message gives up and names
-    the peer. `threads` is the number of torch threads per process; by default they share the host's cores.
+    the peer. A process, or a peer over gRPC, that is silent for `patience` seconds counts as dead.
+    `threads` is the number of torch threads per process; by default they share the host's cores.
     `tests` is how often the model is tested for the learning curve; with 0, at the end alone.
     `on_progress` is called with the nodes' progress.
     `log` names loggers, as in "tensorboard:runs/" or ["csv", MyLogger()]: "tensorboard", "wandb", "mlflow",
@@ -108,6 +111,7 @@ def run(
         collective=collective,
         durability=durability,
         timeout=timeout,
+        patience=patience,
         threads=threads,
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,

@@ -78,6 +78,7 @@ def run_script(
             start,
             on_progress,
             place.timeout,
+            place.patience,
             # a process of a group cannot come back: the others would have to call init_process_group again
             restarts=each == 1
             and place.transport in REJOINING
@@ -169,7 +170,7 @@ def _on_hosts(
     on_output: Printer,
 ) -> Iterator[Starter]:
     """Yields a function that starts a node on its host."""
-    with Fleet(hosts, shared.nodes, shared.transport, on_output) as fleet:
+    with Fleet(hosts, shared.nodes, shared.transport, on_output, shared.patience) as fleet:
         fleet.prepare(script, arguments, asdict(shared))
         try:
             yield lambda rank, incarnation: fleet.start(rank, incarnation, names[rank], hosts.workers)

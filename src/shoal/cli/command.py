@@ -24,6 +24,13 @@ Timeout = Annotated[
     ),
 ]
 
+Patience = Annotated[
+    float,
+    typer.Option(
+        min=1.0, metavar="SECONDS", help="A process, or a gRPC peer, that is silent for so long is dead."
+    ),
+]
+
 Servers = Annotated[
     int,
     typer.Option(min=1, help="Server processes of the strategy, each with a slice of the model."),

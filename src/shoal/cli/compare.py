@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
-from shoal.cli.command import DOTTED, WORDS, Collective, Durability, Servers, Timeout
+from shoal.cli.command import DOTTED, WORDS, Collective, Durability, Patience, Servers, Timeout
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
@@ -17,6 +17,7 @@ from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word, nearest
 from shoal.core.crew_sizes import CrewSizes
 from shoal.core.growth import Growth
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.words import COLLECTIVES, DURABILITY, SCALING, TRANSPORTS, check_durability, refuse_mpi
 from shoal.layouts import LAYOUTS
 from shoal.programs.tasks import TASKS
@@ -147,6 +148,7 @@ def compare(
         ),
     ] = None,
     timeout: Timeout = 300.0,
+    patience: Patience = PATIENCE_SECONDS,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
     json: JsonFile = None,
@@ -189,6 +191,7 @@ def compare(
             "servers": servers,
             "durability": durability,
             "timeout": timeout,
+            "patience": patience,
             "threads": threads,
             "every": every,
             "balance": balance,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
-from shoal.cli.command import DOTTED, PASSED, WORDS, Collective, Durability, Servers, Timeout
+from shoal.cli.command import DOTTED, PASSED, WORDS, Collective, Durability, Patience, Servers, Timeout
 from shoal.cli.grpc_options import (
     Advertise,
     Authority,
@@ -38,6 +38,7 @@ from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability
 from shoal.strategies import STRATEGIES
 
@@ -131,6 +132,7 @@ def run(
     crew: Annotated[str | None, typer.Option(hidden=True, callback=refuse_crew)] = None,
     scale_lr: Annotated[str | None, typer.Option(hidden=True, callback=refuse_scaling)] = None,
     timeout: Timeout = 300.0,
+    patience: Patience = PATIENCE_SECONDS,
     listen: Listen = None,
     advertise: Advertise = None,
     certificate: Certificate = None,
@@ -196,6 +198,7 @@ def run(
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "every": every,
         "timeout": timeout,
+        "patience": patience,
         **({} if transport is None else {"transport": transport}),
     }
     launch(script, rest, workers, settings, outcome, quiet, host_list, on, group)

@@ -9,6 +9,9 @@ from shoal.core.words import FEEDBACK
 
 LONGEST_BLOCK = 2**20
 
+PATIENCE_SECONDS = 60.0
+"""How long a peer or a process may be silent before it counts as dead, unless a run says otherwise."""
+
 
 def at_least(low: float, **options: float | None) -> None:
     """Raise ValueError unless every option given is None or at least `low`."""

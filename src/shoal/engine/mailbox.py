@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from math import inf, isfinite
 from typing import TypeAlias, cast
@@ -55,6 +55,8 @@ class Mailbox:
         self._progress = progress
         transport = channel.transport
         self._watch = cast(Watches, transport).watch if offers(type(transport), Watches) else None
+        self._reasons: Mapping[int, str] = getattr(transport, "reasons", {})
+        self._notices_silence = getattr(transport, "notices_silence", True)
         self._retry = retry
         self._recovery = recovery
         self._stash: deque[Message] = deque()  # arrived, not asked for yet
@@ -87,7 +89,7 @@ class Mailbox:
     async def next(self) -> Message:
         """The next message of any kind but answers; at a server, notices included."""
         while not self._stash:
-            m = await self._receive("a message", None)
+            m = await self._receive("a message", None, for_ever=self._notices_silence)
             if self._take_in(m):
                 return m
         return self._stash.popleft()
@@ -167,12 +169,15 @@ class Mailbox:
                 return m
         if self._watch is not None and src is not None:
             self._watch(src)
+        since = None if src is None else self._channel.now()
         while True:
             for rank in self.gone:  # the first to go is the cause
                 if rank == src or (rank in needed and rank in self._lost_at):
                     raise self._lost(rank, repr(tag), src)
             await self._handle(handlers or {})
-            m = await self._receive(repr(tag), src)
+            m = await self._receive(repr(tag), src, since=since)
+            if m.src == src:
+                since = self._channel.now()
             if self._take_in(m):
                 if wanted(m):
                     return m
@@ -197,6 +202,7 @@ class Mailbox:
         dst, asked = question[0], self._open[question]
         if dst in self.gone:
             self.has_arrived()  # a notice that a lost server is back may have been waiting here
+        since = self._channel.now()
         try:
             while question not in self._answers:
                 if self._returned:
@@ -205,7 +211,9 @@ class Mailbox:
                 what = f"the answer to '{asked.tag}'"
                 if dst in self.gone and not self._may_come_back(dst):
                     raise self._lost(dst, what)
-                m = await self._receive(what, dst, reminds=isinstance(asked, More))
+                m = await self._receive(what, dst, reminds=isinstance(asked, More), since=since)
+                if m.src == dst:
+                    since = self._channel.now()
                 if self._take_in(m):
                     self._stash.append(m)
         finally:
@@ -301,8 +309,10 @@ class Mailbox:
     def _lost(self, rank: int, what: str, src: int | None = None) -> PeerLost:
         name_of = self._identity.name_of
         sender = "it" if src is None or src == rank else name_of(src)
+        why = self._reasons.get(rank, "") if rank in self._lost_at else ""
+        went = f"{self.gone[rank]} ({why})" if why else self.gone[rank]
         return PeerLost(
-            f"{name_of(rank)} {self.gone[rank]} before {sender} sent {what} to {self._identity.name} "
+            f"{name_of(rank)} {went} before {sender} sent {what} to {self._identity.name} "
             f"(which is at step {self._progress.t})."
         )
 
@@ -315,18 +325,26 @@ class Mailbox:
             if question[0] == rank and stands:
                 await self._channel.send(rank, m)
 
-    async def _receive(self, what: str, src: int | None, reminds: bool = False) -> Message:
+    async def _receive(
+        self,
+        what: str,
+        src: int | None,
+        reminds: bool = False,
+        since: float | None = None,
+        for_ever: bool = False,
+    ) -> Message:
         """The next message of any kind, with the wait for it metered.
 
-        With `reminds`, the request is repeated meanwhile, to hear at least that the server is alive.
+        With `reminds`, the request is repeated meanwhile, to hear at least that the server is alive. `since`
+        is when the wait for `src` began: what others say meanwhile makes it no shorter.
         """
         channel = self._channel
         began = channel.now()
         self._awaited = what, src
-        if channel.timeout is None and self._retry is None and src not in self._lost_at:
+        if (channel.timeout is None or for_ever) and self._retry is None and src not in self._lost_at:
             m = await channel.recv()
         else:
-            m = await self._arrival(began, src, reminds)
+            m = await self._arrival(began if since is None else since, src, reminds)
         self._awaited = None
         channel.count_wait(m.src, channel.now() - began)
         return m

@@ -34,7 +34,8 @@ PULSE_SECONDS = 5.0
 """How often the launcher sends a sign of life."""
 
 SILENCE_SECONDS = 60.0
-"""How long a launcher may be silent. Then it, or the way to it, is gone, although no connection broke."""
+"""How long a launcher may be silent, at least: as long as the run's patience. Then it, or the way to it, is
+gone, although no connection broke."""
 
 LINGER_SECONDS = 3.0
 """How long the output of a process that has ended is read: its children may hold the pipe open."""
@@ -58,6 +59,7 @@ class Agent:
     """The nodes of this host. `tell` sends a message to the launcher; `folder` is private to this run."""
 
     def __init__(self, tell: Callable[..., None], folder: Path) -> None:
+        self.patience = 0.0  # of the run
         self._tell = tell
         self._folder = folder
         self._nodes: dict[int, RunningNode] = {}
@@ -152,6 +154,7 @@ class Agent:
             access[name] = self._keep_secret(name, content)
         place = {**place, "store": str(self._folder), "access": access}
         self._settings = {"script": script, "arguments": arguments, "place": place}
+        self.patience = place.get("patience", 0.0)
 
     def _keep_secret(self, name: str, content: str) -> str:
         """Keep a secret in a file that nodes can open. Returns its path, as they see it."""
@@ -242,9 +245,10 @@ class Watchdog:
         self._heard = time.monotonic()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def heard(self) -> None:
-        """The launcher has spoken."""
+    def heard(self, patience: float) -> None:
+        """The launcher has spoken, and may be silent for so long, if that is longer than before."""
         self._heard = time.monotonic()
+        self._seconds = max(self._seconds, patience)
 
     def _watch(self) -> NoReturn:
         while (left := self._heard + self._seconds - time.monotonic()) > 0:
@@ -261,7 +265,7 @@ def serve(lines: MessageLines, agent: Agent, watchdog: Watchdog) -> None:
         while True:
             if agent.look(LOOK_SECONDS, lines):
                 for message in lines.receive():
-                    watchdog.heard()
+                    watchdog.heard(agent.patience)
                     agent.obey(message)
     except (EOFError, OSError):  # the launcher has ended, or ssh has
         return

@@ -12,7 +12,9 @@ from multiprocessing.connection import wait
 from typing import Any, TypeAlias
 
 from shoal.core.errors import WorkerFailed
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.launch.member import Member
+from shoal.launch.silence import Silence
 from shoal.launch.stop_signals import StopSignal, stop_signals, stopped_by
 
 LOG = logging.getLogger("shoal")
@@ -67,6 +69,7 @@ class Crew:
     start: Callable[[int, int], Member]
     on_progress: Listener = lambda event: None
     start_seconds: float = START_SECONDS
+    patience: float = PATIENCE_SECONDS  # how long a process may be silent before it is killed
     restarts: bool = False
     goes_on: bool = False
     takes_over: bool = False
@@ -93,6 +96,7 @@ class Crew:
         Calls `meanwhile` when they have begun to train. Raises WorkerFailed with the root cause of a failure,
         and Interrupted after Ctrl-C. No process is left when this returns or raises.
         """
+        silence = Silence(self.patience)
         try:
             with stop_signals(lambda: bool(self._stop_asked) or not self._went_at, self.ask_to_stop):
                 if not self.members:
@@ -107,6 +111,7 @@ class Crew:
                     self._listen()
                     self._steer()
                     self._dismiss_latecomers()
+                    silence.end_frozen(self.members, self._stop_asked)
             for m in self.members:
                 m.process.join(END_SECONDS)
         except StopSignal as stop:

@@ -13,8 +13,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from shoal.core.identity import NodeIdentity
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.launch.control import Control
-from shoal.launch.join import file_store, local_threads
+from shoal.launch.join import Access, file_store, local_threads
 from shoal.launch.meeting_place import choose_interface, meet
 from shoal.launch.recovery import Recovery
 from shoal.launch.relayed_store import RelayedStore
@@ -60,11 +61,22 @@ class Place:
     checkpoint: str | None = None
     every: int | None = None
     timeout: float = 300.0
+    patience: float = PATIENCE_SECONDS
 
     def identity(self, strategy: Strategy) -> NodeIdentity:
         """The identity of this node under `strategy`. The last nodes are its servers."""
         workers = self.nodes - strategy.servers * self.servers
         return NodeIdentity(self.rank, workers, strategy.servers, self.servers, self.incarnation)
+
+    @property
+    def connection(self) -> dict[str, Any]:
+        """What `connect` must know of the network."""
+        return {
+            "timeout": self.timeout,
+            "patience": self.patience,
+            "access": Access(**self.access),
+            "store_is_public": self.is_joined,
+        }
 
     @property
     def recovery(self) -> Recovery:

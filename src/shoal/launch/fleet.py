@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from shoal.core.errors import Unavailable
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.launch.host_link import HELLO_SECONDS, HostLink, Printer, ssh_command, start_command
 from shoal.launch.hosts import HostList
 from shoal.launch.member import Member
@@ -31,11 +32,19 @@ class Fleet:
     Shoal.
     """
 
-    def __init__(self, hosts: HostList, nodes: int, transport: str, on_output: Printer) -> None:
+    def __init__(
+        self,
+        hosts: HostList,
+        nodes: int,
+        transport: str,
+        on_output: Printer,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
         self.hosts = hosts.resolve()
         self._secrets = self._credentials() if transport == "grpc" else [{} for _ in self.hosts.hosts]
         self._homes = self.hosts.place_nodes(nodes)
         self._on_output = on_output
+        self._patience = patience
         self._values = StoreValues()
         self._saved: list[set[int]] = [set() for _ in range(nodes)]
         self._saved_lock = threading.Lock()
@@ -46,7 +55,7 @@ class Fleet:
         python = self.hosts.python or sys.executable
         with self._stack:
             for host in self.hosts.hosts:
-                command = ssh_command(self.hosts.ssh, host.name, python)
+                command = ssh_command(self.hosts.ssh, host.name, python, self._patience)
                 link = HostLink(
                     host,
                     command,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -29,8 +30,8 @@ CONNECT_SECONDS = 10
 HELLO_SECONDS = 60.0
 """How long an agent may take to start once ssh was called."""
 
-ALIVE = ("ServerAliveInterval=10", "ServerAliveCountMax=3")
-"""ssh gives up a host that does not answer for half a minute."""
+ALIVE_SECONDS = 10
+"""How often ssh asks whether a host is there."""
 
 END_SECONDS = 5.0
 """How long an agent may take to end its nodes and itself before ssh is killed."""
@@ -326,8 +327,13 @@ def explain(code: int | None, complaints: Sequence[str], host: str, was_up: bool
     return f"the agent ended with exit code {code} and said: {last}"
 
 
-def ssh_command(ssh: Sequence[str], host: str, python: str) -> list[str]:
-    """The command that starts the agent on a host. Options of the user's own command take precedence."""
-    options = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", *ALIVE)
+def ssh_command(ssh: Sequence[str], host: str, python: str, patience: float) -> list[str]:
+    """The command that starts the agent on a host. Options of the user's own command take precedence.
+
+    ssh gives up a host that does not answer for `patience` seconds.
+    """
+    unanswered = math.ceil(patience / ALIVE_SECONDS)
+    alive = (f"ServerAliveInterval={ALIVE_SECONDS}", f"ServerAliveCountMax={unanswered}")
+    options = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", *alive)
     settings = [word for option in options for word in ("-o", option)]
     return [*ssh, *settings, "-T", "--", host, f"exec {shlex.quote(python)} -m shoal.launch.agent"]

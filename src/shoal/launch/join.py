@@ -32,6 +32,7 @@ from shoal.core.catalogue import check_word
 from shoal.core.codec import Codec, Identity
 from shoal.core.errors import Unavailable
 from shoal.core.identity import NodeIdentity
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.sparse_vectors import SparseCodec
 from shoal.core.transport import AllReduces, Transport
 from shoal.core.words import COLLECTIVES, SPARSE
@@ -86,14 +87,15 @@ def connect(
     *,
     vector_bytes: int,
     timeout: float,
+    patience: float = PATIENCE_SECONDS,
     manifest: str = "",
     access: Access | None = None,
     store_is_public: bool = False,
 ) -> Transport:
     """Wait for all nodes, and return this node's transport, of the given kind. A single node needs no store.
 
-    `manifest` describes the model: nodes with a different one are refused, over gRPC. In a public store, such
-    as torchrun's, any user of the host can read.
+    `manifest` describes the model: over gRPC, nodes with a different one are refused, and a peer that is
+    silent for `patience` seconds is lost. In a public store, as torchrun's, any user of the host can read.
     """
     rank, nodes, workers, incarnation = me.rank, me.processes, me.workers, me.incarnation
     limit = message_limit(vector_bytes)
@@ -118,7 +120,9 @@ def connect(
             incarnation=incarnation,
         )
     if kind == "grpc":
-        return connect_grpc(me, store, access or Access(), limit, meeting, manifest, store_is_public)
+        return connect_grpc(
+            me, store, access or Access(), limit, meeting, patience, manifest, store_is_public
+        )
     return GlooTransport.connect(
         rank,
         nodes,
@@ -136,6 +140,7 @@ def connect_grpc(
     access: Access,
     limit_bytes: int,
     timeout: float,
+    patience: float,
     manifest: str,
     store_is_public: bool = False,
 ) -> Transport:
@@ -172,6 +177,7 @@ def connect_grpc(
             listen=listen,
             advertise=advertise,
             timeout=timeout,
+            patience=patience,
             incarnation=me.incarnation,
         )
 

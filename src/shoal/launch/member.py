@@ -27,11 +27,13 @@ class Member:
     failure: dict[str, Any] | None = None
     ended: bool = False
     first_progress: tuple[float, int] | None = None  # when, and at which step
+    heard_at: float = 0.0  # when it last reported
     why_lost: str = ""  # how it ended if its exit code does not tell, as when its host is lost
 
     def note_progress(self, said: dict[str, Any]) -> None:
         """Take in a progress event."""
         self.progress = said
+        self.heard_at = time.monotonic()
         if self.first_progress is None:
             self.first_progress = (time.monotonic(), said.get("step", 0))
 

@@ -16,6 +16,7 @@ from shoal.core.catalogue import check_word
 from shoal.core.codec import Codec
 from shoal.core.crew_sizes import CrewSizes
 from shoal.core.identity import NodeIdentity
+from shoal.core.limits import PATIENCE_SECONDS, above
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_weights
 from shoal.core.words import DURABILITY, REJOINING, SCALING, TRANSPORTS, check_durability, refuse_mpi
@@ -59,6 +60,7 @@ class Plan:
     collective: str = "auto"
     durability: str = "memory"
     timeout: float = 300.0
+    patience: float = PATIENCE_SECONDS
     threads: int | None = None
     checkpoint: str | None = None
     every: int | None = None
@@ -83,6 +85,7 @@ class Plan:
             raise ValueError(f"every={self.every}: checkpoints are at least 1 step apart")
         if not self.timeout > 0:
             raise ValueError(f"timeout={self.timeout}: a node waits for more than 0 seconds")
+        above(0.0, patience=self.patience)
         check_word("transport", self.transport, TRANSPORTS)
         refuse_mpi(self.transport)
         check_collective(self.collective, self.codec)
@@ -307,6 +310,7 @@ class Plan:
             "collective": self.collective,
             "durability": self.durability,
             "timeout": self.timeout,
+            "patience": self.patience,
             "threads": self.threads_each,
         }
 

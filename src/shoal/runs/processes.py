@@ -136,6 +136,7 @@ def _crew(plan: Plan, context: ForkServerContext, root: str, listener: Audience)
         start,
         listener,
         plan.timeout,
+        plan.patience,
         plan.restarts,
         goes_on=plan.strategy.survives,
         takes_over=servers > 0 or plan.is_elastic,
@@ -228,7 +229,9 @@ def _keep(plan: Plan, incarnation: int, control: Control, root: str) -> dict[str
     folder = _folder(plan, root)
     me = plan.identity(plan.nodes, incarnation)
     store = file_store(str(folder), me.processes)
-    transport = connect(plan.transport, me, store, vector_bytes=0, timeout=plan.timeout)
+    transport = connect(
+        plan.transport, me, store, vector_bytes=0, timeout=plan.timeout, patience=plan.patience
+    )
     channel = Channel(transport, me)
     log = Journal(folder / "keeper", "memory", message_limit(0))
     keeper = Keeper(me, channel, Mailbox(channel, me, Progress(me.workers)), log)
@@ -355,6 +358,7 @@ def _join(
         store,
         vector_bytes=vector_bytes,
         timeout=plan.timeout,
+        patience=plan.patience,
         manifest=layout.manifest(replica.x.dtype),
     )
     return Engine(

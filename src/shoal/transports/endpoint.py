@@ -23,8 +23,11 @@ class Endpoint(ABC):
     """One node's end of a real network: the clock, the inbox, and the checks on what is sent.
 
     The coroutines never suspend. They block, so one `send(None)` runs each to its end.
-    `reasons` maps each lost peer to why it was lost.
+    `reasons` maps each lost peer to why it was lost. `notices_silence` says whether a peer that says nothing
+    more, though its process lives, is lost in the end: by the transport itself, or by the launcher.
     """
+
+    notices_silence = True
 
     def __init__(self, rank: int, size: int, limit_bytes: int) -> None:
         self.rank = rank

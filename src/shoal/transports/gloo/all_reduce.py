@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence, Set
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -25,6 +28,9 @@ LOOK_UP = timedelta(milliseconds=100)
 
 JOINING_SECONDS = 60.0
 """How long the other workers may take to publish their GPU: they are at the same all-reduce."""
+
+STORE_SECONDS = 5.0
+"""How long the rendezvous store may take to answer, beyond the time for which the others are waited for."""
 
 BREAK_TAG = 2
 """Tag of a receive that is never answered."""
@@ -118,7 +124,10 @@ class _StoreSchedule(CollectiveSchedule):
         self._store, self._all_reduce = store, all_reduce
 
     def _compare(self, deadline: float) -> dict[int, Position]:
-        found = self._exchange("signature", deadline - time.monotonic())
+        try:
+            found = self._exchange("signature", deadline - time.monotonic())
+        except RuntimeError:  # the store does not answer
+            found = {}
         if len(found) < self.workers:
             raise self.failure(deadline)
         return found
@@ -133,7 +142,26 @@ class _StoreSchedule(CollectiveSchedule):
             ) from gone
 
     def _exchange(self, what: str, seconds: float) -> dict[int, Position]:
-        """Publish this worker's signature; return those of the workers that come in time."""
+        """Publish this worker's signature; return those of the workers that come in time.
+
+        In a thread: a store on a host that cannot be reached any more would block for ever, whatever its own
+        time-out. Raises RuntimeError then.
+        """
+        asked: Future[dict[int, Position]] = Future()
+        asking = threading.Thread(target=self._ask, args=(asked, what, seconds), daemon=True)
+        asking.start()
+        try:
+            return asked.result(max(0.0, seconds) + STORE_SECONDS)
+        except FutureTimeout:  # in Python 3.10 not yet the builtin TimeoutError
+            raise RuntimeError(f"no answer for {max(0.0, seconds) + STORE_SECONDS:.0f} s") from None
+
+    def _ask(self, asked: Future[dict[int, Position]], what: str, seconds: float) -> None:
+        try:
+            asked.set_result(self._ask_store(what, seconds))
+        except Exception as error:
+            asked.set_exception(error)
+
+    def _ask_store(self, what: str, seconds: float) -> dict[int, Position]:
         number = self.here.number
         keys = {rank: f"shoal/{what}/{number}/{rank}" for rank in range(self.workers)}
         self._store.set(keys[self.rank], self.here.signature)

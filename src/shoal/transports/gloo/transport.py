@@ -35,6 +35,8 @@ class GlooTransport(Endpoint):
     Gloo encrypts nothing and trusts every connection: between hosts, use a private network.
     """
 
+    notices_silence = False  # it sends no sign of life: a host that vanishes breaks no connection
+
     @classmethod
     def connect(
         cls,

@@ -24,9 +24,7 @@ from shoal.transports.grpc.hub_protocol import (
     SESSION,
     Envelope,
     GrpcConfig,
-    call_seconds,
     channel_options,
-    silence_seconds,
     slices,
 )
 from shoal.transports.grpc.security import Security, bearer
@@ -61,13 +59,12 @@ class HubCalls:
         passwords: tuple[str, ...],
     ) -> None:
         self.reason = ""  # why this end closed the channels
-        self._timeout = config.failure_timeout
         self.large_messages = LargeMessages(0, config.limit_bytes)  # none before the hub has answered
         self._config = config
         self._probe = probe
         self._metadata = bearer(passwords)
         self._sent = 0
-        options = channel_options(config.failure_timeout)
+        options = channel_options(config)
         self._channels = [security.channel(address, options) for _ in range(2)]
         control, bulk = self._channels
         self._join, self._poll, self._post = (control.unary_unary(call) for call in (JOIN, POLL, POST))
@@ -76,7 +73,7 @@ class HubCalls:
 
     def join(self) -> int:
         """Join the hub; returns the hub's incarnation."""
-        seconds = min(HANDSHAKE_SECONDS, call_seconds(self._timeout))
+        seconds = min(HANDSHAKE_SECONDS, self._config.call_seconds())
         join_request = self._config.join_request()
         join_request.pid, join_request.fd, join_request.serial = self._probe.location
         with _as_call_failed():
@@ -94,14 +91,14 @@ class HubCalls:
         """The next records. The hub answers within the failure timeout, with none if there are none."""
         ask = PollRequest(received=received, maps=self.large_messages.pid > 0).SerializeToString()
         return self._insist(
-            silence_seconds(self._timeout),
+            self._config.silence_seconds,
             lambda seconds: self._poll(ask, timeout=seconds, metadata=self._metadata),
         )
 
     def fetch(self, number: int, nbytes: int) -> Iterator[bytes]:
         """The body of a large message, in slices. Complete if the iterator ends without an error."""
         want = FetchRequest(number=number).SerializeToString()
-        seconds = call_seconds(self._timeout, nbytes)
+        seconds = self._config.call_seconds(nbytes)
         with _as_call_failed():
             yield from self._fetch(want, timeout=seconds, metadata=self._metadata)
 
@@ -134,7 +131,7 @@ class HubCalls:
             stream = itertools.chain((envelope,), slices(parts))
             return self._push(stream, timeout=seconds, metadata=self._metadata)
 
-        return self._insist(call_seconds(self._timeout, nbytes), offer)
+        return self._insist(self._config.call_seconds(nbytes), offer)
 
     def _insist(self, seconds: float, call: Callable[[float], Any]) -> bytes:
         """Make a call; repeat it while the hub has too many calls under way."""

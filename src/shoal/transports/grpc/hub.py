@@ -24,7 +24,6 @@ from shoal.transports.grpc.hub_protocol import (
     Envelope,
     GrpcConfig,
     fill,
-    silence_seconds,
     size_of,
     slices,
 )
@@ -245,8 +244,8 @@ class Hub:
             before = now
             for session in tuple(self._by_rank.values()):
                 session.last_seen += asleep
-                if now - session.last_seen > silence_seconds(self._config.failure_timeout):
-                    self.lose(session, f"it has been silent for {now - session.last_seen:.1f} s")
+                if now - session.last_seen > self._config.silence_seconds:
+                    self.lose(session, f"it gave no sign of life for {now - session.last_seen:.1f} s")
 
     # -- messages to clients -------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class HubClient:
                     header, parts = calls.large_messages.wrap(header, parts)
                 calls.send(dst, self._tracker.session_number_of(dst), header, parts)
             except CallFailed as error:
-                calls.cut(str(error))  # the polling thread notices and announces it
+                calls.cut(self._why(error))  # the polling thread notices and announces it
             except BaseException:
                 calls.cut("sending to it was interrupted")
                 raise
@@ -161,12 +161,19 @@ class HubClient:
         except Exception as error:
             self._calls = None
             calls.cut()
-            self._lose(calls.reason or str(error))
+            self._lose(calls.reason or self._why(error))
             if not isinstance(error, CallFailed | WireError):
                 raise
         finally:
             calls.large_messages.close()
         return True
+
+    def _why(self, error: Exception) -> str:
+        """Why a hub is lost, for people."""
+        if isinstance(error, CallFailed) and error.code == "DEADLINE_EXCEEDED":
+            seconds = self._config.silence_seconds
+            return f"it gave no sign of life for {seconds:g} s: is it frozen, or the network down?"
+        return str(error)
 
     def _check_refusal(self, address: str, error: CallFailed) -> None:
         """Distinguish a hub that is not up yet from one that refuses this node."""

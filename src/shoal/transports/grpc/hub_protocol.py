@@ -70,20 +70,10 @@ _RECORD = struct.Struct("<QBI")
 Options = list[tuple[str, int]]
 
 
-def call_seconds(failure_timeout: float, nbytes: int = 0) -> float:
-    """Seconds that a call carrying `nbytes` may take."""
-    return 2 * failure_timeout + nbytes / SLOWEST
-
-
-def silence_seconds(failure_timeout: float) -> float:
-    """Seconds without a sign of life after which a peer is lost."""
-    return 1.5 * failure_timeout
-
-
-def channel_options(failure_timeout: float) -> Options:
+def channel_options(config: GrpcConfig) -> Options:
     """For a node that dials. Without its own pool, two channels to one address share a connection."""
     return [
-        *_options(failure_timeout),
+        *_options(config),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
@@ -91,11 +81,11 @@ def channel_options(failure_timeout: float) -> Options:
     ]
 
 
-def server_options(failure_timeout: float) -> Options:
+def server_options(config: GrpcConfig) -> Options:
     """For a hub. It must allow the keepalive pings of its clients, and must not share its port."""
     return [
-        *_options(failure_timeout),
-        ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(failure_timeout / 10)),
+        *_options(config),
+        ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(config.failure_timeout / 10)),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", _milliseconds(HANDSHAKE_SECONDS)),
@@ -103,10 +93,10 @@ def server_options(failure_timeout: float) -> Options:
     ]
 
 
-def _options(failure_timeout: float) -> Options:
-    timeout = _milliseconds(failure_timeout)
+def _options(config: GrpcConfig) -> Options:
+    timeout = _milliseconds(config.patience or config.failure_timeout)
     return [
-        ("grpc.keepalive_time_ms", _milliseconds(failure_timeout / 5)),
+        ("grpc.keepalive_time_ms", _milliseconds(config.failure_timeout / 5)),
         ("grpc.keepalive_timeout_ms", timeout),
         ("grpc.http2.ping_timeout_ms", timeout),  # default: a frozen peer is noticed after a minute
         ("grpc.keepalive_permit_without_calls", 1),
@@ -122,7 +112,10 @@ def _milliseconds(seconds: float) -> int:
 
 @dataclass(frozen=True)
 class GrpcConfig:
-    """One node's settings. All nodes have the same, except for `rank` and `incarnation`."""
+    """One node's settings. All nodes have the same, except for `rank` and `incarnation`.
+
+    A peer that is silent for `patience` seconds is lost, by default after 1.5 times the failure timeout.
+    """
 
     rank: int
     size: int
@@ -133,6 +126,7 @@ class GrpcConfig:
     timeout: float
     failure_timeout: float
     incarnation: int = 0
+    patience: float | None = None
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
 
     def __post_init__(self) -> None:
@@ -144,6 +138,15 @@ class GrpcConfig:
             raise ValueError("run_id must be 32 hexadecimal digits, as secrets.token_hex(16) makes them")
         if min(self.limit_bytes, self.timeout, self.failure_timeout) <= 0 or self.incarnation < 0:
             raise ValueError(f"limit_bytes, timeout and failure_timeout must be positive: {self}")
+
+    @property
+    def silence_seconds(self) -> float:
+        """Seconds without a sign of life after which a peer is lost."""
+        return 1.5 * self.failure_timeout if self.patience is None else self.patience
+
+    def call_seconds(self, nbytes: int = 0) -> float:
+        """Seconds that a call carrying `nbytes` may take."""
+        return self.silence_seconds + self.failure_timeout / 2 + nbytes / SLOWEST
 
     @property
     def relay(self) -> int:

@@ -27,7 +27,6 @@ from shoal.transports.grpc.hub_protocol import (
     PUSH,
     SESSION,
     GrpcConfig,
-    call_seconds,
     server_options,
 )
 from shoal.transports.grpc.security import Security, is_admitted, join_address, split_address
@@ -61,7 +60,7 @@ class HubServer:
         self._hub = hub
         self._rank = config.rank
         self._passwords = security.passwords(config.run_id)
-        self._longest = 2 * call_seconds(config.failure_timeout, config.limit_bytes)
+        self._longest = 2 * config.call_seconds(config.limit_bytes)
         self._refusals = _RefusalLog(config.rank)
         self._handlers = {
             JOIN: grpc.unary_unary_rpc_method_handler(self._join),
@@ -77,7 +76,7 @@ class HubServer:
         self._server = grpc.server(
             self._threads,
             handlers=(self,),
-            options=server_options(config.failure_timeout),
+            options=server_options(config),
             maximum_concurrent_rpcs=most,
         )
         port = self._bind(listen, security)

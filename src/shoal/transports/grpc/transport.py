@@ -29,7 +29,8 @@ class GrpcTransport(Endpoint):
     """Messages over gRPC: protobuf for control, raw slices into preallocated memory for tensors.
 
     `hubs` listen; every other node calls each of them, and a hub those below it. The first hub forwards
-    messages between nodes that are not hubs. A node that is silent for twice the `failure_timeout` is lost.
+    messages between nodes that are not hubs. A node that is silent for `patience` seconds is lost, by default
+    1.5 times the `failure_timeout`; one that dies is lost at once, since its connection breaks.
     A hub receives one large message at a time: until there is room, `send` waits. Large messages between a
     hub and a process of the same host travel in shared memory, and arrive as views on it.
     """
@@ -51,6 +52,7 @@ class GrpcTransport(Endpoint):
         advertise: str | None = None,
         timeout: float = 60.0,
         failure_timeout: float = 5.0,
+        patience: float | None = None,
         incarnation: int = 0,
         share_memory: bool | None = None,
     ) -> GrpcTransport:
@@ -66,7 +68,16 @@ class GrpcTransport(Endpoint):
         if (addresses is None) == (store is None):
             raise ValueError("pass addresses, or a store in which the hubs publish theirs")
         config = GrpcConfig(
-            rank, size, tuple(hubs), run_id, manifest, limit_bytes, timeout, failure_timeout, incarnation
+            rank,
+            size,
+            tuple(hubs),
+            run_id,
+            manifest,
+            limit_bytes,
+            timeout,
+            failure_timeout,
+            incarnation,
+            patience,
         )
         share = memory.choose(share_memory)
         transport = cls(config, security, listen, _HubAddresses(addresses, store, advertise), share)

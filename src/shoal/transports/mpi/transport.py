@@ -49,6 +49,8 @@ class MpiTransport(Endpoint):
     process dies, MPI ends the job. A peer that receives nothing for `timeout` seconds is lost.
     """
 
+    notices_silence = False  # a rank that is frozen breaks no connection
+
     @classmethod
     def connect(
         cls,
