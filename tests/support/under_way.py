@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +21,10 @@ GONE_SECONDS = 10.0  # for a fork server to see that its launcher is gone
 
 
 class UnderWay:
-    """`python -m shoal LINE`, with its temporary files in `folder`/tmp."""
+    """`python -m shoal LINE`, in `folder`, with a folder of its own for temporary files."""
 
     def __init__(self, folder: Path, line: str, variables: Mapping[str, str] | None = None) -> None:
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
+        self.temporary = Path(tempfile.mkdtemp(prefix="way-"))  # short: the path of a socket lies in it
         ours = {"TMPDIR": str(self.temporary), "PYTHONPATH": str(Path(shoal.__file__).parents[1])}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shoal", *line.split()],
@@ -49,6 +50,7 @@ class UnderWay:
                 continue
         self.process.wait()
         self._reader.join()
+        shutil.rmtree(self.temporary)
 
     def await_that(self, happened: Callable[[], object]) -> None:
         """Wait until this is true."""

@@ -83,9 +83,7 @@ class Plan:
             raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
         if self.every is not None and self.every < 1:
             raise ValueError(f"every={self.every}: checkpoints are at least 1 step apart")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout}: a node waits for more than 0 seconds")
-        above(0.0, patience=self.patience)
+        above(0.0, timeout=self.timeout, patience=self.patience)
         check_word("transport", self.transport, TRANSPORTS)
         refuse_mpi(self.transport)
         check_collective(self.collective, self.codec)
