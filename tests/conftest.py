@@ -19,6 +19,7 @@ import torch
 from typer import testing
 
 from forked import ensure_fork_server, warm_scripts
+from sampling import leave_products_to_soak
 from warm import programs, warm_programs
 
 __all__ = ["warm_programs", "warm_scripts"]
@@ -188,6 +189,11 @@ def helper_files() -> set[int]:
         )
         if fd is not None
     }
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is obeyed
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_products_to_soak(items)
 
 
 def pytest_collection_finish() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from loops import OPTIMIZERS, trained_plainly
+from sampling import mostly_soak
 from scripts import final_weights, run_loop
 from shoal.core.errors import WorkerFailed
 
@@ -25,7 +26,7 @@ def check(word, transport, servers, strategy, **place):
     assert torch.equal(final_weights(printed), trained_plainly(word))
 
 
-@pytest.mark.parametrize(("word", "transport", "servers", "strategy"), SOME)
+@pytest.mark.parametrize(("word", "transport", "servers", "strategy"), mostly_soak(SOME, 6))
 def test_one_worker_with_a_server_trains_as_plain_torch_does(word, transport, servers, strategy):
     check(word, transport, servers, strategy)
 

@@ -10,6 +10,7 @@ import torch
 
 import sabotage
 import shoal
+from sampling import mostly_soak
 from shoal.codecs.wire import HEADER
 from shoal.strategies import STRATEGIES, PostLocal, SlowMo, StreamingDiLoCo
 from shoal.testing import blobs
@@ -32,7 +33,7 @@ def weights(result: shoal.Result) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+@pytest.mark.parametrize("name", mostly_soak(list(SYNCHRONOUS), 4))
 def test_a_synchronous_strategy_is_bit_equal_in_virtual_time_on_sockets_and_on_gloo_point_to_point(name):
     results = [
         shoal.run(blobs(), SYNCHRONOUS[name], workers=3, epochs=2, transport=transport, collective="stripes")
@@ -46,7 +47,7 @@ def test_a_synchronous_strategy_is_bit_equal_in_virtual_time_on_sockets_and_on_g
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in STRATEGIES if n != "single"])
+@pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], 12))
 def test_every_strategy_learns_on_real_processes(name):
     result = shoal.run(blobs(dropout=0.0 if name == "sandblaster" else 0.1), name, workers=2, epochs=4)
     assert result.test_accuracy > 75

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).with_name("small_scripts")
 STRATEGIES = ["sync", "bmuf", "diloco", "asgd", "gossip", "easgd"]
 SCRIPTS = ["gan", "actor_critic", "teacher", "frozen", "tied", "accumulate", "autocast", "compiled", "sparse"]
 SERVED_TOO = ("accumulate", "sparse", "tied")  # run with a server as well
-ARGUMENTS = {"compiled": ("aot_eager",)}  # traced and cut for autograd, but no C++ is compiled
+ARGUMENTS = {"compiled": ("eager",)}  # the model is traced and wrapped, but no C++ is compiled
 ROUNDED = {"autocast": 1e-2}
 """How far two workers may be from one on the same samples, where 1e-5 is too near: bfloat16 rounds."""
 
@@ -36,7 +36,8 @@ pytestmark = [
 def cases():
     """Every script with every strategy; those that the normal run leaves out are soak."""
     for script in SCRIPTS:
-        usual = STRATEGIES if script == "gan" else ["sync", "asgd"] if script in SERVED_TOO else ["sync"]
+        usual = {"gan": ["sync", "bmuf", "asgd", "gossip"]}.get(script, ["sync"])
+        usual += ["asgd"] if script in SERVED_TOO else []
         for strategy in STRATEGIES:
             yield pytest.param(script, strategy, marks=() if strategy in usual else (pytest.mark.soak,))
 

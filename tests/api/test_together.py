@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import shoal
+from sampling import mostly_soak
 from scripts import final_weights, run_loop
 from shoal.api.script import run_script
 from shoal.core.errors import WorkerFailed
@@ -20,7 +21,7 @@ WORDS = ["sync", "bmuf", "diloco", "gossip", "easgd", "asgd", "ssp", "sync_serve
 pytestmark = pytest.mark.usefixtures("warm_scripts")
 
 
-@pytest.mark.parametrize("strategy", WORDS)
+@pytest.mark.parametrize("strategy", mostly_soak(WORDS, 5))
 def test_every_worker_ends_with_the_same_model_and_buffers(strategy):
     printed = run("--look", "0", workers=3, strategy=strategy)
     models = [final_weights(text) for text in printed]

@@ -1,6 +1,9 @@
 """The agent and the launcher's link to it, without ssh: the agent is a child of the test."""
 
+import logging
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,7 @@ from shoal.core.errors import Unavailable, WorkerFailed
 from shoal.launch import agent as agent_module
 from shoal.launch.environment import Place
 from shoal.launch.fleet import Fleet
-from shoal.launch.host_link import explain, ssh_command
+from shoal.launch.host_link import explain, ssh_command, start_command
 from shoal.launch.hosts import HostList, parse_hosts
 from shoal.strategies import STRATEGIES
 
@@ -25,6 +28,7 @@ SH = (sys.executable, "-c", "import os, sys; os.execvp('sh', ['sh', '-c', sys.ar
 """An `ssh` that knows this host alone."""
 
 LOOP = Path(__file__).parents[1] / "api" / "loop.py"
+TRAINS = Path(__file__).parents[1] / "support" / "hosts_loop.py"
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +42,14 @@ def here(workers: int, **options) -> HostList:
 
 
 def run(
-    hosts: HostList, *arguments: str, strategy: str, script: Path = LOOP, **place
+    hosts: HostList, *arguments: str, strategy: str, script: Path = LOOP, on_output=None, **place
 ) -> dict[str, list[str]]:
     """What each node printed."""
     lines: dict[str, list[str]] = {}
+
+    def keep(name: str, line: str) -> None:
+        lines.setdefault(name, []).append(line)
+
     run_script(
         script,
         arguments,
@@ -49,7 +57,7 @@ def run(
         strategy=STRATEGIES.make(strategy),
         place=Place(strategy=strategy, transport=place.pop("transport", "grpc"), **place),
         on_progress=lambda event: None,
-        on_output=lambda name, line: lines.setdefault(name, []).append(line),
+        on_output=on_output or keep,
         hosts=hosts,
     )
     return lines
@@ -77,6 +85,27 @@ def test_a_script_s_exception_is_the_launcher_s_with_its_traceback():
 def test_an_exit_code_travels():
     with pytest.raises(WorkerFailed, match="worker 0 on here failed: it ended with exit code 7"):
         run(here(1), "--leave-at", "0", "3", strategy="single")
+
+
+@pytest.mark.slow
+def test_a_run_with_a_server_goes_on_without_a_host_whose_agent_is_killed(caplog):
+    agents, said = [], []
+
+    def started(host, command):
+        agents.append(start_command(command))
+        return agents[-1]
+
+    def kill_the_second_agent(name: str, line: str) -> None:
+        said.append((name, line))
+        if (name, line) == ("worker 1", "trains"):
+            os.killpg(agents[1].pid, signal.SIGKILL)  # each has a session of its own
+
+    two = HostList(parse_hosts("here=127.0.0.1:1,there=127.0.0.2:1"), ssh=SH, start=started)
+    with caplog.at_level(logging.WARNING, logger="shoal"):
+        run(two, "--pause", "0.05", strategy="asgd", script=TRAINS, on_output=kill_the_second_agent)
+    assert "worker 1 on there was lost with host 'there'" in caplog.text
+    ended = [name for name, line in said if line.startswith("weights ")]
+    assert ended == ["worker 0"]
 
 
 def connect(hosts: HostList) -> None:

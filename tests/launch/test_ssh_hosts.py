@@ -124,6 +124,7 @@ def read_all(name: str) -> list[bytes]:
     return found
 
 
+@pytest.mark.soak  # test_host_link.py kills an agent that ssh has not started
 def test_asgd_goes_on_without_a_killed_agent_and_leaves_nothing_on_either_host(lab, tmp_path):
     options = ("--strategy", "asgd", "--json", str(tmp_path / "result.json"))
     pause = ("--pause", "0.2", "--epochs", "6")

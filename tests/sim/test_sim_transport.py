@@ -36,6 +36,7 @@ def world_on(network):
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.whole
 def test_the_simulator_conforms(check, network):
     check(world_on(NETWORKS[network]))
 

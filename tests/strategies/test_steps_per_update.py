@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.strategies import STRATEGIES
+from shoal.strategies import BMUF, EASGD, STRATEGIES, DiLoCo, SlowMo, StreamingDiLoCo
 from shoal.testing import Slope, simulate
 
 WORKERS = 4
@@ -21,6 +21,7 @@ SHORT = {  # long enough blocks for a slope, short enough for a test
     "eamsgd": {"period": 2},
 }
 LAGS = {"easgd", "eamsgd"}  # the centre is one of N + 1 that share N workers' steps
+SETTLES_SLOWLY = (BMUF, DiLoCo, EASGD, SlowMo, StreamingDiLoCo)  # momenta and springs
 SEARCHES = {"sandblaster"}  # no learning rate: a line search goes as far as the slope does
 AGED = {"staleness_aware"}  # its steps shrink by their age: between a mean and a sum of the workers'
 
@@ -33,7 +34,8 @@ def moved(strategy, steps: int) -> float:
 
 def pace(strategy) -> float:
     """How far the model moves while every worker takes one step, once momenta have settled."""
-    return (moved(strategy, 200) - moved(strategy, 120)) / 80
+    first, last = (120, 200) if isinstance(strategy, SETTLES_SLOWLY) else (24, 48)
+    return (moved(strategy, last) - moved(strategy, first)) / (last - first)
 
 
 @pytest.mark.parametrize("word", [word for word in STRATEGIES if word not in {"single", *AGED, *SEARCHES}])

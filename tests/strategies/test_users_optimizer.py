@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from loops import OPTIMIZERS, STEPS, LoopReplica, trained_plainly
-from sampling import covering, sampled
+from sampling import covering, mostly_soak, sampled
 from shoal.core.identity import NodeIdentity
 from shoal.engine.protocol import Push
 from shoal.replicas.attached import AttachedReplica
@@ -41,7 +41,7 @@ ONE_WORKER = [
     *covering([*product(["momentum", "adamw"], [*product(OTHERS, SHARDS)])], each=4),
 ]
 WAITING = [
-    *sampled(list(OPTIMIZERS), [SyncServer()], SHARDS),
+    *mostly_soak([*product(OPTIMIZERS, [SyncServer()], SHARDS)], 5),
     *sampled(["adamw"], [SoftSync(wait=True), Hierarchical(2)], SHARDS),
 ]
 

@@ -32,14 +32,12 @@ def run_python(arguments: Sequence[str]) -> None:
 
 
 def _set_option(line: list[str]) -> None:
-    """Take an option of the interpreter off the line; those that make no difference here are passed over."""
+    """Take an option of the interpreter off the line. Those that make no difference here are passed over."""
     option = line.pop(0)
     if option in ("-W", "-X"):
         option += line.pop(0)
     if option.startswith("-W"):
         warnings._setoption(option[2:])  # type: ignore[attr-defined]
-    elif option == "-u":
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
 
 
 def _execute(text: str, name: str, argv: list[str]) -> None:

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle, product
 from typing import Any
 
 import pytest
+
+LEAST_CASES = 12
+"""A product of parameters with fewer cases runs whole."""
+
+
+def leave_products_to_soak(items: Iterable[pytest.Item]) -> None:
+    """Mark as soak what a covering sample of each test's cases leaves out.
+
+    Where `parametrize` is stacked, its axes multiply. Every value of every axis stays in some case.
+    """
+    tests: dict[tuple[Any, str], list[Any]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and not item.get_closest_marker("soak"):
+            tests.setdefault((item.parent, item.originalname), []).append(item)
+    for cases in tests.values():
+        if len(cases) >= LEAST_CASES and not cases[0].get_closest_marker("whole"):
+            chosen = {id(case) for case in _covering_cases(cases)}
+            for case in cases:
+                if id(case) not in chosen:
+                    case.add_marker(pytest.mark.soak)
+
+
+def _covering_cases(cases: list[Any]) -> list[Any]:
+    """Cases in which every value occurs: each the one with most values that those before it lack."""
+    values = {id(case): {*enumerate(case.callspec._idlist)} for case in cases}
+    lacking = set().union(*values.values())
+    chosen = []
+    while lacking:
+        best = max(cases, key=lambda case: len(values[id(case)] & lacking))
+        lacking -= values[id(best)]
+        chosen.append(best)
+    return chosen
 
 
 def mostly_soak(cases: Sequence[Any], few: int) -> list[Any]:

@@ -180,12 +180,9 @@ def _settle(request: Request) -> None:
     named = [folder for folder in request.environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
     found = [folder for folder in sys.path if folder and not Path(folder).is_relative_to(TESTS)]
     sys.path[:] = [*named, *(folder for folder in found if folder not in named)]
-    at_once = bool(request.environment.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stdout.reconfigure(write_through=at_once)  # type: ignore[union-attr]
-    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _run_to_the_end(request: Request) -> int:

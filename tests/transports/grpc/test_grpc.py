@@ -55,6 +55,7 @@ HUBS: dict[str, Callable[[int], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize(("hubs", "way"), sampled(list(HUBS), list(WAYS)))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.whole
 def test_conformance(check: Callable[[World], None], hubs: str, way: str) -> None:
     check(lambda size, body: grpc_world(size, body, HUBS[hubs](size), WAYS[way]))
 

@@ -32,6 +32,7 @@ PATIENCE = 10.0
 
 @pytest.mark.parametrize("share_memory", [True, False], ids=["memory", "sockets alone"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.whole
 def test_conformance(check: Callable[[World], None], share_memory: bool) -> None:
     check(partial(sockets_world, share_memory=share_memory))
 
