@@ -165,7 +165,7 @@ def test_a_worker_that_raises_is_named_with_its_traceback_and_the_others_stop():
 @pytest.mark.slow
 def test_a_killed_worker_is_named():
     with pytest.raises(shoal.WorkerFailed, match="worker 1 failed: it was ended by SIGKILL"):
-        shoal.run(blobs(), sabotage.Dies(), workers=3, epochs=50)
+        shoal.run(blobs(), sabotage.Dies(), workers=3, epochs=50, transport="gloo")
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -140,9 +139,9 @@ class Membership:
         except EpochChanged:
             self._note_disturbance()
             return None
-        except PeerLost:
+        except PeerLost as lost:
             self._note_disturbance()
-            await self._await_change()
+            await self._await_change(lost)
             return None
         finally:
             self._is_forming = False
@@ -171,15 +170,22 @@ class Membership:
         """Wait for a message of the membership and deal with it. Raises EpochChanged."""
         await self._mailbox.attend_to(what, self.handlers)
 
-    async def _await_change(self) -> None:
-        """A member is lost, or cannot be reached: wait until the keeper has said who goes on."""
+    async def _await_change(self, lost: PeerLost) -> None:
+        """A member is lost, or cannot be reached: wait until the keeper has said who goes on.
+
+        Raises what was `lost` if the keeper says nothing for as long as one waits for a message.
+        """
         epoch = self.epoch
         for rank in self.present:
             if rank in self._mailbox.gone:
                 await self._channel.tell(self._identity.keeper, Suspects(seq=rank, version=epoch))
-        with suppress(EpochChanged):
+        try:
             while self.epoch == epoch:
                 await self._wait("change")
+        except EpochChanged:
+            return
+        except PeerLost:
+            raise lost from None
 
     # -- what is heard -------------------------------------------------------------------------
 

@@ -74,8 +74,7 @@ class Work:
 
         Waits until it is clear that none is left: with a server, until every batch is in the model.
         """
-        if self.edges is not None and (end := await self.edges.cross()) is not None:
-            self.last_step = end
+        await self._cross_edge()
         if self.balance is not None:
             self.balance.measure()
         if self.between_steps is not None:
@@ -115,6 +114,15 @@ class Work:
         self._channel.meter.steps = self._progress.t
         for tell in self.on_step:
             tell()
+
+    async def has_grown(self) -> bool:
+        """After the last average: whether there are steps to do after all, which one that died has left."""
+        await self._cross_edge()
+        return self.edges is not None and not self.is_last(self._progress.t - 1)
+
+    async def _cross_edge(self) -> None:
+        if self.edges is not None and (end := await self.edges.cross()) is not None:
+            self.last_step = end
 
     def is_last(self, t: int) -> bool:
         """Whether no step is known to follow step `t`: what it leaves behind must be in the model by then."""

@@ -120,7 +120,6 @@ class Node:
             return done <= warmup or (done - warmup) % period == 0
 
         while True:
-            began = progress.t
             try:
                 async for t in self.steps():
                     self.descend(await self.grad())
@@ -130,10 +129,10 @@ class Node:
                 while self.size > 1:  # others may still have data: `mean` raises when nobody has
                     progress.pass_to(next(done for done in itertools.count(progress.t + 1) if is_whole(done)))
                     yield progress.t - 1
-            if is_whole(progress.t) or progress.t == began:
+            if is_whole(progress.t):
                 return
             yield progress.t - 1
-            if self.engine.membership is None:  # else there may be more: what one that died meanwhile left
+            if not await self.engine.work.has_grown():
                 return
 
     def is_last(self, t: int) -> bool:
