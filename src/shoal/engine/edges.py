@@ -54,7 +54,7 @@ class Edges:
         self._hand_over = hand_over
         self._take_over = take_over
         self._crossed = 0  # the last round whose edge this worker has crossed
-        self._block_began = 0  # the first step since then
+        self.block_began = 0  # the first step since then
         self._arrival: StateArrival | None = None
         self._is_over = False
 
@@ -75,7 +75,7 @@ class Edges:
             for number, rank in enumerate(came):
                 if outcome.contributors[number % len(outcome.contributors)] == self._identity.rank:
                     await self._give_state(rank)
-        self._crossed, self._block_began = members.completed, self._progress.t
+        self._crossed, self.block_began = members.completed, self._progress.t
         return end
 
     def _deal_again(self, absent: list[int]) -> int | None:
@@ -84,7 +84,7 @@ class Edges:
             return None
         dealt = self._membership.dealt
         self._replica.redeal(
-            dealt.index(self._identity.rank), len(dealt), self._progress.t, self._block_began, absent
+            dealt.index(self._identity.rank), len(dealt), self._progress.t, self.block_began, absent
         )
         return None if self._passes is None else self._replica.end_of(self._passes)
 
@@ -120,7 +120,7 @@ class Edges:
         state = self._arrival.state()
         self._take_over(state)
         members.enter(state["completed"], state["dealt"])
-        self._crossed, self._block_began = members.completed, self._progress.t
+        self._crossed, self.block_began = members.completed, self._progress.t
         await self._channel.tell(keeper, Settled(version=members.epoch))
         self._arrival = None
         return self._deal_again([])

@@ -115,6 +115,11 @@ class Work:
         for tell in self.on_step:
             tell()
 
+    @property
+    def is_merged(self) -> bool:
+        """Whether this worker has done nothing since the last average, as one that has just joined."""
+        return self.edges is not None and self.edges.block_began == self._progress.t
+
     async def has_grown(self) -> bool:
         """After the last average: whether there are steps to do after all, which one that died has left."""
         await self._cross_edge()

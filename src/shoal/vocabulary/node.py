@@ -129,7 +129,7 @@ class Node:
                 while self.size > 1:  # others may still have data: `mean` raises when nobody has
                     progress.pass_to(next(done for done in itertools.count(progress.t + 1) if is_whole(done)))
                     yield progress.t - 1
-            if is_whole(progress.t):
+            if is_whole(progress.t) or self.engine.work.is_merged:
                 return
             yield progress.t - 1
             if not await self.engine.work.has_grown():
