@@ -83,7 +83,7 @@ def digits_data() -> Data:
 
 
 def _read_digits() -> tuple[Tensor, Tensor]:
-    """Pixels and classes from the file that scikit-learn brings; importing it all takes a second a process."""
+    """Pixels and classes, from the file alone: importing scikit-learn takes a second in every process."""
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise Unavailable("task 'digits' needs scikit-learn. Install it with: pip install 'shoal[digits]'")
