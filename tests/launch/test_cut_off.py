@@ -9,7 +9,7 @@ import pytest
 
 from cut_off import CutOff
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.usefixtures("warm_programs")]
 
 GRPC = "--transport grpc --insecure --strategy asgd"
 GLOO = "--transport gloo --strategy sync"
