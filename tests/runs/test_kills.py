@@ -183,23 +183,24 @@ def a_worker_or_the_keeper(crew: Crew) -> Member | None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("strategy", "kills"),
+    ("strategy", "transport", "kills"),
     [
-        (Sync(), 5),
-        (BMUF(period=4), 5),
-        pytest.param(DiLoCo(period=8), 5, marks=pytest.mark.soak),
-        pytest.param(SlowMo(period=4), 5, marks=pytest.mark.soak),
-        pytest.param(Local(period=3), 40, marks=pytest.mark.soak),
+        (Sync(), "processes", 5),
+        (BMUF(period=4), "processes", 5),
+        (BMUF(period=4), "grpc", 5),
+        pytest.param(Sync(), "grpc", 20, marks=pytest.mark.soak),
+        pytest.param(DiLoCo(period=8), "processes", 5, marks=pytest.mark.soak),
+        pytest.param(SlowMo(period=4), "processes", 5, marks=pytest.mark.soak),
+        pytest.param(Local(period=3), "processes", 40, marks=pytest.mark.soak),
     ],
 )
-def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(crews, strategy, kills):
-    epochs = 30 * kills
+def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(crews, strategy, transport, kills):
+    epochs, task = 30 * kills, blobs()
+    settings = {"workers": WORKERS, "epochs": epochs, "tests": 0, "transport": transport}
     with Assassin(crews, a_worker_or_the_keeper, kills, seed=2) as assassin:
-        result = shoal.run(
-            blobs(), strategy, workers=WORKERS, epochs=epochs, tests=0, on_progress=assassin.heard
-        )
+        result = shoal.run(task, strategy, **settings, on_progress=assassin.heard)
     assert len(assassin.killed) == kills, "the run was over before all kills"
-    assert result.samples == epochs * len(blobs().data().x)
+    assert result.samples == epochs * len(task.data().x)
     assert assassin.longest_silence < SILENCE_SECONDS
     assert all(is_gone(pid) for pid in assassin.killed)
     assert multiprocessing.active_children() == []

@@ -91,7 +91,11 @@ class Roster:
 
 
 class Keeper:
-    """The node that keeps the roster. It has no parameters."""
+    """The node that keeps the roster. It has no parameters.
+
+    If it `relays` the workers' messages, those under way are lost with it: its successor begins a new epoch,
+    in which the workers send them again.
+    """
 
     def __init__(
         self,
@@ -100,12 +104,14 @@ class Keeper:
         mailbox: Mailbox,
         log: Log | None = None,
         least: int = 1,
+        relays: bool = False,
     ) -> None:
         self.identity = identity
         self.channel = channel
         self.mailbox = mailbox
         self.roster = Roster(identity.workers, least)
         self._log = log
+        self._relays = relays
         self._has_told = True  # whether every member knows of the present epoch
 
     async def live(self) -> None:
@@ -115,6 +121,7 @@ class Keeper:
             if saved is not None:
                 self.roster.load(saved)
             self._has_told = False  # the one before may have died in the middle of telling
+            self.roster.has_changed = self._relays
         while self.roster.members:
             if self.roster.is_due:
                 self.roster.begin_epoch()

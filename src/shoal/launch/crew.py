@@ -120,6 +120,8 @@ class Crew:
             self.end_all()
         if self._interrupted:
             raise stopped_by(self._stop_asked or signal.SIGINT)
+        if self.has_keeper and not any(m.report for m in self.members[: self.workers]):
+            raise WorkerFailed("every worker that had the model was killed; resume from a checkpoint")
         return [m.report or {} for m in self.members]
 
     def ask_to_stop(self, number: int = signal.SIGINT) -> None:
