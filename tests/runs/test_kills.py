@@ -207,6 +207,27 @@ def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(crews, s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_the_least_number(crews):
+    def worker_1_once_a_spare_waits(crew: Crew) -> Member | None:
+        return crew.members[1] if all(line.poll() for _, line in crew.spares._waiting) else None
+
+    def only_at_first(event: dict[str, object]) -> None:
+        crews[0].start = start_anew
+
+    def start_anew(number: int, incarnation: int) -> Member:
+        raise AssertionError("a spare was there")
+
+    settings = {"workers": 2, "epochs": 60, "tests": 0, "min_workers": 2, "spares": 1}
+    with Assassin(crews, worker_1_once_a_spare_waits, kills=1, seed=1) as assassin:
+        result = shoal.run(blobs(), BMUF(period=4), **settings, on_progress=only_at_first)
+    assert len(assassin.killed) == 1, "the run was over before the kill"
+    assert result.samples == 60 * len(blobs().data().x)
+    assert crews[0]._warned == {"training waits: it needs 2 workers, and 1 are there"}
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 def test_a_server_killed_when_all_workers_have_left_comes_back_and_waits_for_nobody(crews):
     def the_server_once_it_is_alone(crew: Crew) -> Member | None:

@@ -34,7 +34,15 @@ def keep_roster(plan: Plan, incarnation: int, control: Control, folder: Path) ->
     channel = Channel(transport, me)
     log = Journal(folder / "keeper", "memory", message_limit(0))
     mailbox = Mailbox(channel, me, Progress(me.workers))
-    keeper = Keeper(me, channel, mailbox, log, relays=plan.transport == "grpc")
+    keeper = Keeper(
+        me,
+        channel,
+        mailbox,
+        log,
+        least=plan.min_workers,
+        relays=plan.transport == "grpc",
+        on_wait=lambda why: control.tell("warning", text=why),
+    )
     control.tell("ready")
     control.await_go()
     drive(keeper.live())
