@@ -188,6 +188,7 @@ def a_worker_or_the_keeper(crew: Crew) -> Member | None:
         (Sync(), "processes", 5),
         (BMUF(period=4), "processes", 5),
         (BMUF(period=4), "grpc", 5),
+        (Sync(), "gloo", 5),
         pytest.param(Sync(), "grpc", 20, marks=pytest.mark.soak),
         pytest.param(DiLoCo(period=8), "processes", 5, marks=pytest.mark.soak),
         pytest.param(SlowMo(period=4), "processes", 5, marks=pytest.mark.soak),

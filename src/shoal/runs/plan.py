@@ -180,7 +180,7 @@ class Plan:
         """Whether workers that average among themselves go on without one that dies, which may come back."""
         averages = not (self.strategy.servers or self.strategy.survives or self.strategy.independent)
         dealt_anew = self.strategy.deal == Deal() and not (self.balance or self.crew or self.group > 1)
-        return self.transport in REJOINING and self.workers > 1 and averages and dealt_anew
+        return self.transport != "sim" and self.workers > 1 and averages and dealt_anew
 
     @property
     def workers_return(self) -> bool:
