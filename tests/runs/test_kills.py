@@ -25,8 +25,6 @@ from shoal.launch.member import Member
 from shoal.strategies import BMUF, DiLoCo, Local, Sandblaster, SlowMo, Sync
 from shoal.testing import blobs
 
-pytestmark = pytest.mark.alone
-
 WORKERS = 4
 SILENCE_SECONDS = 10.0
 """How long a run may show no progress, whatever is killed."""
@@ -167,8 +165,8 @@ def test_a_server_outlives_all_its_workers_and_they_come_back(crews):
         return crew.members[0]
 
     with Assassin(crews, all_at_once, kills=1, seed=5):
-        result = shoal.run(marks(), "asgd", workers=WORKERS, epochs=8)
-    assert torch.equal(result.model.marks, torch.full((1600,), -8.0, dtype=torch.float64))
+        result = shoal.run(marks(), "asgd", workers=WORKERS, epochs=4)
+    assert torch.equal(result.model.marks, torch.full((1600,), -4.0, dtype=torch.float64))
 
 
 def a_worker_or_the_keeper(crew: Crew) -> Member | None:
