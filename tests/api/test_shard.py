@@ -319,17 +319,12 @@ def test_a_batch_without_tensors_is_one_sample():
 
 def test_samples_of_known_batches_are_counted_by_their_indices(monkeypatch):
     handed: list[int] = []
-
-    class Attached:
-        rank, workers = 0, 1
-        leads = staticmethod(lambda kind, dataset: True)
-        begin_pass = staticmethod(lambda kind: 0)
-        skip_batches = staticmethod(lambda most: 0)
-        hand_out = staticmethod(handed.append)
-
-    monkeypatch.setattr("shoal.api.shard.current", Attached)
-    for _ in shoal.shard(DataLoader(NUMBERS, 50, collate_fn=lambda samples: object())):
-        pass
+    model = nn.Linear(1, 1)
+    with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)) as training:
+        monkeypatch.setattr(training._replica, "saw", handed.append)
+        for _ in shoal.shard(DataLoader(NUMBERS, 50, collate_fn=lambda samples: object())):
+            pass
+        training.abandon()
     assert handed == [50, 50, 3]
 
 
@@ -344,7 +339,7 @@ def test_a_loader_that_is_made_anew_for_each_pass_goes_on_with_new_orders_and_is
                 found.append([int(x) for batch in shoal.shard(loader) for x in batch[0]])
                 model(torch.ones(1, 1)).sum().backward()
                 optimizer.step()
-            handed_out = training._replica.batches
+            handed_out = training.data.passes.batches
         return found, handed_out
 
     data = TensorDataset(torch.arange(20))

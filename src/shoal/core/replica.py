@@ -100,6 +100,16 @@ class Redeals(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsMore(Protocol):
+    """A replica whose model has tensors that are not trained, and that workers begin with alike."""
+
+    @property
+    def untrained(self) -> Sequence[Tensor]:
+        """Frozen parameters and buffers, to be changed in place."""
+        ...
+
+
 class Parameters:
     """A replica that holds parameters and nothing else: a server's, which steps them by plain SGD."""
 

@@ -38,7 +38,7 @@ from shoal.storage.checkpoint import LEG, Checkpoints, save_model
 from shoal.storage.leg_edge import LegEdge
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Deal, Setting, Strategy
+from shoal.vocabulary.strategy import Setting, Strategy
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,8 @@ class Plan:
     @property
     def is_elastic(self) -> bool:
         """Whether workers that average among themselves go on without one that dies, which may come back."""
-        averages = not (self.strategy.servers or self.strategy.survives or self.strategy.independent)
-        dealt_anew = self.strategy.deal == Deal() and not (self.balance or self.crew or self.group > 1)
-        return self.transport == "processes" and self.workers > 1 and averages and dealt_anew
+        dealt_anew = self.strategy.is_elastic and not (self.balance or self.crew or self.group > 1)
+        return self.transport == "processes" and self.workers > 1 and dealt_anew
 
     @property
     def workers_return(self) -> bool:

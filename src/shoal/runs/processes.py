@@ -18,12 +18,8 @@ from torch import Tensor, nn
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_buffers, trainable
-from shoal.engine.channel import Channel
 from shoal.engine.edges import RunIsOver
 from shoal.engine.engine import Engine, Instrument
-from shoal.engine.keeper import Keeper
-from shoal.engine.mailbox import Mailbox
-from shoal.engine.progress import Progress
 from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
@@ -31,9 +27,10 @@ from shoal.launch.control import Control, Reporter, leave_with_parent
 from shoal.launch.crew import Crew
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
+from shoal.launch.keeper_process import FORK_SERVER, KeeperPlace, keep
 from shoal.launch.member import Member
 from shoal.launch.peak_memory import PeakMemory
-from shoal.launch.recovery import Recovery, message_limit
+from shoal.launch.recovery import Recovery
 from shoal.launch.stop_signals import ctrl_c_ignored, stopped_by, temporary_folder
 from shoal.replicas.module import (
     ModuleReplica,
@@ -50,11 +47,7 @@ from shoal.runs.joined_legs import LegOutcome, summarise_legs
 from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report
 from shoal.storage.checkpoint import load_model, save_model
-from shoal.storage.journal import Journal
 from shoal.vocabulary.node import Node
-
-FORK_SERVER = "shoal.launch.fork_server"
-"""The module that keeps signals from the fork server. It comes first: the others take seconds."""
 
 SLOW_IMPORTS = ("torch._dynamo",)
 """Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
@@ -211,7 +204,11 @@ def _node_process(
     try:
         torch.set_num_threads(plan.threads_of(place[0]))
         if place[0] == plan.nodes:
-            control.tell("done", **_keep(plan, incarnation, control, root))
+            keeper = KeeperPlace(
+                plan.workers, str(_folder(plan, root)), plan.transport, plan.timeout, plan.patience
+            )
+            keep(keeper, incarnation, control)
+            control.tell("done")
         else:
             control.tell("done", **_live(plan, place, incarnation, control, root))
     except RunIsOver:
@@ -222,24 +219,6 @@ def _node_process(
         control.tell_failure(error)
     finally:
         control.close()
-
-
-def _keep(plan: Plan, incarnation: int, control: Control, root: str) -> dict[str, Any]:
-    """Keep the roster of a run whose workers come and go, until all have gone."""
-    folder = _folder(plan, root)
-    me = plan.identity(plan.nodes, incarnation)
-    store = file_store(str(folder), me.processes)
-    transport = connect(
-        plan.transport, me, store, vector_bytes=0, timeout=plan.timeout, patience=plan.patience
-    )
-    channel = Channel(transport, me)
-    log = Journal(folder / "keeper", "memory", message_limit(0))
-    keeper = Keeper(me, channel, Mailbox(channel, me, Progress(me.workers)), log)
-    control.tell("ready")
-    control.await_go()
-    drive(keeper.live())
-    drive(transport.close())
-    return {}
 
 
 def _live(
