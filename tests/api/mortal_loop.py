@@ -28,7 +28,9 @@ parser.add_argument("--again", action="store_true", help="kill those who come ba
 parser.add_argument("--pause", type=float, default=0.05, help="seconds of a step")
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--data", default="dealt", help="dealt, stream or own: no shard at all")
-parser.add_argument("--per-batch", action="store_true", help="step the scheduler at every batch")
+parser.add_argument("--gamma", type=float, default=1.0, help="by which the learning rate falls each epoch")
+parser.add_argument("--per-batch", default="", help="step the scheduler at every batch; and when it is back")
+parser.add_argument("--uneven", type=int, default=-1, help="the rank that skips its first batch")
 args = parser.parse_args()
 me = Place.find()
 
@@ -80,28 +82,37 @@ loader = DataLoader(numbers, args.batch, shuffle=args.data != "stream", num_work
 model = Counts()
 model.marker.fill_(me.incarnation)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=1.0)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
 strategy = Tally(args.period) if args.strategy_in_code == "tally" else args.strategy_in_code
 training = shoal.attach(model, optimizer, strategy)
 if me.incarnation:
-    print(f"goes on from {training.engine.t}")
+    print(f"goes on from {training.engine.t}, marked {int(model.marker)}")
 step = training.engine.t
+if args.per_batch == "right":
+    for _ in range(training.resumed_from or 0):
+        schedule.step()
 batches = [(torch.arange(3),)] * 40 if args.data == "own" else shoal.shard(loader)
 for _ in range(args.epochs):
     for batch in batches:
         ids = batch if args.data == "stream" else batch[0]
         time.sleep(args.pause)
+        if args.uneven == me.rank and step == 0:
+            args.uneven = -1
+            continue
         optimizer.zero_grad()
         model(ids).backward()
         perish(str(step))
         optimizer.step()
         step += 1
+        if args.per_batch:
+            schedule.step()
     model.eval()
     perish("eval")
     with torch.no_grad(), training.common_model():
         model(torch.arange(args.samples))
     model.train()
-    schedule.step()
+    if not args.per_batch:
+        schedule.step()
 perish("end")
 training.finish()
 if training.is_first:

@@ -11,6 +11,7 @@ import torch
 
 from scripts import final_weights
 from scripts import run_loop as run_a_script
+from shoal.core.errors import WorkerFailed
 
 run_loop = partial(run_a_script, script=Path(__file__).with_name("mortal_loop.py"), workers=3, strategy=None)
 pytestmark = [pytest.mark.usefixtures("warm_scripts"), pytest.mark.slow, pytest.mark.timeout(120)]
@@ -49,6 +50,63 @@ def test_every_sample_counts_once_an_epoch_whoever_is_killed(moments, epochs):
     if epochs > 2:
         assert sum("goes on from" in lines for lines in printed) == len(moments)
         assert len(ended(printed)) == 3
+
+
+@pytest.mark.parametrize("samples", [61, 62])  # so that a pass may end with fewer samples than workers
+def test_batches_of_one_sample_and_a_kill_in_the_last_step_of_a_pass(samples):
+    options = ["--epochs", "2", "--batch", "1", "--pause", "0.01", "--samples", str(samples)]
+    printed = run_loop(*options, *kill("2:20"))
+    for counts in ended(printed):
+        assert torch.equal(counts, torch.full((samples,), 2.0))
+
+
+def test_with_local_steps_no_sample_counts_twice_and_what_is_lost_is_said():
+    printed = run_loop("--epochs", "8", "--period", "4", *kill("1:13", "0:39"))
+    counts = ended(printed)[0]
+    lost = [int(line.split("UserWarning: ")[1].split()[0]) for line in said(printed, "are not in the model")]
+    assert counts.max() <= 8.0
+    assert 8 * SAMPLES - int(counts.sum()) == sum(lost)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local", "bmuf", "diloco", "slowmo"])
+def test_every_strategy_that_averages_ends_with_one_model(strategy):
+    options = {} if strategy == "sync" else {"strategy_options": {"period": "4"}}
+    printed = run_loop("--epochs", "8", "--gamma", "0.9", *kill("1:4"), strategy=strategy, **options)
+    assert len(ended(printed)) == 3
+    assert "goes on from" in printed[1]
+    buffers = {line for lines in printed for line in lines.splitlines() if line.startswith("buffers")}
+    assert len(buffers) == 1
+
+
+def test_a_stream_goes_on_and_what_is_lost_is_said():
+    printed = run_loop("--data", "stream", "--epochs", "8", *kill("1:3"))
+    counts = ended(printed)[0]
+    assert said(printed, "1 batch of killed workers will not be trained on")
+    assert int(counts.sum()) == 8 * SAMPLES - 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "strategy", "sentence"),
+    [
+        (["--data", "own"], None, "Read the data through shoal.shard"),
+        (["--gamma", "0.9", "--per-batch", "wrong"], "sync", "has not brought its learning rate to step"),
+        (["--uneven", "0"], None, "Take equally many batches for a step at every worker"),
+    ],
+    ids=["no shard", "learning rate", "uneven"],
+)
+def test_a_loop_that_would_go_wrong_ends_with_a_sentence(arguments, strategy, sentence):
+    with pytest.raises(WorkerFailed, match=sentence):
+        run_loop("--epochs", "12", *arguments, *kill("1:3"), strategy=strategy)
+
+
+def test_a_scheduler_is_brought_to_its_step_by_the_loop():
+    falls = ["--gamma", "0.99", "--per-batch", "right"]
+    printed = run_loop("--epochs", "8", *falls, *kill("1:3"), strategy="sync")
+    assert len(ended(printed)) == 3
+
+
+def said(printed: list[str], sentence: str) -> list[str]:
+    return [line for lines in printed for line in lines.splitlines() if sentence in line]
 
 
 @pytest.fixture(autouse=True)

@@ -348,3 +348,25 @@ def test_a_loader_that_is_made_anew_for_each_pass_goes_on_with_new_orders_and_is
     assert (anew, counted) == orders(lambda: kept)
     assert counted == 3 * 5
     assert anew[0] != anew[1] != anew[2]
+
+
+@pytest.mark.parametrize("processes", [0, 1, pytest.param(-1, id="persistent")])
+def test_what_processes_of_a_loader_have_read_ahead_is_dealt_again_when_workers_go(processes):
+    """This worker is the first of two until the other one dies, in the third step."""
+    data = TensorDataset(torch.arange(40))
+    loader = DataLoader(data, 4, shuffle=True, num_workers=abs(processes), persistent_workers=processes < 0)
+    model = nn.Linear(1, 1)
+    with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.0)) as training:
+        passes = training.data.passes
+        passes.redeal(0, 2, 0, 0, [])
+        seen: list[list[int]] = []
+        for step, (ids,) in enumerate(shoal.shard(loader)):
+            training.engine.progress.finish_step()
+            seen.append(ids.tolist())
+            if step == 2:
+                lost = passes.dealing.share(1, 2)
+                others = [passes.dealing.share(1, k) for k in (0, 1)]
+                passes.redeal(0, 1, 3, 2, [1])
+        training.abandon()
+    assert seen[3] == lost
+    assert sorted(chain(*seen, *others)) == list(range(40))

@@ -53,13 +53,39 @@ async def check_alike(engine: Engine, options: Sequence[str]) -> None:
             letters = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
             await engine.channel.send(rank, Message(OPTIONS, (letters,)))
         return
-    theirs = bytes((await engine.mailbox.find(OPTIONS, 0)).body.tolist()).decode().split("\n")
-    differing = (pair for pair in zip_longest(theirs, options, fillvalue="nothing") if pair[0] != pair[1])
-    for first, mine in differing:
+    theirs = await engine.mailbox.find(OPTIONS, 0)
+    if (differing := _first_difference(theirs, options)) is not None:
         raise ValueError(
-            f"worker 0's optimizer has {first}, that of {me.name} has {mine}. All nodes must take the same "
-            "step: build the same optimizer in every process"
+            f"worker 0's optimizer has {differing[0]}, that of {me.name} has {differing[1]}. All nodes must "
+            "take the same step: build the same optimizer in every process"
         )
+
+
+async def show_options(engine: Engine, members: Membership, options: Sequence[str]) -> None:
+    """Before its first step: a worker that came back tells the others the options of its optimizers."""
+    letters = torch.frombuffer(bytearray("\n".join(options).encode()), dtype=torch.uint8)
+    for rank in members.present:
+        if rank != engine.rank:
+            await engine.channel.tell(rank, Message(OPTIONS, (letters,), version=members.epoch))
+
+
+def compare_options(engine: Engine, m: Message, options: Sequence[str]) -> None:
+    """Raise ValueError where a worker that came back has other options, in the same step as this one."""
+    differing = _first_difference(m, options)
+    if differing is not None and not engine.progress.has_ended:
+        name = engine.identity.name_of(m.src)
+        raise ValueError(
+            f"{name} was started again, and its optimizer has {differing[0]}, that of {engine.name} has "
+            f"{differing[1]}: its loop has not brought its learning rate to step {engine.t}. Step the "
+            "scheduler once an epoch, or training.resumed_from times before the loop"
+        )
+
+
+def _first_difference(theirs: Message, options: Sequence[str]) -> tuple[str, str] | None:
+    """The first option that another node told which is not this one's; both of them."""
+    told = bytes(theirs.body.tolist()).decode().split("\n")
+    pairs = zip_longest(told, options, fillvalue="nothing")
+    return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
 
 # -- buffers ---------------------------------------------------------------------------------------

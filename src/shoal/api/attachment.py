@@ -7,19 +7,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.api.agreement import (
-    check_alike,
-    largest_message,
-    merge_buffers,
-    merge_present_buffers,
-    start_alike,
-)
+from shoal.api.agreement import check_alike, largest_message, merge_buffers, start_alike
+from shoal.api.comings import Comings
 from shoal.api.loop_data import LoopData
 from shoal.api.notices import Notices
 from shoal.api.saves import saves_of
@@ -27,7 +21,6 @@ from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import NoMoreSteps
 from shoal.engine.engine import Engine
-from shoal.engine.membership import Membership
 from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
@@ -89,14 +82,18 @@ class Attachment:
         self._replica.passes = Passes(me.rank, me.workers)
         self.position = place.position  # of this process in its worker's group; 0 without a mesh
         self._between_steps = saves_of(place, strategy, codec, self._control, model, self._replica)
-        if place.keeper and me.rank == 0 and not me.incarnation and (store := place.open_store()):
-            announce(store, is_kept=me.elastic)
         self.engine = engine = self._join(place, me, codec)
         self._resumed_from: int | None = None
-        self._knows_its_place = not me.incarnation  # whether the loop goes on where the others are
         if not place.incarnation:  # a restarted server recovers from its log, a worker gets the others' state
             self._start_together()
+        elif not me.is_server:
+            engine.coding.rehearse()
         self.data = LoopData(engine, self._replica, self._idle)
+        self._comings: Comings | None = None  # where workers come and go
+        if engine.membership is not None:
+            about = self._replica, self.data, model, buffers
+            self._comings = Comings(engine, engine.membership, strategy, *about)
+            engine.last_round = self._comings.last_round
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
         self._control.tell("ready")
@@ -110,20 +107,19 @@ class Attachment:
         if not me.is_server:
             self._taken = [self._take_over(n, optimizer) for n, optimizer in enumerate(optimizers)]
             rebind(self._given)
-            if engine.membership is not None:
-                engine.last_round = partial(self._last_round, engine.membership)
             self._go_on(lambda: self._life.send(None))
-            if me.incarnation:
-                self._replica.agree()
-                self._resumed_from = engine.progress.t
+            if me.incarnation:  # it has the state of the others now
+                self._resumed_from = engine.t
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
         """Build this process's node and connect it to the others."""
-        x = self._replica.x
+        x, store = self._replica.x, place.open_store() if place.nodes > 1 else None
+        if store is not None and place.keeper and not (me.rank or me.incarnation):
+            announce(store, is_kept=me.elastic)
         transport = connect(
             place.transport,
             me,
-            place.open_store() if place.nodes > 1 else None,
+            store,
             vector_bytes=max(x.nbytes, largest_message(self._model, self._replica.untrained)),
             manifest=self._replica.layout.manifest(x.dtype),
             **place.connection,
@@ -171,15 +167,15 @@ class Attachment:
     @property
     def is_first(self) -> bool:
         """Whether this worker is the first of those that are there: the one to print, to test and to save."""
-        engine, members = self.engine, self.engine.membership
-        if members is not None:
-            return self.rank == min(members.present)
-        return all(engine.mailbox.has_lost(rank) for rank in range(self.rank))
+        if self._comings is not None:
+            return self._comings.is_first
+        return all(self.engine.mailbox.has_lost(rank) for rank in range(self.rank))
 
     @property
     def resumed_from(self) -> int | None:
         """The step at which this worker goes on: that of a checkpoint, or of the others if it came back."""
-        self._knows_its_place = True
+        if self._comings is not None:
+            self._comings.knows_its_place = True
         return self._resumed_from
 
     @property
@@ -310,10 +306,14 @@ class Attachment:
             self._replica.turn_to(number)
             loss = None if closure is None else self._replica.evaluate(closure)
             self._check_may_step()
+            if self._comings is not None:
+                self._comings.before_step()
             self._notices.before_step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
             self._replica.agree()
+            if self._comings is not None:
+                self._comings.after_step()
             return self._replica.own_loss if loss is None else loss
 
         def give_back() -> None:
@@ -348,10 +348,6 @@ class Attachment:
         finally:
             self._replica.is_idle = False
         self._replica.agree()
-
-    async def _last_round(self, members: Membership) -> None:
-        """Where workers come and go: merge the buffers of those who have come to the end."""
-        await merge_present_buffers(self.engine, members, self._model, self._buffers)
 
     def _merge_buffers(self) -> None:
         if not self._strategy.independent:

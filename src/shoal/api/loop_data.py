@@ -34,6 +34,11 @@ class LoopData:
             return me.rank, me.workers
         return members.dealt.index(me.rank), len(members.dealt)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the loop has begun to read its training data."""
+        return self._first_kind is not None
+
     def leads(self, kind: Hashable, dataset: object) -> bool:
         """Whether a loader is of the kind iterated first, whose batches are counted: the training data."""
         self._seen[id(dataset)] = dataset

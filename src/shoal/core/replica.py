@@ -101,6 +101,16 @@ class Redeals(Protocol):
 
 
 @runtime_checkable
+class TellsPlace(Protocol):
+    """A replica whose batches are counted, while a loop of the user's own decides when it takes one."""
+
+    @property
+    def place_in_data(self) -> str:
+        """Where it is, in words: all workers must be at the same place when workers come or go."""
+        ...
+
+
+@runtime_checkable
 class HoldsMore(Protocol):
     """A replica whose model has tensors that are not trained, and that workers begin with alike."""
 

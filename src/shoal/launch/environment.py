@@ -53,6 +53,7 @@ class Place:
     store: str = ""  # folder of the run's FileStore and journals, if `shoal run` started the process
     store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
     keeper: bool = False  # whether `shoal run` started one, so that workers may come and go
+    returns: bool = True  # whether a worker that is started again finds its place in its loop
     on_host: int | None = None  # nodes on this host, if `shoal run` started the process
     control: int | None = None  # file descriptor of the connection to the launcher
     strategy: str | None = None
@@ -68,7 +69,7 @@ class Place:
         """The identity of this node under `strategy`. The last nodes are its servers."""
         workers = self.nodes - strategy.servers * self.servers
         place = self.rank, workers, strategy.servers, self.servers, self.incarnation
-        return NodeIdentity(*place, elastic=self.keeper and strategy.is_elastic)
+        return NodeIdentity(*place, elastic=self.keeper and self.returns and strategy.is_elastic)
 
     @property
     def connection(self) -> dict[str, Any]:

@@ -50,19 +50,26 @@ class KeeperPlace:
         """That of the keeper: it comes after the workers."""
         return NodeIdentity(self.workers, self.workers, incarnation=incarnation, elastic=True)
 
+    def open_store(self) -> Store:
+        """The store in which all of them find each other."""
+        return file_store(self.folder, self.workers + 1)
+
 
 def announce(store: Store, *, is_kept: bool) -> None:
     """Worker 0 of a script tells the keeper whether anybody needs it."""
     store.set(ROSTER, KEPT if is_kept else NONE)
 
 
-def keep(place: KeeperPlace, incarnation: int, control: Control, *, is_ready: bool = False) -> None:
-    """Keep the roster of a run whose workers come and go, until all have gone."""
-    me = place.identity(incarnation)
+def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | None = None) -> None:
+    """Keep the roster of a run whose workers come and go, until all have gone.
+
+    The keeper of a script has looked into the `store` already, and said that it is ready.
+    """
+    me, is_ready = place.identity(incarnation), store is not None
     transport = connect(
         place.transport,
         me,
-        file_store(place.folder, me.processes),
+        store or place.open_store(),
         vector_bytes=0,
         timeout=place.timeout,
         patience=place.patience,
@@ -98,8 +105,9 @@ def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
     torch.set_num_threads(1)
     try:
         control.tell("ready")  # who never calls attach() must not have to wait for the keeper
-        if _is_needed(place, control):
-            keep(place, incarnation, control, is_ready=True)
+        store = place.open_store()
+        if _is_needed(store, control):
+            keep(place, incarnation, control, store)
             control.tell("done")
         else:
             control.tell("done", **UNNEEDED)
@@ -109,9 +117,8 @@ def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
         control.close()
 
 
-def _is_needed(place: KeeperPlace, control: Control) -> bool:
+def _is_needed(store: Store, control: Control) -> bool:
     """Wait until worker 0 has called attach(); what it says. A launcher that is gone ends the wait."""
-    store = file_store(place.folder, place.workers + 1)
     while not store.check([ROSTER]):
         control.heard()
         time.sleep(LOOK_SECONDS)

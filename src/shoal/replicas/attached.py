@@ -335,6 +335,11 @@ class AttachedReplica:
         """From `step` on deal the training data to so many workers, of whom this is number `place`."""
         self.passes.redeal(place, workers, step, since, absent)
 
+    @property
+    def place_in_data(self) -> str:
+        """Where the loop is in its training data, in words."""
+        return str(self.passes)
+
     def end_of(self, passes: int) -> int:
         """Raise TypeError: the loop alone knows its end."""
         raise TypeError("the end of your own loop is not known beforehand")

@@ -82,6 +82,12 @@ class Passes:
         self._is_shared = True
         self._log: deque[tuple[int, Dealing, int]] = deque()  # since the last average: step, what was dealt
 
+    def __str__(self) -> str:
+        if not self._is_shared:
+            return "data of its own"
+        again = f", {len(self._again)} of them once more" if self._again else ""
+        return f"batch {self.batches} (pass {self._number + 1}, {self._taken} dealt so far{again})"
+
     # -- the loop reads ------------------------------------------------------------------------
 
     def begin(
