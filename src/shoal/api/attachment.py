@@ -166,7 +166,11 @@ class Attachment:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker is the first of those that are there: the one to print, to test and to save."""
+        """Whether this worker is the first of those that are there: the one to print, to test and to save.
+
+        Worker 0, or while it is away the next one. A worker that has come back is not the first before it has
+        trained with the others again, while its loop runs through the epochs that they have done.
+        """
         if self._comings is not None:
             return self._comings.is_first
         return all(self.engine.mailbox.has_lost(rank) for rank in range(self.rank))

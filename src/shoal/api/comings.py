@@ -43,8 +43,11 @@ class Comings:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker is the first of those that are there."""
-        return self._engine.rank == min(self._members.present)
+        """Whether this worker is the first of those that took part in the last average."""
+        last = self._members.outcome
+        if last is None:  # before the first average, or after this worker has come back
+            return self._engine.rank == min(self._members.present) and not self._engine.incarnation
+        return self._engine.rank == min(last.contributors)
 
     def before_step(self) -> None:
         """Raise ValueError if this worker came back, and its loop cannot know where the others are."""
