@@ -52,6 +52,11 @@ def test_every_sample_counts_once_an_epoch_whoever_is_killed(moments, epochs):
         assert len(ended(printed)) == 3
 
 
+def test_over_grpc_they_come_back_too():
+    printed = run_loop("--epochs", "8", *kill("1:3"), transport="grpc")
+    assert [counts.unique().tolist() for counts in ended(printed)] == [[8.0]] * 3
+
+
 @pytest.mark.parametrize("samples", [61, 62])  # so that a pass may end with fewer samples than workers
 def test_batches_of_one_sample_and_a_kill_in_the_last_step_of_a_pass(samples):
     options = ["--epochs", "2", "--batch", "1", "--pause", "0.01", "--samples", str(samples)]

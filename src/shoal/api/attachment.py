@@ -89,11 +89,7 @@ class Attachment:
         elif not me.is_server:
             engine.coding.rehearse()
         self.data = LoopData(engine, self._replica, self._idle)
-        self._comings: Comings | None = None  # where workers come and go
-        if engine.membership is not None:
-            about = self._replica, self.data, model, buffers
-            self._comings = Comings(engine, engine.membership, strategy, *about)
-            engine.last_round = self._comings.last_round
+        self._comings = self._see_comings()
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
         self._control.tell("ready")
@@ -114,14 +110,16 @@ class Attachment:
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
         """Build this process's node and connect it to the others."""
         x, store = self._replica.x, place.open_store() if place.nodes > 1 else None
+        vector_bytes = max(x.nbytes, largest_message(self._model, self._replica.untrained))
+        manifest = self._replica.layout.manifest(x.dtype)
         if store is not None and place.keeper and not (me.rank or me.incarnation):
-            announce(store, is_kept=me.elastic)
+            announce(store, vector_bytes, manifest, is_kept=me.elastic)
         transport = connect(
             place.transport,
             me,
             store,
-            vector_bytes=max(x.nbytes, largest_message(self._model, self._replica.untrained)),
-            manifest=self._replica.layout.manifest(x.dtype),
+            vector_bytes=vector_bytes,
+            manifest=manifest,
             **place.connection,
         )
         return Engine(
@@ -135,6 +133,16 @@ class Attachment:
             observers=() if self.position else (Reporter(self._control, self._note_loss),),
             **place.recovery.settings(me, self._replica.layout, x.nbytes),
         )
+
+    def _see_comings(self) -> Comings | None:
+        """What looks after a loop whose workers come and go; None if they do not."""
+        engine, members = self.engine, self.engine.membership
+        if members is None:
+            return None
+        about = self._replica, self.data, self._model, self._buffers
+        comings = Comings(engine, members, self._strategy, *about)
+        engine.last_round = comings.last_round
+        return comings
 
     def _start_together(self) -> None:
         """Start from worker 0's weights, or from a checkpoint."""

@@ -26,7 +26,7 @@ from shoal.launch.environment import Place
 from shoal.launch.fleet import Fleet
 from shoal.launch.host_link import Printer
 from shoal.launch.hosts import HostList
-from shoal.launch.join import local_threads, start_mpi
+from shoal.launch.join import Access, local_threads, start_mpi
 from shoal.launch.keeper_process import KeeperPlace, start_keeper
 from shoal.launch.member import Member
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
@@ -110,7 +110,7 @@ def _no_result(script: str | Path, nodes: int, *, were_ready: bool) -> ShoalErro
 def _may_come_and_go(place: Place, strategy: Strategy | None, workers: int, *, is_here: bool) -> bool:
     """Whether to start a keeper. Where the script names the strategy, attach() tells if it is needed."""
     elastic = strategy is None or strategy.is_elastic
-    return is_here and place.transport == "processes" and workers > 1 and elastic
+    return is_here and place.transport in REJOINING and workers > 1 and elastic
 
 
 def script_config(
@@ -151,7 +151,7 @@ def _on_this_host(
 ) -> Iterator[Starter]:
     """Yields a function that starts a process of a node on this host, with torch's variables if told so."""
     processes = shared.nodes * shared.group
-    limits = shared.transport, shared.timeout, shared.patience
+    limits, access = (shared.transport, shared.timeout, shared.patience), Access(**shared.access)
     with (
         folder_lock(shared.checkpoint),
         temporary_folder() as folder,
@@ -160,7 +160,7 @@ def _on_this_host(
 
         def start(number: int, incarnation: int) -> Member:
             if number == processes:
-                return start_keeper(KeeperPlace(processes, folder, *limits), incarnation)
+                return start_keeper(KeeperPlace(processes, folder, *limits, access=access), incarnation)
             rank, position = divmod(number, shared.group)
             name = names[rank] if shared.group == 1 else f"{names[rank]}, process {position}"
             place = replace(shared, rank=rank, position=position, incarnation=incarnation)

@@ -102,7 +102,7 @@ class Transport(Protocol):
 
     @property
     def incarnations(self) -> Mapping[int, int]:
-        """Of peers that had been restarted when this node met them; notices tell of later ones."""
+        """Of peers that this node has met; those that are left out have never been restarted."""
         ...
 
     def now(self) -> float:

@@ -125,11 +125,11 @@ class Mailbox:
                     self._stash.append(m)
         await self._handle(handlers)
 
-    async def attend_to(self, what: str, handlers: Handlers) -> None:
+    async def attend_to(self, what: str, handlers: Handlers, for_ever: bool = False) -> None:
         """Wait for a message, and hand those with these tags to their handlers; `what` is waited for."""
         self.has_arrived()
         if not any(m.tag in handlers for m in self._stash):
-            m = await self._receive(what, None)
+            m = await self._receive(what, None, for_ever=for_ever)
             if self._take_in(m):
                 self._stash.append(m)
         await self._handle(handlers)

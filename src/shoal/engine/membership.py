@@ -188,24 +188,25 @@ class Membership:
     def _furthest(self) -> int:
         return max((completed for completed, _ in self._roll.values()), default=self.completed)
 
-    async def _wait(self, what: str) -> None:
+    async def _wait(self, what: str, for_ever: bool = False) -> None:
         """Wait for a message of the membership and deal with it. Raises EpochChanged."""
-        await self._mailbox.attend_to(what, self.handlers)
+        await self._mailbox.attend_to(what, self.handlers, for_ever)
 
     async def _await_change(self, lost: PeerLost) -> None:
         """A member is lost, or cannot be reached: wait until the keeper has said who goes on.
 
-        Raises what was `lost` if the keeper says nothing for as long as one waits for a message.
+        It may be waiting for others to join. Where somebody is only silent, it may have no reason to say
+        anything: raises what was `lost` when that has lasted for as long as one waits for a message.
         """
-        epoch = self.epoch
-        for rank in filter(self._mailbox.has_lost, self.present):
+        epoch, gone = self.epoch, list(filter(self._mailbox.has_lost, self.present))
+        for rank in gone:
             await self._channel.tell(self._identity.keeper, Suspects(seq=rank, version=epoch))
         try:
             if any(map(self._mailbox.has_left, self.present)):  # in order, so that no change may follow
                 await self._mailbox.attend(self.handlers, CHANGE_SECONDS)
                 raise lost
             while self.epoch == epoch:
-                await self._wait("change")
+                await self._wait("change", for_ever=bool(gone))
         except EpochChanged:
             return
         except PeerLost:

@@ -144,7 +144,7 @@ def connect_grpc(
     manifest: str,
     store_is_public: bool = False,
 ) -> Transport:
-    """Connect over gRPC. Servers are the hubs that all nodes call; without servers, worker 0 is the hub.
+    """Connect over gRPC. Servers are the hubs that all nodes call; else the keeper is, or worker 0.
 
     Without a token, the run's id in the store admits a node. Where the store is public, there is always one.
     """
@@ -167,8 +167,8 @@ def connect_grpc(
                 LOG.warning("gRPC has no token: whoever reaches the rendezvous store can join this run")
         return GrpcTransport.connect(
             me.rank,
-            me.nodes,
-            hubs=tuple(range(me.workers, me.nodes)) or (0,),
+            me.processes,
+            hubs=me.hubs,
             run_id=store.get(RUN_KEY).decode(),
             manifest=manifest,
             limit_bytes=limit_bytes,

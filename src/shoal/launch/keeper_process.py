@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +20,7 @@ from shoal.engine.mailbox import Mailbox
 from shoal.engine.progress import Progress
 from shoal.launch.control import Control, leave_with_parent
 from shoal.launch.drive import drive
-from shoal.launch.join import connect, file_store
+from shoal.launch.join import Access, connect, file_store
 from shoal.launch.member import UNNEEDED, Member
 from shoal.launch.recovery import message_limit
 from shoal.launch.stop_signals import ctrl_c_ignored
@@ -29,22 +31,27 @@ FORK_SERVER = "shoal.launch.fork_server"
 """The module that keeps signals from the fork server. It comes first: the others take seconds."""
 
 ROSTER = "shoal/roster"
-"""The key under which worker 0 says whether the workers of a script need a keeper."""
-
-KEPT, NONE = "kept", "none"
+"""The key under which worker 0 of a script says what its model is, or that nobody needs a keeper."""
 
 LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class KeeperPlace:
-    """Where the keeper of a run meets the workers."""
+    """Where the keeper of a run meets the workers, and what passes through it, over gRPC.
+
+    With fewer than `least` workers the others wait for more.
+    """
 
     workers: int
     folder: str
     transport: str
     timeout: float
     patience: float
+    least: int = 1
+    access: Access | None = None
+    vector_bytes: int = 0
+    manifest: str = ""
 
     def identity(self, incarnation: int) -> NodeIdentity:
         """That of the keeper: it comes after the workers."""
@@ -55,9 +62,9 @@ class KeeperPlace:
         return file_store(self.folder, self.workers + 1)
 
 
-def announce(store: Store, *, is_kept: bool) -> None:
-    """Worker 0 of a script tells the keeper whether anybody needs it."""
-    store.set(ROSTER, KEPT if is_kept else NONE)
+def announce(store: Store, vector_bytes: int, manifest: str, *, is_kept: bool) -> None:
+    """Worker 0 of a script tells the keeper whether anybody needs it, and what the model is."""
+    store.set(ROSTER, json.dumps({"vector_bytes": vector_bytes, "manifest": manifest} if is_kept else None))
 
 
 def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | None = None) -> None:
@@ -70,13 +77,22 @@ def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | 
         place.transport,
         me,
         store or place.open_store(),
-        vector_bytes=0,
+        vector_bytes=place.vector_bytes,
         timeout=place.timeout,
         patience=place.patience,
+        manifest=place.manifest,
+        access=place.access,
     )
     channel = Channel(transport, me)
-    log = Journal(Path(place.folder) / "keeper", "memory", message_limit(0))
-    keeper = Keeper(me, channel, Mailbox(channel, me, Progress(me.workers)), log)
+    keeper = Keeper(
+        me,
+        channel,
+        Mailbox(channel, me, Progress(me.workers)),
+        Journal(Path(place.folder) / "keeper", "memory", message_limit(0)),
+        least=place.least,
+        relays=place.transport == "grpc",
+        on_wait=lambda why: control.tell("warning", text=why),
+    )
     if not is_ready:
         control.tell("ready")
     control.await_go()
@@ -106,20 +122,25 @@ def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
     try:
         control.tell("ready")  # who never calls attach() must not have to wait for the keeper
         store = place.open_store()
-        if _is_needed(store, control):
-            keep(place, incarnation, control, store)
-            control.tell("done")
-        else:
+        model = _await_model(store, control)
+        if model is None:
             control.tell("done", **UNNEEDED)
+        else:
+            keep(replace(place, **model), incarnation, control, store)
+            control.tell("done")
     except BaseException as error:
         control.tell_failure(error)
     finally:
         control.close()
 
 
-def _is_needed(store: Store, control: Control) -> bool:
-    """Wait until worker 0 has called attach(); what it says. A launcher that is gone ends the wait."""
+def _await_model(store: Store, control: Control) -> dict[str, Any] | None:
+    """Wait until worker 0 has called attach(): what its model is, or None if nobody needs a keeper.
+
+    A launcher that is gone ends the wait.
+    """
     while not store.check([ROSTER]):
         control.heard()
         time.sleep(LOOK_SECONDS)
-    return store.get(ROSTER) == KEPT.encode()
+    model: dict[str, Any] | None = json.loads(store.get(ROSTER))
+    return model
