@@ -30,6 +30,7 @@ parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--data", default="dealt", help="dealt, stream or own: no shard at all")
 parser.add_argument("--gamma", type=float, default=1.0, help="by which the learning rate falls each epoch")
 parser.add_argument("--per-batch", default="", help="step the scheduler at every batch; and when it is back")
+parser.add_argument("--stop-after", type=int, default=-1, help="steps, after which all processes vanish")
 parser.add_argument("--uneven", type=int, default=-1, help="the rank that skips its first batch")
 args = parser.parse_args()
 me = Place.find()
@@ -104,6 +105,8 @@ for _ in range(args.epochs):
         perish(str(step))
         optimizer.step()
         step += 1
+        if step == args.stop_after:
+            os._exit(9)
         if args.per_batch:
             schedule.step()
     model.eval()

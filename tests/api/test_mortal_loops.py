@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import random
+import signal
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import torch
 from scripts import final_weights
 from scripts import run_loop as run_a_script
 from shoal.core.errors import WorkerFailed
+from shoal.launch.crew import Crew
 
 run_loop = partial(run_a_script, script=Path(__file__).with_name("mortal_loop.py"), workers=3, strategy=None)
 pytestmark = [pytest.mark.usefixtures("warm_scripts"), pytest.mark.slow, pytest.mark.timeout(120)]
@@ -108,6 +113,55 @@ def test_a_scheduler_is_brought_to_its_step_by_the_loop():
     falls = ["--gamma", "0.99", "--per-batch", "right"]
     printed = run_loop("--epochs", "8", *falls, *kill("1:3"), strategy="sync")
     assert len(ended(printed)) == 3
+
+
+def test_a_checkpoint_knows_what_was_dealt_again(tmp_path):
+    saves = {"checkpoint": str(tmp_path), "every": 1}
+    with pytest.raises(WorkerFailed, match="exit code 9"):
+        run_loop("--epochs", "12", "--stop-after", "43", *kill("1:3"), **saves)
+    printed = run_loop("--epochs", "12", **saves)
+    assert [counts.unique().tolist() for counts in ended(printed)] == [[12.0]] * 3
+
+
+class Assassin(threading.Thread):
+    """Kills workers and the keeper of a crew in turn, each when it is there and another worker is, too."""
+
+    def __init__(self, crews: list[Crew], kills: int, seed: int) -> None:
+        super().__init__()
+        self.killed: list[str] = []
+        self._crews, self._left, self._dice = crews, kills, random.Random(seed)
+        self._over = threading.Event()
+
+    def __enter__(self) -> Assassin:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while len(self.killed) < self._left and not self._over.wait(self._dice.uniform(0.1, 0.5)):
+            members = self._crews[0].members if self._crews and self._crews[0]._went_at else []
+            there = [m for m in members[:-1] if m.ready and not m.ended]
+            if len(there) < 2:
+                continue
+            victim = members[-1] if self._dice.random() < 0.2 else self._dice.choice(there)
+            if victim.ready and not victim.ended:
+                os.kill(victim.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                self.killed.append(victim.name)
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills", "epochs"),
+    [(1, 5, 30), *(pytest.param(k, 20, 120, marks=pytest.mark.soak) for k in range(2, 6))],
+)
+def test_workers_and_the_keeper_are_killed_again_and_again(crews, seed, kills, epochs):
+    with Assassin(crews, kills, seed) as assassin:
+        printed = run_loop("--epochs", str(epochs), "--pause", "0.02")
+    crews.clear()  # with the pipes of its processes
+    assert len(assassin.killed) == kills, "the run was over before all kills"
+    assert {tuple(counts.unique().tolist()) for counts in ended(printed)} == {(float(epochs),)}
 
 
 def said(printed: list[str], sentence: str) -> list[str]:

@@ -94,7 +94,7 @@ class Attachment:
         self._notices = Notices(self.engine, strategy, self._replica, unused)
         self._control.tell("ready")
         elapsed, finished = self._control.await_go()
-        engine.service.excuse(finished)
+        engine.excuse(finished)
         self._began = engine.channel.now() - elapsed
         self._life = strategy.live(Node(engine))
         self._shows_common = self._ended = False  # the strategy has ended: it has nothing more to do
@@ -136,11 +136,10 @@ class Attachment:
 
     def _see_comings(self) -> Comings | None:
         """What looks after a loop whose workers come and go; None if they do not."""
-        engine, members = self.engine, self.engine.membership
-        if members is None:
+        engine = self.engine
+        if engine.membership is None:
             return None
-        about = self._replica, self.data, self._model, self._buffers
-        comings = Comings(engine, members, self._strategy, *about)
+        comings = Comings(engine, self._strategy, self._replica, self.data, self._model, self._buffers)
         engine.last_round = comings.last_round
         return comings
 

@@ -10,7 +10,6 @@ from shoal.api.agreement import OPTIONS, compare_options, merge_present_buffers,
 from shoal.api.loop_data import LoopData
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
-from shoal.engine.membership import Membership
 from shoal.launch.drive import drive
 from shoal.replicas.attached import AttachedReplica
 from shoal.vocabulary.strategy import Sends, Strategy
@@ -22,16 +21,16 @@ class Comings:
     def __init__(
         self,
         engine: Engine,
-        members: Membership,
         strategy: Strategy,
         replica: AttachedReplica,
         data: LoopData,
         model: nn.Module,
         buffers: str,
     ) -> None:
+        assert engine.membership is not None, "nobody comes or goes in this run"
         self.knows_its_place = not engine.incarnation  # whether the loop goes on where the others are
         self._engine = engine
-        self._members = members
+        self._members = members = engine.membership
         self._replica = replica
         self._data = data
         self._model, self._buffers = model, buffers

@@ -27,6 +27,10 @@ ASK_SECONDS = 1.0
 """How often a joiner asks the keeper again, which may have been away."""
 
 
+KEEPER_SECONDS = 30.0
+"""How long a joiner waits for a keeper that is lost: it may be started again, or have ended before."""
+
+
 class Edges:
     """One worker's edges of rounds. `hand_over` gives its state to a joiner, which calls `take_over`.
 
@@ -145,9 +149,13 @@ class Edges:
             RunOver().tag: self._note_end,
         }
         while not self._has_state:
-            if self._is_over or self._mailbox.has_left(keeper):
-                raise RunIsOver
             now = self._channel.now()
+            if (
+                self._is_over
+                or self._mailbox.has_left(keeper)
+                or self._mailbox.lost_for(keeper) > KEEPER_SECONDS
+            ):
+                raise RunIsOver
             if now >= asks_at:
                 await self._channel.tell(keeper, Join())
                 asks_at = now + ASK_SECONDS
@@ -175,6 +183,10 @@ class Edges:
             self._arrival.add(m)
 
     async def _note_end(self, m: Message) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nobody can join any more: a worker has come to the end."""
         self._is_over = True
 
 

@@ -236,6 +236,12 @@ class Engine:
 
     # -- workers that come and go --------------------------------------------------------------
 
+    def excuse(self, finished: Sequence[int]) -> None:
+        """Those workers had come to the end before this node was started again."""
+        self.service.excuse(finished)
+        if finished and self.work.edges is not None:
+            self.work.edges.close()
+
     def _join_roster(self) -> Membership:
         """Have averages and edges of rounds follow those who come and go."""
         me, channel, mailbox, averages = self.identity, self.channel, self.mailbox, self.averages

@@ -267,7 +267,7 @@ def _live(
     began = engine.channel.now() - elapsed
     if resumed is None and (before := plan.edge_before(root)) is not None:
         before.enter(engine)
-    engine.service.excuse(finished)
+    engine.excuse(finished)
     curve.begin(engine, engine.channel.now() - began, None if member is None else member.whole_bytes)
     try:
         drive(plan.strategy.live(Node(engine)))
