@@ -325,6 +325,7 @@ class AttachedReplica:
         """Restore a `state_dict`, except for learning rates: those are set by the user's scheduler."""
         for stepper, own in zip(self._steppers, state["optimizers"], strict=True):
             load_state(stepper.optimizer, own)
+            stepper.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
         if NOISE in state:
             torch.set_rng_state(state[NOISE])
         self.passes.load(state["passes"])
