@@ -3,7 +3,7 @@
 Every strategy trains twice on real processes, one run after the other: undisturbed for `--plain` minutes,
 and for about `--minutes` with a kill every `--every` seconds on average. Killed processes are started again
 by the launcher, as in any run. With `--seeds 3` both runs are of the same length, and made with three seeds:
-then the table has the accuracy of both, mean and spread, to see whether kills cost any.
+then the last lines have the accuracy of both, mean and spread, to see whether kills cost any.
 
     python benchmarks/storm.py [--workers 4] [--every 15] [--minutes 2] [--kill workers,servers,keeper]
         [--strategies sync,bmuf,diloco,asgd] [--task digits] [--batch 32] [--lr RATE] [--plain MINUTES]
@@ -194,8 +194,7 @@ def _figure(values: list[float]) -> str:
 def show(figures: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     """Print the table."""
     table = Table(title=f"{options.task}, {options.workers} workers, a kill every {options.every:g} s")
-    columns = ("strategy", "kills", "efficiency", "survivors", "victim", "taking part", "lost", "doubled")
-    for name in (*columns, "accuracy without kills", "with"):
+    for name in ("strategy", "kills", "efficiency", "survivors", "victim", "taking part", "lost", "doubled"):
         table.add_column(name, justify="left" if name == "strategy" else "right")
     for word, row in figures.items():
         spans = [
@@ -204,16 +203,11 @@ def show(figures: dict[str, dict[str, Any]], options: argparse.Namespace) -> Non
         ]
         counts = [str(row["samples_lost"]), str(row["samples_doubled"])]
         taking = f"{row['taking_part']:.2f} of {options.workers}"
-        table.add_row(
-            word,
-            str(row["kills"]),
-            f"{row['efficiency']:.0%}",
-            *spans,
-            taking,
-            *counts,
-            *map(_figure, row["accuracy"]),
-        )
+        table.add_row(word, str(row["kills"]), f"{row['efficiency']:.0%}", *spans, taking, *counts)
     Console().print(table)
+    for word, row in figures.items():
+        without, under = map(_figure, row["accuracy"])
+        print(f"accuracy of {word}: {without} without kills, {under} with")
 
 
 def main() -> None:

@@ -153,6 +153,18 @@ class AllReduces(Protocol):
         ...
 
 
+@runtime_checkable
+class Regroups(Protocol):
+    """A transport whose all-reduce is over those who are members now."""
+
+    def regroup(self, members: Sequence[int], epoch: int, is_called_off: Callable[[], bool]) -> None:
+        """From now on all-reduces are over these nodes, each of which says so with the same epoch.
+
+        `is_called_off` says, while one waits, that not all of them will come.
+        """
+        ...
+
+
 class Reduction(Protocol):
     """An all-reduce under way."""
 

@@ -17,14 +17,14 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from shoal.core.errors import PeerLost
 from shoal.core.identity import NodeIdentity
-from shoal.core.transport import JOINED, Message
+from shoal.core.transport import JOINED, Message, Regroups, offers
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import TAGS, Change, Finished, Present, RoundResult, Suspects
 from shoal.engine.group import Group
@@ -119,6 +119,9 @@ class Membership:
         mailbox.shown = (JOINED,)
         mailbox.incarnations |= {**channel.transport.incarnations, identity.rank: identity.incarnation}
         group.handlers = self.handlers
+        kind = type(channel.transport)
+        self._rings = cast(Regroups, channel.transport) if offers(kind, Regroups) else None
+        self._regroup()
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -319,6 +322,13 @@ class Membership:
 
     def _regroup(self) -> None:
         self._group.regroup(self.present, self.epoch)
+        if self._rings is not None:
+            self._rings.regroup(self.present, self.epoch, self._is_disturbed)
+
+    def _is_disturbed(self) -> bool:
+        """Whether somebody has gone, or the keeper tells of a change, and an all-reduce cannot go on."""
+        waits = self._mailbox.holds(Change().tag, [self._identity.keeper], None)
+        return waits or any(rank in self._mailbox.gone for rank in self.present)
 
     @property
     def _others(self) -> list[int]:

@@ -40,7 +40,7 @@ from shoal.engine.group import Mean
 from shoal.launch.recovery import message_limit
 from shoal.launch.run_token import run_token
 from shoal.transports.alone import Alone
-from shoal.transports.gloo import GlooTransport
+from shoal.transports.gloo import ElasticGloo, GlooTransport
 from shoal.transports.rendezvous import Store, await_keys, is_loopback, missing
 from shoal.transports.sockets import SocketTransport
 from shoal.vocabulary.strategy import Strategy
@@ -109,8 +109,9 @@ def connect(
         )
     if store is None:
         return Alone()
-    if kind == "processes":
-        return SocketTransport.connect(
+    if kind == "processes" or (kind == "gloo" and me.elastic):
+        sockets = SocketTransport if kind == "processes" else ElasticGloo
+        return sockets.connect(
             rank,
             nodes,
             store,

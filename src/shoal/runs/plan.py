@@ -180,7 +180,7 @@ class Plan:
     def is_elastic(self) -> bool:
         """Whether workers that average among themselves go on without one that dies, which may come back."""
         dealt_anew = self.strategy.is_elastic and not (self.balance or self.crew or self.group > 1)
-        return self.transport in REJOINING and self.workers > 1 and dealt_anew
+        return self.transport != "sim" and self.workers > 1 and dealt_anew
 
     def keeper_place(self, folder: Path) -> KeeperPlace:
         """Where the keeper meets the workers. Over gRPC their messages pass through it."""

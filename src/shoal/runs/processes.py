@@ -132,7 +132,7 @@ def _crew(plan: Plan, context: ForkServerContext, root: str, listener: Audience)
         listener,
         plan.timeout,
         plan.patience,
-        plan.restarts,
+        plan.restarts or plan.is_elastic,
         goes_on=plan.strategy.survives,
         takes_over=servers > 0 or plan.is_elastic,
         workers_return=plan.workers_return,

@@ -93,7 +93,7 @@ def check_membership(min_workers: int, spares: int, workers: int, *, elastic: bo
     if min_workers > 1 and not elastic:
         raise ValueError(
             f"min_workers={min_workers}: nobody waits for others to join in this run; that is for workers "
-            "who average among themselves, over 'processes' or 'grpc'"
+            "who average among themselves"
         )
     at_least(0, spares=spares)
     if spares and not returns:
