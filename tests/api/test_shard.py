@@ -370,3 +370,15 @@ def test_what_processes_of_a_loader_have_read_ahead_is_dealt_again_when_workers_
         training.abandon()
     assert seen[3] == lost
     assert sorted(chain(*seen, *others)) == list(range(40))
+
+
+def test_one_loader_may_be_read_with_two_seeds_and_by_two_iterators_at_once():
+    model = nn.Linear(1, 1)
+    loader = DataLoader(TensorDataset(torch.arange(20)), 4, shuffle=True)
+    with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.0)) as training:
+        for seed in (0, 1):
+            assert sorted(chain(*one_pass(shoal.shard(loader, seed)))) == list(range(20))
+        pairs = list(zip(shoal.shard(loader), shoal.shard(loader, 1), strict=True))
+        training.abandon()
+    for side in zip(*pairs, strict=True):
+        assert sorted(int(x) for (batch,) in side for x in batch) == list(range(20))

@@ -18,6 +18,7 @@ class LoopData:
         self._replica = replica
         self._idle = idle
         self._first_kind: Hashable = None  # of loader: that of the training data
+        self._number = -1  # of the last pass over the training data
         self._begun: Counter[Hashable] = Counter()  # passes over each kind of loader
         self._seen: dict[int, object] = {}  # data sets by id, which is then nobody else's
 
@@ -45,6 +46,11 @@ class LoopData:
         if self._first_kind is None:
             self._first_kind = kind
         return self._first_kind == kind
+
+    def next_pass(self) -> int:
+        """The number of the pass over the training data that begins now, with whatever seed."""
+        self._number += 1
+        return self._number
 
     def begin_pass(self, kind: Hashable) -> int:
         """How many passes over this kind of loader were begun before this one."""

@@ -101,18 +101,19 @@ class Shard:
         loader, whole, passes = self._loader, _is_read_whole(self._loader), data.passes
         shared = not _divides_itself(loader, self._mine())
         order = None if whole else self._order(epoch)
-        if not passes.begin(epoch, order, loader.batch_size, bool(loader.drop_last), shared):
+        number = data.next_pass()
+        if not passes.begin(number, order, loader.batch_size, bool(loader.drop_last), shared):
             return
         if whole:
             yield from self._stream(data)
             return
         dealing = None
-        while passes.dealing is not dealing:  # until it is read to its end
+        while passes.is_at(number) and passes.dealing is not dealing:  # until it is read to its end
             dealing, left = passes.dealing, passes.left()
             for batch, samples in self._read([own for own in map(self._turn, left) if own != []], epoch):
                 data.hand_out(samples)
                 yield batch
-                if passes.dealing is not dealing:
+                if passes.is_at(number) and passes.dealing is not dealing:
                     break
             else:
                 if left and not left[-1]:

@@ -206,7 +206,7 @@ class Membership:
             await self._channel.tell(self._identity.keeper, Suspects(seq=rank, version=epoch))
         try:
             if any(map(self._mailbox.has_left, self.present)):  # in order, so that no change may follow
-                await self._mailbox.attend(self.handlers, CHANGE_SECONDS)
+                await self._mailbox.let_pass(CHANGE_SECONDS, self.handlers)
                 raise lost
             while self.epoch == epoch:
                 await self._wait("change", for_ever=bool(gone))

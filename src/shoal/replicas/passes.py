@@ -76,6 +76,7 @@ class Passes:
         self.dealing: Dealing | None = None  # that the loop reads at present
         self.done = 0  # steps of it
         self._number = 0  # of the pass
+        self._reading = 0  # the pass that the loop has begun last
         self._taken = 0  # items of it that were dealt before this dealing
         self._again: list[Any] = []  # items that come before the others: they were dealt to one that died
         self._order: Sequence[Any] | None = None
@@ -104,11 +105,15 @@ class Passes:
         if number > self._number:
             self._settle()
             self._number, self._taken = number, 0
-        self._order, self._is_shared = order, shared
+        self._order, self._is_shared, self._reading = order, shared, number
         self.dealing = self._dealt(batch, drop_last)
         if not self._taken and not self._again:
             self.dealing.check_is_enough()
         return True
+
+    def is_at(self, number: int) -> bool:
+        """Whether the loop has not begun another pass since, beside this one."""
+        return self._reading == number
 
     def left(self) -> list[list[Any]]:
         """What this worker is dealt from here on, step by step."""
