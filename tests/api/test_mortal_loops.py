@@ -111,7 +111,7 @@ def test_a_loop_that_would_go_wrong_ends_with_a_sentence(arguments, strategy, se
 
 def test_where_the_script_s_strategy_needs_no_keeper_a_killed_worker_ends_the_run():
     with pytest.raises(WorkerFailed, match="worker 1 failed: it was ended by SIGKILL"):
-        run_loop("--strategy-in-code", "ensemble", "--epochs", "12", *kill("1:3"))
+        run_loop("--strategy-in-code", "gossip", "--epochs", "12", *kill("1:3"))
 
 
 def test_a_scheduler_is_brought_to_its_step_by_the_loop():
