@@ -91,11 +91,11 @@ class Redeals(Protocol):
         """The step after the last of so many passes over the data."""
         ...
 
-    def deal(self) -> dict[str, Any]:
-        """What has been dealt so far, as plain values."""
+    def deal(self) -> dict[str, Any] | None:
+        """What has been dealt so far, as plain values; None where the replica's state says it."""
         ...
 
-    def take_deal(self, deal: dict[str, Any]) -> None:
+    def take_deal(self, deal: Any) -> None:
         """Go on from what the `deal` of any worker gave."""
         ...
 

@@ -345,13 +345,12 @@ class AttachedReplica:
         """Raise TypeError: the loop alone knows its end."""
         raise TypeError("the end of your own loop is not known beforehand")
 
-    def deal(self) -> dict[str, Any]:
-        """What has been dealt so far."""
-        return self.passes.state()
+    def deal(self) -> None:
+        """Nothing: the place in the data is a part of the state, as the loop must find it again."""
+        return
 
-    def take_deal(self, deal: dict[str, Any]) -> None:
-        """Go on from what the `deal` of any worker gave."""
-        self.passes.load(deal)
+    def take_deal(self, deal: dict[str, Any] | None) -> None:
+        """Nothing: see `deal`."""
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
