@@ -129,7 +129,7 @@ def test_a_checkpoint_knows_what_was_dealt_again(tmp_path):
 
 
 class Assassin(threading.Thread):
-    """Kills workers and the keeper of a crew in turn, each when it is there and another worker is, too."""
+    """Kills workers and the keeper of a crew in turn, each when another worker has the model."""
 
     def __init__(self, crews: list[Crew], kills: int, seed: int) -> None:
         super().__init__()
@@ -148,13 +148,15 @@ class Assassin(threading.Thread):
     def run(self) -> None:
         while len(self.killed) < self._left and not self._over.wait(self._dice.uniform(0.1, 0.5)):
             members = self._crews[0].members if self._crews and self._crews[0]._went_at else []
-            there = [m for m in members[:-1] if m.ready and not m.ended]
-            if len(there) < 2:
+            train = [m for m in members[:-1] if m.first_progress is not None and not m.ended]
+            if len(train) < 2:
                 continue
-            victim = members[-1] if self._dice.random() < 0.2 else self._dice.choice(there)
+            victim = members[-1] if self._dice.random() < 0.2 else self._dice.choice(train)
             if victim.ready and not victim.ended:
                 os.kill(victim.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
                 self.killed.append(victim.name)
+                while not victim.ended and not self._over.wait(0.02):
+                    pass  # until the launcher has seen it
 
 
 @pytest.mark.parametrize(
