@@ -22,7 +22,7 @@ def step(batches):
 def test_without_a_change_it_is_the_old_deal():
     plain, again = crew(3), crew(3)
     for place, own in enumerate(again):
-        own.redeal(place, 3, 0, 0, [])
+        own.redeal(place, 3, 0, {})
     for _ in range(12):
         assert step(plain) == step(again)
 
@@ -33,7 +33,7 @@ def test_what_a_lost_worker_was_dealt_comes_next():
     lost = batches[1].next()[0].tolist()
     for own in (batches[0], batches[2]):
         own.next()
-        own.redeal([0, 2].index(0 if own is batches[0] else 2), 2, 2, 1, [1])
+        own.redeal([0, 2].index(0 if own is batches[0] else 2), 2, 2, {1: 1})
     following = step([batches[0], batches[2]])
     assert set(lost) <= {*following[0], *following[1]}
 
@@ -56,11 +56,11 @@ def test_whoever_comes_and_goes_every_sample_is_dealt_once_an_epoch(seed):
         left = [own for place, own in enumerate(batches) if place not in absent]
         size = len(left) + dice.randint(0, 2)
         for place, own in enumerate(left):
-            own.redeal(place, size, t, began, absent)
+            own.redeal(place, size, t, dict.fromkeys(absent, began))
         for place in range(len(left), size):  # joiners take over the deal of one who is there
             new = crew(1, samples, batch, seed)[0]
             new.take_deal(left[0].deal())
-            new.redeal(place, size, t, t, [])
+            new.redeal(place, size, t, {})
             left.append(new)
         batches = left
     assert taken == Counter(dict.fromkeys(range(samples), epochs))

@@ -23,6 +23,9 @@ class Tally(Strategy):
             start.add_(await w.mean(w.x - start, weight=1.0), alpha=w.size)
             w.x.copy_(start)
 
+    def solution(self, node):
+        return node.keep("start", node.x)
+
 
 class TallyReplica:
     """Its gradient counts the samples of the batch, downwards: the model goes up by one for each."""
@@ -71,11 +74,27 @@ class Stuck(Exception):
     """A run was not over long after the last fault."""
 
 
-def tally(faults=None, *, workers=4, samples=50, batch=3, epochs=2, period=1, seed=0, **options):
-    """Run it, and return the simulation. Raises Stuck if it is not over after LONG virtual seconds."""
+def tally(
+    faults=None,
+    *,
+    workers=4,
+    samples=50,
+    batch=3,
+    epochs=2,
+    period=1,
+    seed=0,
+    strategy=None,
+    before=None,
+    elastic=True,
+    **options,
+):
+    """Run it, and return the simulation. Raises Stuck if it is not over after LONG virtual seconds.
+
+    `before` is called with the nodes before they begin.
+    """
     first = TallyReplica(0, workers, samples, batch, seed)
     run = Simulation(
-        Tally(period),
+        strategy or Tally(period),
         lambda rank: TallyReplica(rank, workers, samples, batch, seed),
         workers=workers,
         steps=first.batches.end_of(epochs),
@@ -83,7 +102,7 @@ def tally(faults=None, *, workers=4, samples=50, batch=3, epochs=2, period=1, se
         compute=options.pop("compute", None) or Compute(mean=1.0, jitter=0.1),
         faults=faults or Faults(),
         seed=seed,
-        elastic=True,
+        elastic=elastic,
         **options,
     )
 
@@ -91,6 +110,8 @@ def tally(faults=None, *, workers=4, samples=50, batch=3, epochs=2, period=1, se
         raise Stuck(f"not over after {LONG:g} s")
 
     run.kernel.at(LONG, give_up)
+    if before is not None:
+        before(run.nodes)
     return run.run()
 
 

@@ -268,6 +268,8 @@ class Crew:
                 self._tell(member)
         elif event == "figures":
             self._tell(member, **said)
+        elif event == "news":
+            LOG.warning("%s", said["text"])
         elif event == "warning":
             if not self._has_warned:  # all workers may send the same warning
                 LOG.warning("%s", said["text"])
