@@ -188,6 +188,7 @@ class Engine:
             "replica": self.replica.state_dict(),
             "rng": self.rng.get_state(),
             "crew": {"members": list(self.members), "open": self.averages.open, "deal": self._deal()},
+            "counts": self._counts(),
             "kinds": self.variables.kinds(),
             **{name: getattr(self, name).state() for name in _SAVED},
         }
@@ -237,7 +238,7 @@ class Engine:
         self.progress.begin_at(step, before, *counts)
         shift = me.workers - left["workers"]  # servers come after the workers, who are more now
         self.client.load({str(int(rank) + shift): version for rank, version in left["client"].items()})
-        self.service.begin_at(clocks or [step] * me.workers)
+        self.service.begin_at(clocks or [step] * me.workers, before["merged"])
         if own:
             self.rng.set_state(left["rng"])
         if not me.is_server:
@@ -262,6 +263,15 @@ class Engine:
         self._find_end()
         if self.work.edges is not None:
             self.work.edges.block_began = self.progress.began
+
+    def _counts(self) -> dict[str, float | None]:
+        """Samples in the model: those that this worker, or to this server all have handed over.
+
+        Where workers come and go, also those of all, which no worker can add up.
+        """
+        done = self.progress
+        given = self.service.samples if self.is_server else done.samples - done.unmerged
+        return {"given": given, "merged": None if self.membership is None else done.merged}
 
     def _find_end(self) -> None:
         if self.passes is not None and isinstance(self.replica, Redeals):

@@ -132,6 +132,11 @@ class Progress:
         self.unmerged = unmerged
         self.samples = self.samples_before = samples
 
+    def credit(self, samples: int) -> None:
+        """Count so many samples of workers that are no longer there as this worker's."""
+        self.samples += samples
+        self.samples_before += samples
+
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self.t, self.clock, self.version = state["step"], state["clock"], state["version"]

@@ -97,6 +97,7 @@ class Service:
         self._log = keeping.log
         self._pool = pool
         self._ledger = Ledger()
+        self.samples = 0.0  # of all workers, that they have handed over
         self._pushed: dict[int, int] = {}  # worker -> its clock at its last push
         self._lost: set[int] = set()
         self._left: set[int] = set()  # in order: they were told that all is done
@@ -159,8 +160,9 @@ class Service:
         self.active = set(range(self._identity.workers))
         self._progress.start_over()
 
-    def begin_at(self, clocks: Sequence[int]) -> None:
+    def begin_at(self, clocks: Sequence[int], samples: float) -> None:
         """The first batches of each worker are in the model: the run goes on from where others have left."""
+        self.samples = samples
         if isinstance(self._pool, Pool):
             self._pool.begin_at(clocks)
 
@@ -173,6 +175,7 @@ class Service:
         """Everything that a later message may act upon, as plain values."""
         return {
             "ledger": self._ledger.state(),
+            "samples": self.samples,
             "pushed": {str(rank): clock for rank, clock in self._pushed.items()},
             "pool": None if self._pool is None else self._pool.state(),
             "held": [[m.src, m.seq, m.clock, m.incarnation] for m in self._held.values()],
@@ -184,6 +187,7 @@ class Service:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self._ledger.load(state["ledger"])
+        self.samples = state["samples"]
         self._pushed = {int(rank): clock for rank, clock in state["pushed"].items()}
         if self._pool is not None and state["pool"] is not None:
             self._pool.load(state["pool"])
@@ -336,7 +340,10 @@ class Service:
             self._pool.commit(m.src, m.clock)
         if isinstance(m, Push):
             self._pushed[m.src] = m.clock
+            self.samples += m.count if m.src < self._identity.workers else 0.0
             self._conclude(m, Ack(seq=m.seq, version=version))
+        elif isinstance(m, Report):
+            self.samples += m.count
         elif isinstance(m, (Idle, Busy)):  # to say it twice does no harm
             self._answers.append((m.src, Ack(seq=m.seq, version=version)))
         if self._held:

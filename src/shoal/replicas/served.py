@@ -109,14 +109,17 @@ class ServedReplica(Parameters):
         for n, piece in held:
             parts = [state[n] for state in states if n in state]
             if parts and id(piece) in self._within:
-                within = self._within[id(piece)]
-                own[n] = {
-                    name: torch.cat([part[name].reshape(-1) for part in parts])[within].view(piece.shape)
-                    if isinstance(value, Tensor) and value.dim()
-                    else value
-                    for name, value in parts[0].items()
-                }
+                own[n] = {name: self._joined(piece, [part[name] for part in parts]) for name in parts[0]}
         return own
+
+    def _joined(self, piece: nn.Parameter, values: Sequence[Any]) -> Any:
+        """What one slice has of a value that each slice has of a parameter; counts are the same for all."""
+        if not isinstance(values[0], Tensor):
+            return values[0]
+        if not values[0].dim():
+            return values[0].clone()
+        whole = torch.cat([value.reshape(-1) for value in values])
+        return whole[self._within[id(piece)]].view(piece.shape)
 
     def _bind(self) -> None:
         for piece, place in self._pieces:

@@ -51,6 +51,8 @@ class ChangedCrew:
         }
         state["client"] = self._versions(state["client"] if own else {})
         engine.take_over({**state, "workers": self._crew.workers}, self._step, own=own)
+        if rank == 0:
+            engine.progress.credit(self._samples_of_the_gone())
         if (deal := state["crew"]["deal"]) is not None:
             self._deal(engine, deal, state["progress"]["began"])
 
@@ -77,6 +79,20 @@ class ChangedCrew:
         was = [members.index(rank) if rank in members and self._goes_on(rank) else None for rank in there]
         holds = any(place is not None and given[members[place]] < step for place in was)
         engine.deal_anew(deal, undone, done, was if holds else None)
+
+    def _samples_of_the_gone(self) -> int:
+        """Samples in the model that none of the workers that go on has counted."""
+        step, crew = self._step, self._crew
+        said = {node.rank: self._files.crew_at(step, node) for node in crew.nodes}
+        counts = {rank: 0.0 if one is None else one.samples for rank, one in said.items()}
+        first = said[crew.members[0]]
+        if crew.servers:
+            total = counts[crew.workers]
+        elif first is not None and first.merged is not None:
+            total = first.merged
+        else:
+            total = sum(counts.values())
+        return round(total - sum(counts[rank] for rank in range(self._me.workers) if self._goes_on(rank)))
 
     def _goes_on(self, rank: int) -> bool:
         """Whether a worker goes on from its own state, unless servers have more of it than that state."""
@@ -117,6 +133,7 @@ class ChangedCrew:
             "progress": {
                 **states[0]["progress"],
                 "version": max(state["progress"]["version"] for state in states),
+                "merged": states[0]["service"]["samples"],
             },
             "client": {},
         }

@@ -14,14 +14,17 @@ class SavedCrew:
     """The workers that batches were dealt to when a checkpoint was written, and how many nodes served.
 
     `workers` were started, some of which may have been away. While averages are `open`, which were begun and
-    not completed, nobody else could take part in them. A server says which clock of each worker it has heard
-    with a push, and the first one how many batches of each are in the model.
+    not completed, nobody else could take part in them. `samples` are those that this node has given to
+    the model, at a server those that all have; `merged` those of all, where workers come and go. A server
+    says which clock of each worker it has heard with a push, and the first how many batches of each are in.
     """
 
     workers: int
     members: tuple[int, ...]
     servers: int
     is_open: bool
+    samples: float = 0.0
+    merged: float | None = None
     pushed: dict[str, int] = field(default_factory=dict)
     given: list[int] = field(default_factory=list)
 
@@ -31,8 +34,17 @@ class SavedCrew:
         crew = state.get("crew", {"members": range(me.workers), "open": 0})
         heard = state.get("service", {"pushed": {}, "pool": None})
         given = [lot["clock"] for lot in (heard["pool"] or {}).get("lots", ())]
-        servers, is_open = me.nodes - me.workers, crew["open"] > 0
-        return cls(me.workers, tuple(crew["members"]), servers, is_open, heard["pushed"], given)
+        counts = state.get("counts", {"given": 0.0, "merged": None})
+        return cls(
+            workers=me.workers,
+            members=tuple(crew["members"]),
+            servers=me.nodes - me.workers,
+            is_open=crew["open"] > 0,
+            samples=counts["given"],
+            merged=counts["merged"],
+            pushed=heard["pushed"],
+            given=given,
+        )
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> SavedCrew:
