@@ -25,6 +25,7 @@ STRATEGIES = [
     Hogwild(),
     Downpour(n_push=3, n_fetch=2, fixed_shares=False, **PLAIN),
     Downpour(n_push=2, overlap=True, fixed_shares=False, **PLAIN),
+    Downpour(n_push=3, **PLAIN),
 ]
 UNEVEN = Compute(mean=1.0, jitter=0.2, slow={0: 2.5})
 
@@ -115,8 +116,17 @@ def test_deaths_after_a_change_lose_nothing(seed, tmp_path):
         assert counted(again) == {2.0}
 
 
-def test_a_run_that_was_changed_goes_on_again_as_it_is(tmp_path):
-    strategy = STRATEGIES[3]
+def test_what_a_worker_had_not_pushed_before_and_dies_with_comes_again(tmp_path):
+    """It pushes after 3 steps, is saved before step 5 with two gradients in hand, and dies in that step."""
+    strategy, compute = STRATEGIES[3], Compute(mean=1.0)
+    run(tmp_path / "one", strategy, 2, compute=compute)
+    faults = Faults(noticed_after=0.1).kill(1, 0.5)
+    again = run(only(tmp_path / "one", 5, tmp_path / "two"), strategy, 3, faults=faults, compute=compute)
+    assert counted(again) == {2.0}
+
+
+@pytest.mark.parametrize("strategy", [STRATEGIES[3], STRATEGIES[5]], ids=repr)
+def test_a_run_that_was_changed_goes_on_again_as_it_is(strategy, tmp_path):
     run(tmp_path / "one", strategy, 3)
     run(only(tmp_path / "one", 3, tmp_path / "two"), strategy, 2)
     steps = whole(tmp_path / "two")

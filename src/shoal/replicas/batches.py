@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -141,7 +141,7 @@ class Batches:
         if position < self._begin.step:
             return self._dealt_before(rank, position)
         epoch, step, steps = self._find(position)
-        if self._fixed:
+        if self._has_shares(epoch):
             return torch.tensor_split(self._own(rank, epoch), steps)[step]
         ends = self._end is not None and position == self._end.step - 1
         return self._share_of(self._order(epoch, self._stop(epoch) if ends else None), rank, position, ends)
@@ -185,17 +185,15 @@ class Batches:
         """
         left_undone = [self._indices(k, p) for k, since in undone.items() for p in range(since, step)]
         former = None if was is None else copy.copy(self)
-        ahead = [(k, position) for k, end in (done or {}).items() for position in range(step, end)]
-        kept, skipped = self._without(ahead)
-        epoch, taken, again = self._begin.epoch, self._begin.taken, self._again
-        if step > self._begin.step:
-            epoch, last, steps = self._find(step - 1)
-            count = (last + 1) * self._growth.batch(self._batch, epoch) * self._workers
-            dealt = len(self._order(epoch)) if last + 1 == steps else count
-            taken = self._taken(epoch) + max(0, dealt - self._comes_again(epoch))
-            first = min(len(again), dealt) if epoch == self._begin.epoch else len(again)
-            again, kept = again[first:], kept[first:]
-        self._done, again = skipped, torch.cat([again[kept], *left_undone])
+        ahead = {(k, position) for k, end in (done or {}).items() for position in range(step, end)}
+        epoch, taken, again, skipped = self._left_at(step, ahead)
+        self._done, again = skipped, torch.cat([again, *left_undone])
+        if (
+            self._fixed and not taken and len(again)
+        ):  # an epoch that begins with others' samples has no shares
+            taken, again = len(self._x), torch.cat([again, self._data(epoch)])
+        if self._fixed and taken:
+            self._done.pop(epoch, None)
         if taken >= len(self._data(epoch)) and not len(again):
             epoch, taken = epoch + 1, 0
         self._begin, self._again = DataPosition(step, epoch, taken), again
@@ -203,7 +201,32 @@ class Batches:
         self._begins = [step]
         self._rank, self._workers, self.position = place, workers, step
 
-    def _without(self, ahead: Iterable[tuple[int, int]]) -> tuple[Tensor, dict[int, Tensor]]:
+    def _left_at(self, step: int, ahead: Set[tuple[int, int]]) -> tuple[int, int, Tensor, dict[int, Tensor]]:
+        """What is left before a step, but for batches that are ahead, by place and position.
+
+        Epoch, samples of it that are taken, those that come before the rest, and by epoch those left out.
+        """
+        kept, skipped = self._without(ahead)
+        epoch, taken, again = self._begin.epoch, self._begin.taken, self._again
+        if step == self._begin.step:
+            return epoch, taken, again[kept], skipped
+        epoch, last, steps = self._find(step - 1)
+        if self._has_shares(epoch):
+            end = step + steps - last - 1
+            rest = [(k, p) for p in range(step, end) for k in range(self._workers) if (k, p) not in ahead]
+            left = torch.cat([self._again[:0], *(self._indices(k, p) for k, p in rest)])
+            return epoch, len(self._x), left, skipped
+        count = (last + 1) * self._growth.batch(self._batch, epoch) * self._workers
+        dealt = len(self._order(epoch)) if last + 1 == steps else count
+        taken = self._taken(epoch) + max(0, dealt - self._comes_again(epoch))
+        first = min(len(again), dealt) if epoch == self._begin.epoch else len(again)
+        return epoch, taken, again[first:][kept[first:]], skipped
+
+    def _has_shares(self, epoch: int) -> bool:
+        """Whether each worker has its own share of an epoch, which was not dealt to others in part."""
+        return self._fixed and not self._taken(epoch)
+
+    def _without(self, ahead: Set[tuple[int, int]]) -> tuple[Tensor, dict[int, Tensor]]:
         """Leave out the batches of these places and positions.
 
         Returns which of the samples that come again are left, and by epoch which of the others are not.
@@ -212,6 +235,9 @@ class Batches:
         skipped: dict[int, list[Tensor]] = {e: [ids] for e, ids in self._done.items()}
         for k, position in ahead:
             epoch = self._find(position)[0]
+            if self._has_shares(epoch):
+                skipped.setdefault(epoch, []).append(self._indices(k, position))
+                continue
             order, first = self._order(epoch), self._comes_again(epoch)
             places = self._share_of(torch.arange(len(order)), k, position)
             kept[places[places < first]] = False
@@ -234,9 +260,9 @@ class Batches:
     def deal(self) -> dict[str, Any] | None:
         """What has been dealt so far, as plain values; `take_deal` goes on from it.
 
-        None where shares are fixed, or end at a step: these are dealt to one number of workers.
+        None where it ends at a step: then it is dealt to one number of workers.
         """
-        if self._fixed or self._end is not None:
+        if self._end is not None:
             return None
         here = self._begin
         return {
@@ -284,7 +310,8 @@ class Batches:
     def _own(self, rank: int, epoch: int) -> Tensor:
         """The fixed share of a worker, in the order of this epoch."""
         mine = _shuffle(len(self._x), self._seed, 0)[rank :: self._workers]
-        return mine[_shuffle(len(mine), derive(self._seed, "share", rank), epoch)]
+        order = _shuffle(len(mine), derive(self._seed, "share", rank), epoch)
+        return without(mine[order], self._done.get(epoch))
 
 
 def without(samples: Tensor, some: Tensor | None) -> Tensor:

@@ -40,8 +40,6 @@ def bound_to_a_crew(strategy: Strategy, word: str) -> str | None:
         return f"blocks={deal.blocks} cuts the data up for one number of workers"
     if deal.whole:
         return f"every worker of {word!r} goes through all of the data, from its beginning"
-    if deal.fixed:
-        return f"{word!r} gives every worker its own share of the data"
     if strategy.servers > 1:
         return f"the servers of {word!r} send updates on to each other, and some may have been under way"
     return None
