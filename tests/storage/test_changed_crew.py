@@ -125,6 +125,12 @@ def test_what_cannot_go_on_with_other_numbers_says_why(strategy, options, why, t
         shoal.run(blobs(), strategy, workers=3, transport="sim", checkpoint=tmp_path, **options)
 
 
+def test_a_loop_of_your_own_goes_on_with_its_own_number_of_workers(tmp_path):
+    Checkpoints(tmp_path, {"workers": 2}, 2).write(3, NodeIdentity(0, 2), {})
+    with pytest.raises(shoal.CheckpointError, match=r"workers=2 \(now 3\), and your own training loop deals"):
+        Checkpoints(tmp_path, {"workers": 3}, 3).check()
+
+
 def test_other_settings_are_refused_whatever_the_numbers_are(tmp_path):
     shoal.run(blobs(), "sync", workers=2, transport="sim", checkpoint=tmp_path, every=5)
     with pytest.raises(shoal.CheckpointError, match=r"another run: lr=0.1 \(now 0.2\)\. Use"):
