@@ -1,6 +1,6 @@
 """Control: the messages between a node's process and its launcher, as JSON on a pipe.
 
-node -> launcher   ready | progress | figures | news | warning | saved (step) | paused (step) | idle |
+node -> launcher   ready | progress | figures | warning | saved (step) | paused (step) | idle |
                    done (report) | interrupted | failed
 launcher -> node   go (elapsed, finished) | stop | run to (step; final: stop there, else pause again)
 """
@@ -105,7 +105,7 @@ class Control:
         if self._connection is None:
             LOG.warning("%s", text)
         else:
-            self.tell("news", text=text)
+            self.tell("warning", text=text)
 
     def tell_failure(self, error: BaseException) -> None:
         """Report an exception, with its traceback unless Shoal raised it: then the message is enough."""
