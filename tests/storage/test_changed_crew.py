@@ -125,6 +125,22 @@ def test_what_cannot_go_on_with_other_numbers_says_why(strategy, options, why, t
         shoal.run(blobs(), strategy, workers=3, transport="sim", checkpoint=tmp_path, **options)
 
 
+def test_what_was_saved_after_the_step_that_all_go_on_from_is_removed(tmp_path):
+    """Four workers have saved the end, and one file is damaged; three go on from the step before."""
+    settings = {"transport": "sim", "checkpoint": tmp_path, "every": 5}
+    shoal.run(blobs(), "sync", workers=4, epochs=3, **settings)
+    newest = max(steps_in(tmp_path))
+    (step_folder(tmp_path, newest) / "worker-3.safetensors").write_bytes(b"")
+    saved = Checkpoints(tmp_path, {}, 0, bound=None)
+    saved._check_config = lambda config: None
+    before = saved.newest(NodeIdentity(0, 3))
+    assert before < newest
+    saved.forget_after(before, NodeIdentity(1, 3))
+    left = {path.stem for path in step_folder(tmp_path, newest).glob("*.json")}
+    assert left == {"worker-0", "worker-2", "worker-3"}
+    assert shoal.run(blobs(), "sync", workers=3, epochs=3, **settings).samples == 3 * SAMPLES
+
+
 def test_a_loop_of_your_own_goes_on_with_its_own_number_of_workers(tmp_path):
     Checkpoints(tmp_path, {"workers": 2}, 2).write(3, NodeIdentity(0, 2), {})
     with pytest.raises(shoal.CheckpointError, match=r"workers=2 \(now 3\), and your own training loop deals"):
