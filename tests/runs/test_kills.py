@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from shoal.core.errors import WorkerFailed
 from shoal.core.task import Task
 from shoal.launch.crew import Crew
 from shoal.launch.member import Member
-from shoal.strategies import BMUF, DiLoCo, Local, Sandblaster, SlowMo, Sync
+from shoal.strategies import BMUF, DiLoCo, Local, PostLocal, Sandblaster, SlowMo, Sync
 from shoal.testing import blobs
 from throttled import Throttle
 
@@ -207,20 +208,27 @@ def a_worker_or_the_keeper(crew: Crew) -> Member | None:
 @pytest.mark.parametrize(
     ("strategy", "transport", "kills"),
     [
-        (Sync(), "processes", 5),
+        (Sync(), "processes", 15),
         (BMUF(period=4), "processes", 5),
         (BMUF(period=4), "grpc", 5),
         (Sync(), "gloo", 5),
-        pytest.param(Sync(), "grpc", 20, marks=pytest.mark.soak),
-        pytest.param(DiLoCo(period=8), "processes", 5, marks=pytest.mark.soak),
-        pytest.param(SlowMo(period=4), "processes", 5, marks=pytest.mark.soak),
-        pytest.param(Local(period=3), "processes", 40, marks=pytest.mark.soak),
+        *(
+            pytest.param(strategy, transport, 50, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
+            for strategy, transport in (
+                *((Sync(), transport) for transport in ("processes", "grpc", "gloo")),
+                *((BMUF(period=4), transport) for transport in ("processes", "gloo")),
+                *((DiLoCo(period=8), transport) for transport in ("processes", "grpc")),
+                *((strategy, "processes") for strategy in (SlowMo(period=4), Local(period=3), PostLocal())),
+            )
+        ),
     ],
 )
 def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
-    crews, tmp_path, strategy, transport, kills
+    crews, tmp_path, monkeypatch, strategy, transport, kills
 ):
-    epochs, task = 30 * kills, blobs()
+    epochs, task, temporary = 20 * kills, blobs(), tmp_path / "t"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     settings = {"workers": WORKERS, "epochs": epochs, "tests": 0, "transport": transport}
     with Assassin(crews, a_worker_or_the_keeper, kills, 2, tmp_path) as assassin:
         result = shoal.run(assassin.task(task), strategy, **settings, on_progress=assassin.heard)
@@ -229,6 +237,7 @@ def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
     assert not assassin.has_waited_too_long
     assert all(is_gone(pid) for pid in assassin.killed)
     assert multiprocessing.active_children() == []
+    assert [path.name for path in temporary.iterdir() if path.name.startswith("shoal")] == []
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tally import tally
 
+from sampling import mostly_soak
 from shoal.core.errors import CheckpointError
 from shoal.core.identity import NodeIdentity
 from shoal.launch.between_steps import BetweenSteps
@@ -102,7 +103,7 @@ def agree(folder, step, shards):
     return all(one.pushed == heard[0].pushed for one in heard)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", mostly_soak(range(200), few=8))
 def test_deaths_after_a_change_lose_nothing(seed, tmp_path):
     """A worker that dies leaves its batches to others: also those that it had not pushed yet."""
     dice = random.Random(seed)

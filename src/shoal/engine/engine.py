@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.meter import Meter
-from shoal.core.replica import NOISE, Redeals, Replica
+from shoal.core.replica import NOISE, HoldsMore, Redeals, Replica
 from shoal.core.seeds import stream
 from shoal.core.transport import Message, Transport
 from shoal.core.vector import Layout
@@ -114,6 +114,7 @@ class Engine:
             Pool(me.workers, steps or 0) if me.rank == me.workers else None,
         )
         self.work.between_steps = self._bound(between_steps)
+        self.last_round: Callable[[], Awaitable[None]] | None = None  # before workers that come and go part
         self.gradients.duration = None if duration is None else partial(duration, self)
         self._show_to(observers)
 
@@ -205,7 +206,7 @@ class Engine:
             if deal["begin"][0]:  # to other workers than the first, so it may be of another length
                 self._find_end()
         if self.work.edges is not None:
-            self.work.edges.block_began = self.progress.began
+            self.work.edges.block_began = self.progress.block_began
         self.meter.steps = self.progress.t
 
     # -- other nodes than before ---------------------------------------------------------------
@@ -262,7 +263,7 @@ class Engine:
         replica.redeal(me.rank, me.workers, self.progress.t, undone, done, was)
         self._find_end()
         if self.work.edges is not None:
-            self.work.edges.block_began = self.progress.began
+            self.work.edges.block_began = self.progress.block_began
 
     def _counts(self) -> dict[str, float | None]:
         """Samples in the model: those that this worker, or to this server all have handed over.
@@ -287,6 +288,12 @@ class Engine:
         """The workers that batches are dealt to."""
         return range(self.identity.workers) if self.membership is None else self.membership.dealt
 
+    def excuse(self, finished: Sequence[int]) -> None:
+        """Those workers had come to the end before this node was started again."""
+        self.service.excuse(finished)
+        if finished and self.work.edges is not None:
+            self.work.edges.close()
+
     def _join_roster(self) -> Membership:
         """Have averages and edges of rounds follow those who come and go."""
         me, channel, mailbox, averages = self.identity, self.channel, self.mailbox, self.averages
@@ -304,6 +311,7 @@ class Engine:
             "progress": self.progress.state(),
             "started": self.averages.started,
             "deal": self._deal(),
+            "untrained": list(self.replica.untrained) if isinstance(self.replica, HoldsMore) else [],
         }
 
     def _take(self, left: dict[str, Any]) -> None:
@@ -314,6 +322,9 @@ class Engine:
         self.progress.begin_at(left["progress"]["step"], left["progress"], self.progress.samples)
         if isinstance(self.replica, Redeals):
             self.replica.take_deal(left["deal"])
+        if isinstance(self.replica, HoldsMore):
+            for mine, theirs in zip(self.replica.untrained, left["untrained"], strict=True):
+                mine.copy_(theirs)
         self.averages.started, self.averages.open = left["started"], 0
         self.averages.under_way.clear()
         self.meter.steps = self.progress.t

@@ -59,6 +59,11 @@ class Progress:
 
     # -- samples in the model ------------------------------------------------------------------
 
+    @property
+    def block_began(self) -> int:
+        """The first step whose gradient is not in the last mean or push."""
+        return self.t - (self.clock - self.began)
+
     def take_unmerged(self) -> float:
         """The own samples since the last merge; from now on they count as handed over."""
         taken, self.unmerged, self.began = self.unmerged, 0.0, self.clock
@@ -128,7 +133,8 @@ class Progress:
     def begin_at(self, step: int, left: dict[str, Any], samples: int, unmerged: float = 0.0) -> None:
         """Begin before `step` with the model that a worker left; this one has taken `samples` so far."""
         self.t = self.clock = step
-        self.version, self.merged, self.began = left["version"], left["merged"], left["began"]
+        self.version, self.merged = left["version"], left["merged"]
+        self.began = step - (left["clock"] - left["began"])
         self.unmerged = unmerged
         self.samples = self.samples_before = samples
 

@@ -141,7 +141,7 @@ class Checkpoints:
                 if crew is None or crew.is_that_of(me):
                     if self._vouches(step, self._role(me), record):
                         return step
-                elif self._is_whole_for(step, crew, me):
+                elif self._bound is None and self._is_whole_for(step, crew, me):
                     if (why := self._unfinished(step, crew)) is None:
                         return step
                     refused = refused or why
@@ -289,6 +289,8 @@ class Checkpoints:
         there = {path.stem for path in step_folder(self.folder, step).glob("*.json")}
         if self._position is not None:  # a group, of which nobody is away
             return len(there) == self._processes
+        if self._bound is not None and len(crew.members) < crew.workers:  # nobody could go on from it
+            return False
         return all(self._role(node) in there for node in crew.nodes)
 
     def _prune(self) -> None:
