@@ -215,7 +215,7 @@ def test_every_batch_is_done_exactly_once_however_workers_come_and_go(workers, s
 
 def test_the_batches_of_a_smaller_crew_are_done():
     pool = Pool(workers=2, steps=5)
-    pool.begin_at(3)
+    pool.begin_at([3, 3])
     pool.give_up(1)
     assert pool.take(0) == ((1, 3), 5)  # of worker 1's share, from place 3 on
     assert pool.take(0) == ((1, 4), 6)

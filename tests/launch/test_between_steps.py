@@ -26,6 +26,12 @@ class Readable:
         self.asked.append(me.rank)
         return max((s for s in self.steps[me.rank] if limit is None or s <= limit), default=NO_STEP)
 
+    def forget_after(self, step, me):
+        pass
+
+    def crew_at(self, step, me):
+        return None
+
     def load(self, step, engine):
         self.loaded[engine.rank] = step
 

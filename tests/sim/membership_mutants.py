@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -48,13 +49,20 @@ def a_joiner_counts_before_its_state_has_arrived(patch: pytest.MonkeyPatch) -> N
 @mutant
 def what_a_dead_worker_was_dealt_is_lost(patch: pytest.MonkeyPatch) -> None:
     redeal = Batches.redeal
-    patch.setattr(Batches, "redeal", lambda self, *to: redeal(self, *to[:-1], []))
+    patch.setattr(Batches, "redeal", lambda self, *to: redeal(self, *to[:3], {}, *to[4:]))
 
 
 @mutant
 def what_one_that_contributed_was_dealt_comes_again(patch: pytest.MonkeyPatch) -> None:
     redeal = Batches.redeal
-    patch.setattr(Batches, "redeal", lambda self, *to: redeal(self, *to[:-1], [*{0, *to[-1]}]))
+
+    def also_of_the_first(
+        self: Batches, place: int, workers: int, step: int, undone: Any, *more: Any
+    ) -> None:
+        since = min(undone.values(), default=step)
+        redeal(self, place, workers, step, {0: since, **undone}, *more)
+
+    patch.setattr(Batches, "redeal", also_of_the_first)
 
 
 @mutant

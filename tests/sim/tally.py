@@ -1,27 +1,11 @@
 """Tally: a model that counts how often each sample is in it, exactly, whoever comes and goes."""
 
-from dataclasses import dataclass
-
 import torch
 
+from marks import Tally
 from shoal.core.replica import Gradient
 from shoal.replicas.batches import Batches
 from shoal.sim import Compute, Faults, Simulation
-from shoal.vocabulary.strategy import Sends, Strategy
-
-
-@dataclass(frozen=True)
-class Tally(Strategy):
-    """Adds up what all workers bring, where model averaging would average it."""
-
-    sends = Sends.DIFFERENCES
-    period: int = 1
-
-    async def worker(self, w):
-        start = w.keep("start", w.x)
-        async for _ in w.blocks(self.period):
-            start.add_(await w.mean(w.x - start, weight=1.0), alpha=w.size)
-            w.x.copy_(start)
 
 
 class TallyReplica:
@@ -30,10 +14,10 @@ class TallyReplica:
     lr = 1.0
     changed = None
 
-    def __init__(self, rank, workers, samples, batch, seed):
+    def __init__(self, rank, workers, samples, batch, seed, fixed=False):
         self.x = torch.zeros(samples, dtype=torch.float64)
         ids = torch.arange(samples)
-        self.batches = Batches(ids, ids, batch=batch, rank=rank, workers=workers, seed=seed)
+        self.batches = Batches(ids, ids, batch=batch, rank=rank, workers=workers, seed=seed, fixed=fixed)
 
     async def gradient(self):
         ids, _ = self.batches.next()
@@ -72,20 +56,35 @@ class Stuck(Exception):
 
 
 def tally(
-    faults=None, *, workers=4, samples=50, batch=3, epochs=2, period=1, seed=0, strategy=None, **options
+    faults=None,
+    *,
+    workers=4,
+    samples=50,
+    batch=3,
+    epochs=2,
+    period=1,
+    seed=0,
+    strategy=None,
+    before=None,
+    elastic=True,
+    **options,
 ):
-    """Run it, and return the simulation. Raises Stuck if it is not over after LONG virtual seconds."""
-    first = TallyReplica(0, workers, samples, batch, seed)
+    """Run it, and return the simulation. Raises Stuck if it is not over after LONG virtual seconds.
+
+    `before` is called with the nodes before they begin.
+    """
+    fixed = strategy is not None and strategy.deal.fixed
+    first = TallyReplica(0, workers, samples, batch, seed, fixed)
     run = Simulation(
         strategy or Tally(period),
-        lambda rank: TallyReplica(rank, workers, samples, batch, seed),
+        lambda rank: TallyReplica(rank, workers, samples, batch, seed, fixed),
         workers=workers,
         steps=first.batches.end_of(epochs),
         passes=epochs,
         compute=options.pop("compute", None) or Compute(mean=1.0, jitter=0.1),
         faults=faults or Faults(),
         seed=seed,
-        elastic=True,
+        elastic=elastic,
         **options,
     )
 
@@ -93,6 +92,8 @@ def tally(
         raise Stuck(f"not over after {LONG:g} s")
 
     run.kernel.at(LONG, give_up)
+    if before is not None:
+        before(run.nodes)
     return run.run()
 
 

@@ -145,8 +145,6 @@ def test_the_saved_model_has_its_own_names(tmp_path):
 
 def test_another_run_s_checkpoint_is_refused_with_the_difference(tmp_path):
     shoal.run(blobs(), "sync", workers=2, transport="sim", checkpoint=tmp_path, every=5)
-    with pytest.raises(shoal.CheckpointError, match=r"workers=2 \(now 3\)"):
-        shoal.run(blobs(), "sync", workers=3, transport="sim", checkpoint=tmp_path)
     with pytest.raises(shoal.CheckpointError, match=r"lr=0.1 \(now 0.2\)"):
         shoal.run(blobs(), "sync", workers=2, lr=0.2, transport="sim", checkpoint=tmp_path)
 

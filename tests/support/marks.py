@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.task import Data, Task
+from shoal.vocabulary.strategy import Sends, Strategy
 
 SAMPLES = 1600
 BATCH = 4
@@ -26,6 +28,11 @@ def marks() -> Task:
     )
 
 
+def tallies() -> Task:
+    """The same for batches of any size."""
+    return replace(marks(), name="tallies", loss=summed_output, lr=1.0)
+
+
 class Marks(nn.Module):
     """One number for each sample, 0 at first; the output is that of the sample asked for."""
 
@@ -42,6 +49,28 @@ def mean_output(output: Tensor, _: Tensor) -> Tensor:
     return output.mean()
 
 
+def summed_output(output: Tensor, _: Tensor) -> Tensor:
+    time.sleep(SECONDS)
+    return output.sum()
+
+
 def data() -> Data:
     index = torch.arange(SAMPLES)
     return Data(index, index, index[:1], index[:1])
+
+
+@dataclass(frozen=True)
+class Tally(Strategy):
+    """Adds up what all workers bring, where model averaging would average it."""
+
+    sends = Sends.DIFFERENCES
+    period: int = 1
+
+    async def worker(self, w):
+        start = w.keep("start", w.x)
+        async for _ in w.blocks(self.period):
+            start.add_(await w.mean(w.x - start, weight=1.0), alpha=w.size)
+            w.x.copy_(start)
+
+    def solution(self, node):
+        return node.keep("start", node.x)

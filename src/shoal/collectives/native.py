@@ -83,7 +83,7 @@ class Merged:
     def __init__(self, group: Group, path: Path) -> None:
         self.out = path.out
         # The total weight is mostly that of the step before. Then the sum needs no division.
-        self._kept = group.keep("total weight", torch.ones(1, dtype=torch.float64))
+        self._kept = group.keep("total weight", torch.ones(1, dtype=torch.float64), mutual=True)
         self._expected = self._kept.item()
         self.unit = 1 / self._expected
         self._group = group

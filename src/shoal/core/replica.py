@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -80,10 +80,20 @@ class Replica(Protocol):
 class Redeals(Protocol):
     """A replica whose data can be dealt to other workers than before."""
 
-    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+    def redeal(
+        self,
+        place: int,
+        workers: int,
+        step: int,
+        undone: Mapping[int, int],
+        done: Mapping[int, int] | None = None,
+        was: Sequence[int | None] | None = None,
+    ) -> None:
         """From `step` on deal the data to so many workers, of whom this is number `place`.
 
-        What was dealt since step `since` to the workers at the `absent` places comes next, once more.
+        By place in the deal so far: what was dealt from the `undone` step on comes next, once more; what
+        comes before the `done` step does not come. `was` is each worker's place in the deal so far, for
+        what it has not handed over yet: if it dies, that comes again.
         """
         ...
 
@@ -92,7 +102,10 @@ class Redeals(Protocol):
         ...
 
     def deal(self) -> dict[str, Any] | None:
-        """What has been dealt so far, as plain values; None where the replica's state says it."""
+        """What has been dealt so far, as plain values.
+
+        None where it is dealt to one number of workers, or where the replica's state says it.
+        """
         ...
 
     def take_deal(self, deal: Any) -> None:
@@ -159,6 +172,10 @@ class Parameters:
     def state_dict(self) -> dict[str, Any]:
         """Nothing besides `x`."""
         return {}
+
+    def cut(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state of this slice, of the states of other slices that make up the whole vector, in order."""
+        return states[0]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing besides `x`."""

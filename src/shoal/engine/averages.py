@@ -48,6 +48,7 @@ class Averages:
         self._ends_known = ends_known
         self.under_way: list[Exchange] = []  # begun, and not finished
         self.started = 0  # averages that were begun, to be finished later
+        self.open = 0  # those of them that are not finished
         self.membership: Membership | None = None  # where workers come and go
         self._all_ended = False
         self._number = 0  # of the averages so far, where ends are not known
@@ -87,6 +88,7 @@ class Averages:
         weight = weight or (0.0 if progress.has_ended else PRESENT)
         mean = cast(object, self._mean)
         self.started += 1
+        self.open += 1
         if group.size == 1 or not isinstance(mean, Starts):
             return partial(self._later, v.clone(), weight)
         exchange: Exchange = await mean.start(group, v, weight, self.started, key)
@@ -185,6 +187,7 @@ class Averages:
 
     def _taken(self, average: Tensor, total: float) -> Tensor:
         """An average that was begun, counted: of a part of the model, only that part is merged."""
+        self.open -= 1
         self._end_if_all_have(total)
         self._progress.merge_part(total, average.numel(), self._replica.x.numel())
         return average

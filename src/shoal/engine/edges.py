@@ -6,7 +6,7 @@ state of one who has just completed the round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ class Edges:
         self._hand_over = hand_over
         self._take_over = take_over
         self._crossed = 0  # the last round whose edge this worker has crossed
-        self.block_began = 0  # the first step since then
+        self.block_began = 0  # the first step that was not in it
         self._arrival: StateArrival | None = None
         self._is_over = False
         self._place = 0, ""  # after which round, and where this worker was in the data then
@@ -78,25 +78,26 @@ class Edges:
         outcome, end = members.outcome, None
         if outcome is None or members.completed == self._crossed or self._averages.under_way:
             return None
-        absent = [place for place, rank in enumerate(members.dealt) if rank not in outcome.contributors]
-        if absent or outcome.dealt != members.dealt:
+        before, began = members.dealt, self.block_began
+        undone = {k: began for k, rank in enumerate(before) if rank not in outcome.contributors}
+        if undone or outcome.dealt != before:
             came = members.deal_to(outcome.dealt)
-            end = self._deal_again(absent)
+            end = self._deal_again(undone, [before.index(r) if r in before else None for r in members.dealt])
             await self._compare_places(outcome.contributors[0])
             for number, rank in enumerate(came):
                 if outcome.contributors[number % len(outcome.contributors)] == self._identity.rank:
                     await self._give_state(rank)
-        self._crossed, self.block_began = members.completed, self._progress.t
+        self._crossed, self.block_began = members.completed, self._progress.block_began
         return end
 
-    def _deal_again(self, absent: list[int]) -> int | None:
-        """Deal what is left of the data to those who are there, with what was dealt to absent ones."""
+    def _deal_again(self, undone: dict[int, int], was: Sequence[int | None]) -> int | None:
+        """Deal what is left of the data to those who are there, with what absent ones left undone."""
         if not isinstance(self._replica, Redeals):
             return None
-        dealt = self._membership.dealt
-        self._replica.redeal(
-            dealt.index(self._identity.rank), len(dealt), self._progress.t, self.block_began, absent
-        )
+        dealt, t = self._membership.dealt, self._progress.t
+        place = dealt.index(self._identity.rank)
+        holds = self._progress.block_began < t
+        self._replica.redeal(place, len(dealt), t, undone, None, was if holds else None)
         return None if self._passes is None else self._replica.end_of(self._passes)
 
     async def _compare_places(self, first: int) -> None:
@@ -164,10 +165,10 @@ class Edges:
         state = self._arrival.state()
         self._take_over(state)
         members.enter(state["completed"], state["dealt"])
-        self._crossed, self.block_began = members.completed, self._progress.t
+        self._crossed, self.block_began = members.completed, self._progress.block_began
         await self._channel.tell(keeper, Settled(version=members.epoch))
         self._arrival = None
-        return self._deal_again([])
+        return self._deal_again({}, range(len(members.dealt)))
 
     @property
     def _has_state(self) -> bool:

@@ -10,7 +10,7 @@ one_sided    memory that peers read and change   work       which batch comes ne
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -188,6 +188,9 @@ class Engine:
             "x": self.replica.x,
             "replica": self.replica.state_dict(),
             "rng": self.rng.get_state(),
+            "crew": {"members": list(self.members), "open": self.averages.open, "deal": self._deal()},
+            "counts": self._counts(),
+            "kinds": self.variables.kinds(),
             **{name: getattr(self, name).state() for name in _SAVED},
         }
 
@@ -198,9 +201,15 @@ class Engine:
         self.rng.set_state(state["rng"])
         for name in _SAVED:
             getattr(self, name).load(state[name])
+        if (deal := state["crew"]["deal"]) is not None and isinstance(self.replica, Redeals):
+            self.replica.take_deal(deal)
+            if deal["begin"][0]:  # to other workers than the first, so it may be of another length
+                self._find_end()
+        if self.work.edges is not None:
+            self.work.edges.block_began = self.progress.block_began
         self.meter.steps = self.progress.t
 
-    # -- a crew that grows ---------------------------------------------------------------------
+    # -- other nodes than before ---------------------------------------------------------------
 
     def hand_over(self) -> dict[str, Any]:
         """What the run goes on from when more workers join in: see `take_over`."""
@@ -214,27 +223,70 @@ class Engine:
             "client": self.client.state(),
         }
 
-    def take_over(self, left: dict[str, Any], step: int, *, own: bool) -> None:
+    def take_over(
+        self, left: dict[str, Any], step: int, *, own: bool, clocks: Sequence[int] | None = None
+    ) -> None:
         """Begin before `step` with what this node handed over, or what another worker did if this one is new.
 
-        Variables that are not shared start afresh, and so do the codec's states. A new worker has random
-        streams and a count of samples of its own.
+        Other variables start afresh, and so do the codec's states. A new worker has random streams and a
+        count of samples of its own. `clocks` says how many batches of each worker are in a server's model.
         """
         me, replica, before = self.identity, left["replica"], left["progress"]
         self.replica.x.copy_(left["x"])
         self.replica.load_state_dict(replica if own else {k: v for k, v in replica.items() if k != NOISE})
         self.variables.load(left["variables"])
-        self.progress.begin_at(step, before, before["samples"] if own else 0)
+        counts = (before["samples"], before["unmerged"]) if own else (0, 0.0)
+        self.progress.begin_at(step, before, *counts)
         shift = me.workers - left["workers"]  # servers come after the workers, who are more now
         self.client.load({str(int(rank) + shift): version for rank, version in left["client"].items()})
-        self.service.begin_at(step)
+        self.service.begin_at(clocks or [step] * me.workers, before["merged"])
         if own:
             self.rng.set_state(left["rng"])
         if not me.is_server:
             self.replica.seek(me.rank, step)
         self.meter.steps = self.progress.t
 
+    def deal_anew(
+        self,
+        deal: dict[str, Any],
+        undone: Mapping[int, int],
+        done: Mapping[int, int],
+        was: Sequence[int | None] | None,
+    ) -> None:
+        """From the present step on, deal what others have left of the data to the workers of this run.
+
+        See `Redeals.redeal` for what is undone and done.
+        """
+        me, replica = self.identity, self.replica
+        assert isinstance(replica, Redeals), "what was dealt by its replica can be dealt anew"
+        replica.take_deal(deal)
+        replica.redeal(me.rank, me.workers, self.progress.t, undone, done, was)
+        self._find_end()
+        if self.work.edges is not None:
+            self.work.edges.block_began = self.progress.block_began
+
+    def _counts(self) -> dict[str, float | None]:
+        """Samples in the model: those that this worker, or to this server all have handed over.
+
+        Where workers come and go, also those of all, which no worker can add up.
+        """
+        done = self.progress
+        given = self.service.samples if self.is_server else done.samples - done.unmerged
+        return {"given": given, "merged": None if self.membership is None else done.merged}
+
+    def _find_end(self) -> None:
+        if self.passes is not None and isinstance(self.replica, Redeals):
+            self.work.last_step = self.replica.end_of(self.passes)
+
+    def _deal(self) -> dict[str, Any] | None:
+        return self.replica.deal() if isinstance(self.replica, Redeals) else None
+
     # -- workers that come and go --------------------------------------------------------------
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The workers that batches are dealt to."""
+        return range(self.identity.workers) if self.membership is None else self.membership.dealt
 
     def excuse(self, finished: Sequence[int]) -> None:
         """Those workers had come to the end before this node was started again."""
@@ -258,7 +310,7 @@ class Engine:
             "variables": self.variables.shared(),
             "progress": self.progress.state(),
             "started": self.averages.started,
-            "deal": self.replica.deal() if isinstance(self.replica, Redeals) else None,
+            "deal": self._deal(),
             "untrained": list(self.replica.untrained) if isinstance(self.replica, HoldsMore) else [],
         }
 
@@ -273,7 +325,7 @@ class Engine:
         if isinstance(self.replica, HoldsMore):
             for mine, theirs in zip(self.replica.untrained, left["untrained"], strict=True):
                 mine.copy_(theirs)
-        self.averages.started = left["started"]
+        self.averages.started, self.averages.open = left["started"], 0
         self.averages.under_way.clear()
         self.meter.steps = self.progress.t
 

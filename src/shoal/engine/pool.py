@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -72,16 +73,26 @@ class Pool:
     """Every worker has a share of `steps` batches; what it leaves undone goes to whoever asks for more."""
 
     def __init__(self, workers: int, steps: int) -> None:
-        self._steps = steps
         self._lots = [Lot(rank, steps) for rank in range(workers)]
         self._free: deque[tuple[int, int, int]] = deque()  # share, first free place, the place after the last
         self._unfinished = workers if steps else 0  # lots with batches left; counted, for there are many
 
-    def begin_at(self, place: int) -> None:
-        """The batches before this place are in the model: those of a smaller crew, whose run goes on."""
+    def begin_at(self, clocks: Sequence[int]) -> None:
+        """The first batches of each worker are in the model: the run goes on from where others have left."""
+        for lot, clock in zip(self._lots, clocks, strict=True):
+            lot.clock = clock
+        self._count_unfinished()
+
+    def lengthen(self, steps: int) -> None:
+        """The share of each worker has so many batches now."""
         for lot in self._lots:
-            lot.clock = place
-        self._unfinished = sum(not lot.is_done for lot in self._lots)
+            lot.own = steps if lot.own else 0
+        self._count_unfinished()
+
+    @property
+    def clocks(self) -> list[int]:
+        """How many batches of each worker are in the model."""
+        return [lot.clock for lot in self._lots]
 
     def commit(self, rank: int, clock: int) -> None:
         """The first `clock` batches of this worker are in the model."""
@@ -131,11 +142,11 @@ class Pool:
         return {"lots": [asdict(lot) for lot in self._lots], "free": [list(run) for run in self._free]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave; shares may have become longer since."""
+        """Go on from what `state` gave."""
         self._lots = [
             Lot(
                 saved["rank"],
-                self._steps if saved["own"] else 0,
+                saved["own"],
                 saved["start"],
                 saved["clock"],
                 [(owner, place) for owner, place in saved["lent"]],
@@ -143,4 +154,7 @@ class Pool:
             for saved in state["lots"]
         ]
         self._free = deque((owner, place, end) for owner, place, end in state["free"])
+        self._count_unfinished()
+
+    def _count_unfinished(self) -> None:
         self._unfinished = sum(not lot.is_done for lot in self._lots)

@@ -17,6 +17,7 @@ class Progress:
         self.version = 0  # server: versions of the model since the start
         self.merged = 0.0  # samples in the model, of all workers
         self.unmerged = 0.0  # own samples since the last mean or push
+        self.began = 0  # the clock at that mean or push
         self.samples = 0  # own samples in all
         self.samples_before = 0  # own samples before the checkpoint that this run resumed from
         self.has_ended = False  # whether this worker's data has, while others may go on
@@ -58,9 +59,14 @@ class Progress:
 
     # -- samples in the model ------------------------------------------------------------------
 
+    @property
+    def block_began(self) -> int:
+        """The first step whose gradient is not in the last mean or push."""
+        return self.t - (self.clock - self.began)
+
     def take_unmerged(self) -> float:
         """The own samples since the last merge; from now on they count as handed over."""
-        taken, self.unmerged = self.unmerged, 0.0
+        taken, self.unmerged, self.began = self.unmerged, 0.0, self.clock
         return taken
 
     def merge(self, samples: float) -> None:
@@ -120,18 +126,25 @@ class Progress:
             "version": self.version,
             "merged": self.merged,
             "unmerged": self.unmerged,
+            "began": self.began,
             "samples": self.samples,
         }
 
-    def begin_at(self, step: int, left: dict[str, Any], samples: int) -> None:
-        """Begin before `step` with the model of a smaller crew; this worker has taken `samples` so far."""
+    def begin_at(self, step: int, left: dict[str, Any], samples: int, unmerged: float = 0.0) -> None:
+        """Begin before `step` with the model that a worker left; this one has taken `samples` so far."""
         self.t = self.clock = step
-        self.unmerged = 0.0
         self.version, self.merged = left["version"], left["merged"]
+        self.began = step - (left["clock"] - left["began"])
+        self.unmerged = unmerged
         self.samples = self.samples_before = samples
+
+    def credit(self, samples: int) -> None:
+        """Count so many samples of workers that are no longer there as this worker's."""
+        self.samples += samples
+        self.samples_before += samples
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self.t, self.clock, self.version = state["step"], state["clock"], state["version"]
-        self.merged, self.unmerged = state["merged"], state["unmerged"]
+        self.merged, self.unmerged, self.began = state["merged"], state["unmerged"], state["began"]
         self.samples = self.samples_before = state["samples"]

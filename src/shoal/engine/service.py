@@ -7,7 +7,7 @@ would survive a crash. See `protocol` for the requests and their answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,8 @@ class Service:
         self._log = keeping.log
         self._pool = pool
         self._ledger = Ledger()
+        self.samples = 0.0  # of all workers, that they have handed over
+        self._pushed: dict[int, int] = {}  # worker -> its clock at its last push
         self._lost: set[int] = set()
         self._left: set[int] = set()  # in order: they were told that all is done
         self._held: dict[int, Message] = {}  # worker -> its request for more, not answered yet
@@ -158,15 +160,23 @@ class Service:
         self.active = set(range(self._identity.workers))
         self._progress.start_over()
 
-    def begin_at(self, step: int) -> None:
-        """A smaller crew has done the steps before this one."""
+    def begin_at(self, clocks: Sequence[int], samples: float) -> None:
+        """The first batches of each worker are in the model: the run goes on from where others have left."""
+        self.samples = samples
         if isinstance(self._pool, Pool):
-            self._pool.begin_at(step)
+            self._pool.begin_at(clocks)
+
+    def lengthen(self, steps: int) -> None:
+        """The share of each worker has so many batches now."""
+        if isinstance(self._pool, Pool):
+            self._pool.lengthen(steps)
 
     def state(self) -> dict[str, Any]:
         """Everything that a later message may act upon, as plain values."""
         return {
             "ledger": self._ledger.state(),
+            "samples": self.samples,
+            "pushed": {str(rank): clock for rank, clock in self._pushed.items()},
             "pool": None if self._pool is None else self._pool.state(),
             "held": [[m.src, m.seq, m.clock, m.incarnation] for m in self._held.values()],
             "active": sorted(self.active),
@@ -177,6 +187,8 @@ class Service:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self._ledger.load(state["ledger"])
+        self.samples = state["samples"]
+        self._pushed = {int(rank): clock for rank, clock in state["pushed"].items()}
         if self._pool is not None and state["pool"] is not None:
             self._pool.load(state["pool"])
         self._held = {
@@ -327,7 +339,11 @@ class Service:
         if self._pool is not None and m.src < self._identity.workers and isinstance(m, (Push, More, Report)):
             self._pool.commit(m.src, m.clock)
         if isinstance(m, Push):
+            self._pushed[m.src] = m.clock
+            self.samples += m.count if m.src < self._identity.workers else 0.0
             self._conclude(m, Ack(seq=m.seq, version=version))
+        elif isinstance(m, Report):
+            self.samples += m.count
         elif isinstance(m, (Idle, Busy)):  # to say it twice does no harm
             self._answers.append((m.src, Ack(seq=m.seq, version=version)))
         if self._held:

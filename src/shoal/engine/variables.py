@@ -13,14 +13,18 @@ class Variables:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
         self._shared: set[str] = set()
+        self._mutual: set[str] = set()
 
-    def keep(self, name: str, start: Tensor, shared: bool = False) -> Tensor:
+    def keep(self, name: str, start: Tensor, shared: bool = False, mutual: bool = False) -> Tensor:
         """The tensor of that name: a copy of `start` at first, or what a checkpoint restored there.
 
-        A `shared` one is equal at all workers, or a server's: it outlives a change of the crew.
+        A `shared` one is equal at all workers, or a server's: it outlives a change of the crew. A `mutual`
+        one must fit with what other workers keep: it outlives none.
         """
         if shared:
             self._shared.add(name)
+        if mutual:
+            self._mutual.add(name)
         kept = self._kept.get(name)
         if kept is None:
             kept = self._kept[name] = start.clone()
@@ -35,6 +39,10 @@ class Variables:
     def shared(self) -> dict[str, Tensor]:
         """Those that outlive a change of the crew."""
         return {name: tensor for name, tensor in self._kept.items() if name in self._shared}
+
+    def kinds(self) -> dict[str, list[str]]:
+        """The names of those that all take over, and of those that nobody does, when the crew changes."""
+        return {"shared": sorted(self._shared), "mutual": sorted(self._mutual)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""

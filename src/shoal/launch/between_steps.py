@@ -12,6 +12,7 @@ from shoal.core.transport import Message
 from shoal.engine.engine import Engine
 from shoal.engine.protocol import Checkpointed, ResumesFrom
 from shoal.launch.control import Control
+from shoal.storage.changed_crew import ChangedCrew
 from shoal.storage.checkpoint import NO_STEP, Checkpoints
 
 LOOK_SECONDS = 0.02
@@ -24,7 +25,7 @@ class BetweenSteps:
     `every` is the number of steps between two checkpoints. `model` returns the weights to save beside the
     node's state, or None at a node that does not hold all of them. `in_group` tells the other processes of
     this node, if it has several, a step, and returns those of all. `begin` is the first step, which needs no
-    checkpoint.
+    checkpoint. `solution` finds the common model at a worker, for one that begins with that of another.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class BetweenSteps:
         model: Callable[[Engine], Mapping[str, Tensor] | None] = lambda engine: None,
         in_group: Callable[[int], Sequence[int]] | None = None,
         begin: int = 0,
+        solution: Callable[[Engine], Tensor] = lambda engine: engine.x,
     ) -> None:
         self._control = control
         self._checkpoints = checkpoints
@@ -42,6 +44,7 @@ class BetweenSteps:
         self._model = model
         self._in_group = in_group
         self._begin = begin
+        self._solution = solution
         self._run_to: int | None = None
         self._final = False
         self._resumed_at: int | None = None
@@ -55,10 +58,14 @@ class BetweenSteps:
             return None
         self._checkpoints.check()
         step = await self._common_step(self._checkpoints, engine)
-        engine.meter.reset()  # do not count the messages so far
         if step == NO_STEP and (own := self._checkpoints.newest(engine.identity, None)) != NO_STEP:
             self._control.tell("warning", text=_starts_again(engine, own, self._checkpoints))
-        return self._load(self._checkpoints, step, engine)
+        resumed = self._load(self._checkpoints, step, engine)
+        if resumed is not None:
+            await _tell_end(engine)
+        engine.meter.reset()  # do not count the messages so far
+        engine.meter.steps = engine.progress.t
+        return resumed
 
     async def _common_step(self, checkpoints: Checkpoints, engine: Engine) -> int:
         """The newest step that all processes of all nodes can read; NO_STEP if there is none."""
@@ -77,6 +84,9 @@ class BetweenSteps:
             step = self._checkpoints.latest(engine.identity for engine in engines)
             for engine in engines:
                 self._load(self._checkpoints, step, engine)
+            if step != NO_STEP and (end := engines[0].work.last_step) is not None:
+                for engine in engines:
+                    engine.service.lengthen(end)
 
     async def __call__(self, engine: Engine) -> None:
         """Save a checkpoint if one is due. Raises Interrupted, after saving, at the step where all stop."""
@@ -131,7 +141,15 @@ class BetweenSteps:
     def _load(self, checkpoints: Checkpoints, step: int, engine: Engine) -> int | None:
         if step == NO_STEP:
             return None
-        checkpoints.load(step, engine)
+        me = engine.identity
+        checkpoints.forget_after(step, me)
+        crew = checkpoints.crew_at(step, me)
+        if crew is None or crew.is_that_of(me):
+            checkpoints.load(step, engine)
+        else:
+            ChangedCrew(checkpoints, step, crew, me).enter(engine, self._solution)
+            if me.rank == 0:
+                self._control.announce(crew.describe_change(step, me))
         engine.service.resume()
         self._resumed_at = step
         self._control.tell("saved", step=step)
@@ -143,6 +161,18 @@ def _starts_again(engine: Engine, own: int, checkpoints: Checkpoints) -> str:
         f"{engine.name} has a checkpoint of step {own} in {checkpoints.folder}, but not all nodes have one: "
         "the run starts from the beginning. To resume, bring the files of every node to its host."
     )
+
+
+async def _tell_end(engine: Engine) -> None:
+    """Have the servers know how many steps a worker takes, which follows from how the data was dealt."""
+    me, end = engine.identity, engine.work.last_step
+    if end is None or (me.rank and not me.is_server):
+        return
+    if me.is_server:
+        engine.service.lengthen((await engine.mailbox.find("resumes", 0)).seq)
+    else:
+        for rank in me.server_ranks:
+            await engine.channel.send(rank, ResumesFrom(seq=end))
 
 
 async def _agreed_step(checkpoints: Checkpoints, engine: Engine, limit: int | None = None) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import select
 import signal
@@ -24,6 +25,8 @@ from typing import Any, NamedTuple
 from shoal.core.errors import PeerLost, ShoalError
 from shoal.engine.engine import Engine, Instrument
 from shoal.launch.stop_signals import STOPPING
+
+LOG = logging.getLogger("shoal")
 
 WARNING_SECONDS = 5.0
 """How long compression is measured before the node may warn about its cost."""
@@ -96,6 +99,13 @@ class Control:
         """Wait for the order to start training."""
         order = self.await_order()
         return Go(float(order.get("elapsed", 0.0)), tuple(order.get("finished", ())))
+
+    def announce(self, text: str) -> None:
+        """Have the user read a line, through the launcher if there is one."""
+        if self._connection is None:
+            LOG.warning("%s", text)
+        else:
+            self.tell("warning", text=text)
 
     def tell_failure(self, error: BaseException) -> None:
         """Report an exception, with its traceback unless Shoal raised it: then the message is enough."""

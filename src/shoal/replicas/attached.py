@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -332,9 +332,17 @@ class AttachedReplica:
 
     # -- workers that come and go --------------------------------------------------------------
 
-    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+    def redeal(
+        self,
+        place: int,
+        workers: int,
+        step: int,
+        undone: Mapping[int, int],
+        done: Mapping[int, int] | None = None,
+        was: Sequence[int | None] | None = None,
+    ) -> None:
         """From `step` on deal the training data to so many workers, of whom this is number `place`."""
-        self.passes.redeal(place, workers, step, since, absent)
+        self.passes.redeal(place, workers, step, min(undone.values(), default=step), list(undone))
 
     @property
     def place_in_data(self) -> str:

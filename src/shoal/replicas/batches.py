@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -105,6 +106,9 @@ class Batches:
         self._again = torch.empty(
             0, dtype=torch.int64
         )  # samples of the first epoch that come before its rest
+        self._done: dict[int, Tensor] = {}  # by epoch: samples that are in the model out of their turn
+        self._former: Batches | None = None  # how the batches before the first were dealt, where that matters
+        self._was: Sequence[int | None] = ()  # the place there of each worker
         self._begins = [self._begin.step]  # the position at which each epoch begins, from the first one on
         self.position = self._begin.step  # batches taken so far, those of workers before these included
         self.rate = 1.0  # factor of the learning rate for the batch taken last
@@ -134,19 +138,29 @@ class Batches:
 
     def _indices(self, rank: int, position: int) -> Tensor:
         """The samples of one batch of one worker."""
+        if position < self._begin.step:
+            return self._dealt_before(rank, position)
         epoch, step, steps = self._find(position)
-        if self._fixed:
+        if self._has_shares(epoch):
             return torch.tensor_split(self._own(rank, epoch), steps)[step]
-        batch = self._growth.batch(self._batch, epoch)
         ends = self._end is not None and position == self._end.step - 1
-        order = self._order(epoch, self._stop(epoch) if ends else None)
+        return self._share_of(self._order(epoch, self._stop(epoch) if ends else None), rank, position, ends)
+
+    def _share_of(self, order: Tensor, rank: int, position: int, ends: bool = False) -> Tensor:
+        """What one batch of one worker takes of the order of its epoch."""
+        epoch, step, steps = self._find(position)
+        batch = self._growth.batch(self._batch, epoch)
         is_last = ends or step == steps - 1
         return share(order, step, batch, rank, self._workers, is_last, self._speeds)
 
     def _order(self, epoch: int, stop: int | None = None) -> Tensor:
         """The samples of an epoch that these workers take, in order."""
-        left = _shuffle(len(self._x), self._seed, epoch)[self._taken(epoch) : stop]
+        left = self._data(epoch)[self._taken(epoch) : stop]
         return torch.cat([self._again, left]) if self._comes_again(epoch) else left
+
+    def _data(self, epoch: int) -> Tensor:
+        """The samples of an epoch, in order, but for those that are in the model out of their turn."""
+        return without(_shuffle(len(self._x), self._seed, epoch), self._done.get(epoch))
 
     def _comes_again(self, epoch: int) -> int:
         """How many samples of an epoch were dealt before to workers that did not contribute them."""
@@ -154,25 +168,88 @@ class Batches:
 
     # -- dealing to other workers than before --------------------------------------------------
 
-    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+    def redeal(
+        self,
+        place: int,
+        workers: int,
+        step: int,
+        undone: Mapping[int, int],
+        done: Mapping[int, int] | None = None,
+        was: Sequence[int | None] | None = None,
+    ) -> None:
         """From `step` on deal to so many workers, of whom this is number `place`.
 
-        What was dealt since step `since` to the workers at the `absent` places comes next, once more.
+        By place in the deal so far: what was dealt from the `undone` step on comes next, once more; what
+        comes before the `done` step does not come. `was` is each worker's place in the deal so far, for
+        what it has not handed over yet: if it dies, that comes again.
         """
-        undone = [self._indices(k, position) for k in absent for position in range(since, step)]
-        epoch, taken, again = self._begin.epoch, self._begin.taken, self._again
-        if step > self._begin.step:
-            epoch, last, steps = self._find(step - 1)
-            count = (last + 1) * self._growth.batch(self._batch, epoch) * self._workers
-            dealt = len(self._order(epoch)) if last + 1 == steps else count
-            taken = self._taken(epoch) + max(0, dealt - self._comes_again(epoch))
-            again = again[min(len(again), dealt) if epoch == self._begin.epoch else len(again) :]
-        again = torch.cat([again, *undone])
-        if taken == len(self._x) and not len(again):
+        left_undone = [self._indices(k, p) for k, since in undone.items() for p in range(since, step)]
+        former = None if was is None else copy.copy(self)
+        ahead = {(k, position) for k, end in (done or {}).items() for position in range(step, end)}
+        epoch, taken, again, skipped = self._left_at(step, ahead)
+        self._done, again = skipped, torch.cat([again, *left_undone])
+        if (
+            self._fixed and not taken and len(again)
+        ):  # an epoch that begins with others' samples has no shares
+            taken, again = len(self._x), torch.cat([again, self._data(epoch)])
+        if self._fixed and taken:
+            self._done.pop(epoch, None)
+        if taken >= len(self._data(epoch)) and not len(again):
             epoch, taken = epoch + 1, 0
         self._begin, self._again = DataPosition(step, epoch, taken), again
+        self._former, self._was = former, was or ()
         self._begins = [step]
         self._rank, self._workers, self.position = place, workers, step
+
+    def _left_at(self, step: int, ahead: Set[tuple[int, int]]) -> tuple[int, int, Tensor, dict[int, Tensor]]:
+        """What is left before a step, but for batches that are ahead, by place and position.
+
+        Epoch, samples of it that are taken, those that come before the rest, and by epoch those left out.
+        """
+        kept, skipped = self._without(ahead)
+        epoch, taken, again = self._begin.epoch, self._begin.taken, self._again
+        if step == self._begin.step:
+            return epoch, taken, again[kept], skipped
+        epoch, last, steps = self._find(step - 1)
+        if self._has_shares(epoch):
+            end = step + steps - last - 1
+            rest = [(k, p) for p in range(step, end) for k in range(self._workers) if (k, p) not in ahead]
+            left = torch.cat([self._again[:0], *(self._indices(k, p) for k, p in rest)])
+            return epoch, len(self._x), left, skipped
+        count = (last + 1) * self._growth.batch(self._batch, epoch) * self._workers
+        dealt = len(self._order(epoch)) if last + 1 == steps else count
+        taken = self._taken(epoch) + max(0, dealt - self._comes_again(epoch))
+        first = min(len(again), dealt) if epoch == self._begin.epoch else len(again)
+        return epoch, taken, again[first:][kept[first:]], skipped
+
+    def _has_shares(self, epoch: int) -> bool:
+        """Whether each worker has its own share of an epoch, which was not dealt to others in part."""
+        return self._fixed and not self._taken(epoch)
+
+    def _without(self, ahead: Set[tuple[int, int]]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Leave out the batches of these places and positions.
+
+        Returns which of the samples that come again are left, and by epoch which of the others are not.
+        """
+        kept = torch.ones(len(self._again), dtype=torch.bool)
+        skipped: dict[int, list[Tensor]] = {e: [ids] for e, ids in self._done.items()}
+        for k, position in ahead:
+            epoch = self._find(position)[0]
+            if self._has_shares(epoch):
+                skipped.setdefault(epoch, []).append(self._indices(k, position))
+                continue
+            order, first = self._order(epoch), self._comes_again(epoch)
+            places = self._share_of(torch.arange(len(order)), k, position)
+            kept[places[places < first]] = False
+            skipped.setdefault(epoch, []).append(order[places[places >= first]])
+        return kept, {epoch: torch.cat(ids) for epoch, ids in skipped.items()}
+
+    def _dealt_before(self, rank: int, position: int) -> Tensor:
+        """The samples of a batch before this deal began; none for a worker that was not there."""
+        place = self._was[rank] if self._former is not None else None
+        if self._former is None or place is None:
+            return torch.empty(0, dtype=torch.int64)
+        return self._former._indices(place, position)
 
     def end_of(self, passes: int) -> int:
         """The step after the last of so many passes over the data."""
@@ -180,19 +257,31 @@ class Batches:
             self._find(self._begins[-1])
         return self._begins[max(0, passes - self._begin.epoch)]
 
-    def deal(self) -> dict[str, Any]:
-        """What has been dealt so far, as plain values; `take_deal` goes on from it."""
+    def deal(self) -> dict[str, Any] | None:
+        """What has been dealt so far, as plain values; `take_deal` goes on from it.
+
+        None where it ends at a step: then it is dealt to one number of workers.
+        """
+        if self._end is not None:
+            return None
         here = self._begin
         return {
             "begin": [here.step, here.epoch, here.taken],
             "again": self._again,
             "workers": self._workers,
+            "done": dict(self._done),
+            "former": None if self._former is None else self._former.deal(),
+            "was": list(self._was),
         }
 
     def take_deal(self, deal: dict[str, Any]) -> None:
         """Go on from what another worker's `deal` gave."""
         self._begin, self._again = DataPosition(*deal["begin"]), deal["again"]
         self._workers, self._begins = deal["workers"], [self._begin.step]
+        self._done, self._was, self._former = deal["done"], deal["was"], None
+        if deal["former"] is not None:
+            self._former = copy.copy(self)
+            self._former.take_deal(deal["former"])
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -210,18 +299,24 @@ class Batches:
         while self._begins[-1] <= position:
             epoch = first + len(self._begins) - 1
             batch = self._growth.batch(self._batch, epoch)
-            left = len(self._x) - self._taken(epoch) + self._comes_again(epoch)
-            few = left < self._workers and epoch == self._begin.epoch  # some workers get no sample
-            self._begins.append(
-                self._begins[-1] + (1 if few else steps_per_epoch(left, batch, self._workers))
-            )
+            whole = len(self._x) - len(self._done.get(epoch, ()))
+            left = whole - self._taken(epoch) + self._comes_again(epoch)
+            few = left < self._workers and (epoch == self._begin.epoch or epoch in self._done)
+            steps = min(1, left) if few else steps_per_epoch(left, batch, self._workers)  # some get no sample
+            self._begins.append(self._begins[-1] + steps)
         k = bisect_right(self._begins, position) - 1
         return first + k, position - self._begins[k], self._begins[k + 1] - self._begins[k]
 
     def _own(self, rank: int, epoch: int) -> Tensor:
         """The fixed share of a worker, in the order of this epoch."""
         mine = _shuffle(len(self._x), self._seed, 0)[rank :: self._workers]
-        return mine[_shuffle(len(mine), derive(self._seed, "share", rank), epoch)]
+        order = _shuffle(len(mine), derive(self._seed, "share", rank), epoch)
+        return without(mine[order], self._done.get(epoch))
+
+
+def without(samples: Tensor, some: Tensor | None) -> Tensor:
+    """The samples that are not among some, in order."""
+    return samples if some is None else samples[~torch.isin(samples, some)]
 
 
 @lru_cache(maxsize=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -176,17 +176,25 @@ class ModuleReplica:
             raise TypeError("splits of data blocks are cut before training and cannot be balanced by speed")
         self.batches.weigh(speeds)
 
-    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+    def redeal(
+        self,
+        place: int,
+        workers: int,
+        step: int,
+        undone: Mapping[int, int],
+        done: Mapping[int, int] | None = None,
+        was: Sequence[int | None] | None = None,
+    ) -> None:
         """From `step` on deal the data to so many workers, of whom this is number `place`."""
-        self._shared_batches.redeal(place, workers, step, since, absent)
+        self._shared_batches.redeal(place, workers, step, undone, done, was)
 
     def end_of(self, passes: int) -> int:
         """The step after the last of so many passes over the data."""
         return self._shared_batches.end_of(passes)
 
-    def deal(self) -> dict[str, Any]:
-        """What has been dealt so far, as plain values."""
-        return self._shared_batches.deal()
+    def deal(self) -> dict[str, Any] | None:
+        """What has been dealt so far, as plain values; None where it is dealt to one number of workers."""
+        return None if isinstance(self.batches, Splits) else self.batches.deal()
 
     def take_deal(self, deal: dict[str, Any]) -> None:
         """Go on from what the `deal` of any worker gave."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -35,13 +36,16 @@ class ServedReplica(Parameters):
         own = me.own_slice(flat.x.numel())
         self._x = flat.x[own].clone()
         self._pieces: list[tuple[nn.Parameter, slice]] = []  # with their place in `x`
+        self._within: dict[int, slice] = {}  # by the id of a piece: its place in the parameter
         pieces = {}
         for p, tensor, place in zip(flat.parameters, flat.tensors, flat.places, strict=True):
             begin, end = max(own.start, place.start), min(own.stop, place.stop)
             if begin < end:
                 whole = end - begin == tensor.numel()
                 piece = nn.Parameter(tensor.detach() if whole else tensor.detach().view(-1)[: end - begin])
-                pieces[id(p)] = piece, partial(_part, slice(begin - place.start, end - place.start))
+                within = slice(begin - place.start, end - place.start)
+                pieces[id(p)] = piece, partial(_part, within)
+                self._within[id(piece)] = within
                 self._pieces.append((piece, slice(begin - own.start, end - own.start)))
         self._bind()
         self._optimizers = [copy_onto(optimizer, pieces) for optimizer in optimizers]
@@ -89,6 +93,33 @@ class ServedReplica(Parameters):
             load_state(optimizer, own)
         for schedule, numbers in zip(self._schedules, state["schedules"], strict=True):
             schedule.load(numbers)
+
+    def cut(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state of this slice, of the states of other slices that make up the whole vector, in order."""
+        optimizers = [
+            self._cut(optimizer, [state["optimizers"][i] for state in states])
+            for i, optimizer in enumerate(self._optimizers)
+        ]
+        return {"optimizers": optimizers, "schedules": states[0]["schedules"]}
+
+    def _cut(self, optimizer: torch.optim.Optimizer, states: Sequence[dict[int, Any]]) -> dict[int, Any]:
+        """The state of an optimizer that steps each element by itself: each tensor in it is cut alike."""
+        held = enumerate(p for group in optimizer.param_groups for p in group["params"])
+        own = {}
+        for n, piece in held:
+            parts = [state[n] for state in states if n in state]
+            if parts and id(piece) in self._within:
+                own[n] = {name: self._joined(piece, [part[name] for part in parts]) for name in parts[0]}
+        return own
+
+    def _joined(self, piece: nn.Parameter, values: Sequence[Any]) -> Any:
+        """What one slice has of a value that each slice has of a parameter; counts are the same for all."""
+        if not isinstance(values[0], Tensor):
+            return values[0]
+        if not values[0].dim():
+            return values[0].clone()
+        whole = torch.cat([value.reshape(-1) for value in values])
+        return whole[self._within[id(piece)]].view(piece.shape)
 
     def _bind(self) -> None:
         for piece, place in self._pieces:

@@ -33,7 +33,13 @@ from shoal.replicas.module import build_model, module_of, steps_of
 from shoal.replicas.repeatable import check_nothing_is_drawn
 from shoal.replicas.served import check_optimizer
 from shoal.runs.curve import POINTS, Curve, holds_solution
-from shoal.runs.refusals import check_balance, check_crew, check_layout, check_membership
+from shoal.runs.refusals import (
+    bound_to_a_crew,
+    check_balance,
+    check_crew,
+    check_layout,
+    check_membership,
+)
 from shoal.runs.scaling import lr_factor
 from shoal.storage.checkpoint import LEG, Checkpoints, save_model
 from shoal.storage.leg_edge import LegEdge
@@ -268,7 +274,15 @@ class Plan:
         """The checkpoints of this run, or of this leg; None if it writes none."""
         if self.checkpoint is None:
             return None
-        return Checkpoints(self.checkpoint, self.same_run(), self.nodes)
+        return Checkpoints(self.checkpoint, self.same_run(), self.nodes, bound=self._bound())
+
+    def _bound(self) -> str | None:
+        """Why a checkpoint cannot be resumed with another number of workers or servers; None if it can."""
+        if self.crew:
+            return "its crew grows at steps that are given"
+        if self.balance:
+            return "balance divides the data by the speeds of these workers"
+        return bound_to_a_crew(self.strategy, STRATEGIES.name_of(self.strategy))
 
     def check_checkpoints(self, data: Data) -> None:
         """Raise CheckpointError if the folder holds the checkpoints of a run with other settings."""
@@ -346,10 +360,15 @@ class Plan:
         """The hook that saves checkpoints and stops a node between two steps; `model` names its weights."""
         begin = 0 if self.leg is None else self.leg.begin.step
         weights = partial(self._weights, model)
-        return BetweenSteps(control, self.checkpoints(), self.every, weights, begin=begin)
+        solution = partial(_solution, self.strategy)
+        return BetweenSteps(control, self.checkpoints(), self.every, weights, begin=begin, solution=solution)
 
     def _weights(self, model: nn.Module, engine: Engine) -> Mapping[str, Tensor] | None:
         """The solution by the names of the model's parameters, at a node that holds all of it; else None."""
         if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, engine):
             return None
         return named_weights(module_of(engine.replica, model), self.strategy.solution(Node(engine)))
+
+
+def _solution(strategy: Strategy, engine: Engine) -> Tensor:
+    return strategy.solution(Node(engine))

@@ -18,10 +18,6 @@ from shoal.vocabulary.strategy import Strategy
 
 def check_crew(strategy: Strategy, word: str) -> None:
     """Raise ValueError for a strategy whose workers cannot become more during training."""
-    if strategy.independent:
-        raise ValueError(
-            f"crew: the workers of {word!r} train models of their own, which no other could join"
-        )
     deal = strategy.deal
     if deal.fixed:
         raise ValueError(
@@ -29,13 +25,25 @@ def check_crew(strategy: Strategy, word: str) -> None:
             "none left; take --strategy.fixed_shares false, in Python fixed_shares=False"
         )
     if deal.blocks is not None:
-        raise ValueError(
-            f"crew: blocks={deal.blocks} cuts the data up for one number of workers; take period"
-        )
+        raise ValueError(f"crew: {bound_to_a_crew(strategy, word)}; take period")
     if deal.portions:
         raise ValueError(f"crew: workers of {word!r} have no step in common at which others could join")
+    if strategy.servers <= 1 and (why := bound_to_a_crew(strategy, word)) is not None:
+        raise ValueError(f"crew: {why}")
+
+
+def bound_to_a_crew(strategy: Strategy, word: str) -> str | None:
+    """Why a run cannot go on with another number of workers or servers; None if it can."""
+    deal = strategy.deal
+    if strategy.independent:
+        return f"the workers of {word!r} train models of their own, which no other could join"
+    if deal.blocks is not None:
+        return f"blocks={deal.blocks} cuts the data up for one number of workers"
     if deal.whole:
-        raise ValueError(f"crew: every worker of {word!r} goes through all of the data, from its beginning")
+        return f"every worker of {word!r} goes through all of the data, from its beginning"
+    if strategy.servers > 1:
+        return f"the servers of {word!r} send updates on to each other, and some may have been under way"
+    return None
 
 
 def check_balance(strategy: Strategy, word: str) -> None:

@@ -7,14 +7,16 @@
 
 The processes of a worker that is a group are worker-0-0, worker-0-1 and so on; no file has the whole model.
 
-A JSON file is written after the files it vouches for, so a node's state is there whole or not at all; a
-step counts when every node's is there and undamaged. Every node checks its own files, so that resuming reads
-each file at one node only. Nothing is ever unpickled.
+A JSON file is written after the files it vouches for, so a node's state is there whole or not at all. It
+says who took part then; a step counts when the state of all of these is there and undamaged. Every node
+checks its own files, so that resuming with the same nodes reads each file at one node only. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,21 @@ from shoal.core.errors import CheckpointError
 from shoal.core.identity import NodeIdentity
 from shoal.core.state_tree import harvest, plant
 from shoal.engine.engine import Engine
+from shoal.storage.saved_crew import SavedCrew
 from shoal.storage.step_folders import KEPT, remove_before, step_folder, steps_in
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
-FORMAT = 3
+FORMAT = 4
 
 NO_STEP = -1
 """Stands for a step where there is no checkpoint; lower than any."""
 
+
+NUMBERS = ("workers", "servers")
+"""What may differ in a run that is resumed with other nodes."""
+
+OWN_LOOP = "your own training loop deals its data to one number of workers"
+"""Why numbers must stay, where nothing else is said."""
 
 LEG = "leg-"
 """Folders with the checkpoints of a run whose crew grows begin with this: one for each leg, from leg-1 on."""
@@ -44,6 +53,7 @@ LEG = "leg-"
 class Checkpoints:
     """The checkpoints of one run in one folder. `config` is what must be the same for a run to be resumed.
 
+    `bound` says why that holds for the numbers of workers and servers, too; None where they may change.
     `processes` counts those of all nodes; `position` is the place of this one in a node that has several.
     """
 
@@ -54,8 +64,10 @@ class Checkpoints:
         processes: int,
         keep: int = KEPT,
         position: int | None = None,
+        bound: str | None = OWN_LOOP,
     ) -> None:
         self.folder = Path(folder)
+        self._bound = bound
         self._position = position
         self._config = json.loads(json.dumps(config))  # as it will be read back
         self._processes = processes
@@ -64,7 +76,7 @@ class Checkpoints:
     def save(self, engine: Engine, model: Mapping[str, Tensor] | None = None) -> None:
         """Write a node's state before its next step, and the model where this node holds it."""
         self.write(engine.progress.t, engine.identity, engine.state(), model)
-        if engine.rank == 0 and not self._position:
+        if engine.rank == engine.members[0] and not self._position:
             self._prune()
 
     def write(
@@ -89,6 +101,7 @@ class Checkpoints:
             "format": FORMAT,
             "step": t,
             "config": self._config,
+            "crew": SavedCrew.of(me, state).plain(),
             "files": sums,
             "state": tree,
         }
@@ -97,32 +110,91 @@ class Checkpoints:
     def check(self) -> None:
         """Raise CheckpointError if the folder holds the checkpoint of a run with other settings.
 
-        Reads what worker 0 saved, without the tensors.
+        Reads what the first worker saved, without the tensors.
         """
         if "crew" not in self._config and any(self.folder.glob(f"{LEG}*")):
             raise CheckpointError(
                 f"the checkpoint in {self.folder} belongs to a run whose crew grows. "
                 "Use the same settings, or another folder."
             )
-        role = self._role(NodeIdentity(0, 1))
         for step in steps_in(self.folder):
-            self._record(step, role)
-            there = [path.stem for path in step_folder(self.folder, step).glob("worker-0*.json")]
-            if there and role not in there:
+            first = self._first_worker(step)
+            if first is not None:
+                self._record(step, first)
+            elif any(step_folder(self.folder, step).glob("worker-*.json")):
                 raise CheckpointError(
                     f"the checkpoint in {self.folder} belongs to a run with another --group. "
                     "Use the same one, or another folder."
                 )
 
     def newest(self, me: NodeIdentity, limit: int | None = None) -> int:
-        """The newest step, up to `limit`, whose state of this node is whole; NO_STEP if there is none.
+        """The newest step, up to `limit`, that this node can go on from; NO_STEP if there is none.
 
-        Reads this node's files only. Raises CheckpointError if they are of a run with other settings.
+        Reads this node's files only, unless other nodes wrote them: then worker 0 sees to it that the state
+        of all of these is whole. Raises CheckpointError if they are of a run with other settings.
         """
+        refused = None
         for step in sorted(steps_in(self.folder), reverse=True):
-            if (limit is None or step <= limit) and self._is_whole(step, self._role(me)):
-                return step
+            if limit is None or step <= limit:
+                record = self._record(step, self._role(me))
+                crew = self.crew_at(step, me) if record is None else SavedCrew.read(record["crew"])
+                if crew is None or crew.is_that_of(me):
+                    if self._vouches(step, self._role(me), record):
+                        return step
+                elif self._bound is None and self._is_whole_for(step, crew, me):
+                    if (why := self._unfinished(step, crew)) is None:
+                        return step
+                    refused = refused or why
+        if refused is not None and limit is None:
+            raise CheckpointError(refused)
         return NO_STEP
+
+    def _is_whole_for(self, step: int, crew: SavedCrew, me: NodeIdentity) -> bool:
+        """Whether what a node needs of a step of other nodes is whole; at worker 0, all of it."""
+        if me.rank == 0:
+            needed = crew.nodes
+        else:
+            own = [crew.identity(me.rank if me.rank in crew.members else crew.members[0])]
+            needed = [*([] if me.is_server else own), *crew.server_nodes]
+        roles = map(self._role, needed)
+        return all(self._vouches(step, role, self._record(step, role)) for role in roles)
+
+    def _unfinished(self, step: int, crew: SavedCrew) -> str | None:
+        """Why other nodes cannot go on from a step that is whole; None if they can."""
+        heard = [self.crew_at(step, server) for server in crew.server_nodes]
+        if crew.is_open:
+            what = "an average was under way at step"
+        elif any(one is None or one.pushed != other.pushed for one in heard for other in heard if other):
+            what = "the servers had not all got the same updates at step"
+        else:
+            return None
+        return (
+            f"the checkpoint in {self.folder} can only be resumed with as many workers and servers as wrote "
+            f"it: {what} {step}"
+        )
+
+    def crew_at(self, step: int, me: NodeIdentity) -> SavedCrew | None:
+        """Who took part in a step, as this node or else the first worker says; None if neither does."""
+        for role in (self._role(me), self._first_worker(step)):
+            if role is not None and (record := self._record(step, role)) is not None:
+                return SavedCrew.read(record["crew"])
+        return None
+
+    def _first_worker(self, step: int) -> str | None:
+        """The first worker, by rank, of which there is a record at this step."""
+        end = "" if self._position is None else f"-{self._position}"
+        names = (path.stem for path in step_folder(self.folder, step).glob("worker-*.json"))
+        ranks = [int(found[1]) for name in names if (found := re.fullmatch(rf"worker-(\d+){end}", name))]
+        return f"worker-{min(ranks)}{end}" if ranks else None
+
+    def forget_after(self, step: int, me: NodeIdentity) -> None:
+        """Remove what this node saved after that step, before all of them go on from there.
+
+        Else it might be taken for what others save there now.
+        """
+        for later in steps_in(self.folder):
+            if later > step:
+                (step_folder(self.folder, later) / f"{self._role(me)}.json").unlink(missing_ok=True)
 
     def latest(self, nodes: Iterable[NodeIdentity]) -> int:
         """The newest step whose state is whole at all these nodes; NO_STEP if there is none."""
@@ -159,13 +231,16 @@ class Checkpoints:
         return node if self._position is None else f"{node}-{self._position}"
 
     def _check_config(self, saved: dict[str, Any]) -> None:
-        differ = [
-            k for k in sorted(saved.keys() | self._config.keys()) if saved.get(k) != self._config.get(k)
-        ]
+        names = sorted(saved.keys() | self._config.keys())
+        differ = [name for name in names if saved.get(name) != self._config.get(name)]
+        others = [name for name in differ if name not in NUMBERS]
+        if not others and self._bound is None:
+            return
         if differ:
-            was = ", ".join(f"{k}={saved.get(k)!r} (now {self._config.get(k)!r})" for k in differ)
+            was = ", ".join(f"{k}={saved.get(k)!r} (now {self._config.get(k)!r})" for k in others or differ)
+            why = "" if others else f", and {self._bound}"
             raise CheckpointError(
-                f"the checkpoint in {self.folder} belongs to another run: {was}. "
+                f"the checkpoint in {self.folder} belongs to another run: {was}{why}. "
                 "Use the same settings, or another folder."
             )
 
@@ -197,9 +272,8 @@ class Checkpoints:
             return None
         return content if digest(content) == sums[name] else None
 
-    def _is_whole(self, step: int, role: str) -> bool:
-        """Whether all files of a node are there and undamaged."""
-        record = self._record(step, role)
+    def _vouches(self, step: int, role: str, record: dict[str, Any] | None) -> bool:
+        """Whether there is a record of a node, and all files that it names are there and undamaged."""
         if record is None:
             return False
         sums = record["files"]
@@ -207,7 +281,17 @@ class Checkpoints:
 
     def _is_complete(self, step: int) -> bool:
         """Whether every process has written its state; whether it is undamaged is seen when it is loaded."""
-        return len(list(step_folder(self.folder, step).glob("*.json"))) == self._processes
+        first = self._first_worker(step)
+        record = None if first is None else self._record(step, first)
+        if record is None:
+            return False
+        crew = SavedCrew.read(record["crew"])
+        there = {path.stem for path in step_folder(self.folder, step).glob("*.json")}
+        if self._position is not None:  # a group, of which nobody is away
+            return len(there) == self._processes
+        if self._bound is not None and len(crew.members) < crew.workers:  # nobody could go on from it
+            return False
+        return all(self._role(node) in there for node in crew.nodes)
 
     def _prune(self) -> None:
         """Remove what is older than the newest `keep` whole steps."""

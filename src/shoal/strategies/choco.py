@@ -42,8 +42,8 @@ class CHOCO(Decentral):
         weights = both_ways(self.topology).weights(w.rank, w.size, 0)
         gamma = (0.5 if w.lossy else 1.0) if self.rate is None else self.rate
         nothing = torch.zeros_like(w.x)
-        own = w.keep("own copy", nothing)  # x hat, as the neighbours have it
-        copies = {k: w.keep(f"copy of {k}", nothing) for k in weights}
+        own = w.keep("own copy", nothing, mutual=True)  # x hat, as the neighbours have it
+        copies = {k: w.keep(f"copy of {k}", nothing, mutual=True) for k in weights}
         async for t in w.rounds():
             w.descend(await w.grad())
             news = w.encode("difference", w.x - own, times=len(weights), feedback=False)

@@ -29,9 +29,11 @@ class SSP(Central):
 
     async def server(self, s: Node) -> None:
         clocks = s.keep("clocks", torch.zeros(s.size, dtype=torch.int64))  # steps each worker has done
-        hidden = s.keep("hidden", torch.zeros_like(s.x))
-        about = s.keep("about hidden", torch.zeros(2, dtype=torch.float64))  # their clock, their samples
-        furthest = s.keep("edge", torch.zeros(1, dtype=torch.float64))  # it never goes back
+        hidden = s.keep("hidden", torch.zeros_like(s.x), shared=True)
+        about_hidden = s.keep("about hidden", torch.zeros(1, 2, dtype=torch.float64), shared=True)
+        about = about_hidden[0]  # their clock, their samples
+        nowhere = torch.tensor(0.0, dtype=torch.float64)
+        furthest = s.keep("edge", nowhere, shared=True)  # it never goes back
         waiting: dict[int, Message] = {}
         async for m in s.inbox():
             if isinstance(m, (Pull, Push)):

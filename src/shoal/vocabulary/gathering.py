@@ -17,11 +17,11 @@ class Gathering:
     def __init__(self, s: Node) -> None:
         self._node = s
         wide = torch.promote_types(s.x.dtype, torch.float32)  # a sum in half precision overflows
-        self._total = s.keep("total", torch.zeros_like(s.x, dtype=wide))
-        self._tally = s.keep(
-            "tally", torch.zeros(4, dtype=torch.float64)
-        )  # gradients, samples, weights, rates
-        self._length = s.keep("length", torch.zeros(1, dtype=torch.int64))  # of the newest push's numbers
+        self._total = s.keep("total", torch.zeros_like(s.x, dtype=wide), shared=True)
+        tallies = s.keep("tally", torch.zeros(1, 4, dtype=torch.float64), shared=True)
+        self._tally = tallies[0]  # gradients, samples, weights, rates
+        length = torch.tensor(0, dtype=torch.int64)
+        self._length = s.keep("length", length, shared=True)  # of the newest push's numbers
         self._gave = s.keep("gave", torch.zeros(s.engine.identity.nodes, dtype=torch.bool))
         self._waiting: dict[int, Message] = {}
 
@@ -71,7 +71,7 @@ class Gathering:
         self._tally += torch.tensor([1.0, m.count, weight, rate], dtype=torch.float64)
         self._length.fill_(0 if m.numbers is None else m.numbers.numel())
         if m.numbers is not None:
-            self._node.keep(self._name, m.numbers).copy_(m.numbers)
+            self._node.keep(self._name, m.numbers[None], shared=True).copy_(m.numbers)
         self._gave[m.src] = waits
 
     @property
@@ -95,7 +95,7 @@ class Gathering:
             self._total.div_(weights or 1.0)
         parts = [self._total.to(s.x.dtype)]
         if self._length:
-            parts.append(s.keep(self._name, torch.empty(0)))
+            parts.append(s.keep(self._name, torch.empty(1, 0), shared=True)[0])
         self._tally.zero_()
         self._gave.zero_()
         rate = rates / (samples or 1.0) if gradients > 1 else rates

@@ -88,13 +88,15 @@ class Node:
         """Whether the codec loses anything."""
         return not self.engine.coding.codec.exact
 
-    def keep(self, name: str, start: Tensor, shared: bool = False) -> Tensor:
+    def keep(self, name: str, start: Tensor, shared: bool = False, mutual: bool = False) -> Tensor:
         """A variable of the algorithm that is checkpointed: a copy of `start`, or what was restored.
 
         Change it in place; the node holds on to the same tensor. Say `shared` if it is equal at all workers
-        between two averages, or a server's memory: workers that join the run later then take it over.
+        between two averages, or a server's memory: workers that join the run later then take it over. Say
+        `mutual` if it must fit with what other workers keep: it starts afresh when their number changes.
+        A server's memory is a vector of the length of its `x`, or no vector at all, but a number or a matrix.
         """
-        return self.engine.variables.keep(name, start, shared)
+        return self.engine.variables.keep(name, start, shared, mutual)
 
     # -- local work ----------------------------------------------------------------------------
 

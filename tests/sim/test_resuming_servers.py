@@ -1,0 +1,146 @@
+"""Runs with servers that go on with other workers, or with other servers: every push is in the model once."""
+
+import os
+import random
+import shutil
+
+import pytest
+import torch
+from tally import tally
+
+from sampling import mostly_soak
+from shoal.core.errors import CheckpointError
+from shoal.core.identity import NodeIdentity
+from shoal.launch.between_steps import BetweenSteps
+from shoal.launch.control import Control
+from shoal.sim import Compute, Faults
+from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.step_folders import step_folder, steps_in
+from shoal.strategies import ASGD, SSP, Downpour, Hogwild
+from shoal.vocabulary.node import Node
+
+PLAIN = {"optimizer": "sgd", "rate": 1.0, "warmup": 0}
+STRATEGIES = [
+    ASGD(),
+    SSP(bound=2),
+    Hogwild(),
+    Downpour(n_push=3, n_fetch=2, fixed_shares=False, **PLAIN),
+    Downpour(n_push=2, overlap=True, fixed_shares=False, **PLAIN),
+    Downpour(n_push=3, **PLAIN),
+]
+UNEVEN = Compute(mean=1.0, jitter=0.2, slow={0: 2.5})
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+def run(folder, strategy, workers, shards=1, faults=None, **options):
+    """A run that resumes if it can, and writes a checkpoint before every step."""
+    saved = Checkpoints(folder, {}, 0, keep=1000, bound=None)
+    between = BetweenSteps(Control(), saved, 1, solution=lambda engine: strategy.solution(Node(engine)))
+    settings = {"samples": 40, "batch": 2, "compute": UNEVEN, "elastic": False, **options}
+    return tally(
+        faults,
+        workers=workers,
+        shards=shards,
+        strategy=strategy,
+        between_steps=between,
+        before=between.resume_all,
+        **settings,
+    )
+
+
+def only(folder, step, copy):
+    """That checkpoint alone."""
+    shutil.copytree(step_folder(folder, step), step_folder(copy, step))
+    return copy
+
+
+def whole(folder):
+    files = Checkpoints(folder, {}, 0, bound=None)
+    return sorted(step for step in steps_in(folder) if files._is_complete(step))
+
+
+def counted(done):
+    """How often each sample is in the servers' model."""
+    return set(done.solution.tolist())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 2), (3, 1)])
+def test_with_other_workers_every_batch_is_in_the_model_once_an_epoch(strategy, before, after, tmp_path):
+    assert counted(run(tmp_path / "one", strategy, before)) == {2.0}
+    steps = whole(tmp_path / "one")
+    for step in (steps[1], steps[len(steps) // 2], steps[-1]):
+        again = run(only(tmp_path / "one", step, tmp_path / str(step)), strategy, after)
+        assert counted(again) == {2.0}
+        assert again.server.merged == 2 * 40
+
+
+@pytest.mark.parametrize("strategy", [ASGD(), STRATEGIES[3]], ids=repr)
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_with_other_shards_every_batch_is_in_the_model_once_an_epoch(strategy, before, after, tmp_path):
+    run(tmp_path / "one", strategy, 3, shards=before)
+    tried = 0
+    for step in whole(tmp_path / "one"):
+        copy = only(tmp_path / "one", step, tmp_path / str(step))
+        if before > 1 and not agree(copy, step, before):
+            with pytest.raises(CheckpointError, match=f"same updates at step {step}"):
+                run(copy, strategy, 3, shards=after)
+        else:
+            tried += 1
+            assert counted(run(copy, strategy, 3, shards=after)) == {2.0}
+    assert tried
+
+
+def agree(folder, step, shards):
+    """Whether the shards of three workers have got the same pushes."""
+    files = Checkpoints(folder, {}, 0, bound=None)
+    crew = files.crew_at(step, NodeIdentity(0, 3, 1, shards))
+    heard = [files.crew_at(step, server) for server in crew.server_nodes]
+    return all(one.pushed == heard[0].pushed for one in heard)
+
+
+@pytest.mark.parametrize("seed", mostly_soak(range(200), few=8))
+def test_deaths_after_a_change_lose_nothing(seed, tmp_path):
+    """A worker that dies leaves its batches to others: also those that it had not pushed yet."""
+    dice = random.Random(seed)
+    strategy, before = dice.choice(STRATEGIES), dice.randint(2, 4)
+    after = dice.choice([n for n in (2, 3, 4) if n != before])
+    run(tmp_path / "one", strategy, before)
+    step = dice.choice(whole(tmp_path / "one")[:-1])
+    faults = Faults(noticed_after=0.1).kill(dice.randrange(1, after), dice.uniform(0, 6))
+    again = run(only(tmp_path / "one", step, tmp_path / "two"), strategy, after, faults=faults)
+    if not isinstance(strategy, Hogwild):  # whose additions may be in before the server knows
+        assert counted(again) == {2.0}
+
+
+def test_what_a_worker_had_not_pushed_before_and_dies_with_comes_again(tmp_path):
+    """It pushes after 3 steps, is saved before step 5 with two gradients in hand, and dies in that step."""
+    strategy, compute = STRATEGIES[3], Compute(mean=1.0)
+    run(tmp_path / "one", strategy, 2, compute=compute)
+    faults = Faults(noticed_after=0.1).kill(1, 0.5)
+    again = run(only(tmp_path / "one", 5, tmp_path / "two"), strategy, 3, faults=faults, compute=compute)
+    assert counted(again) == {2.0}
+
+
+@pytest.mark.parametrize("strategy", [STRATEGIES[3], STRATEGIES[5]], ids=repr)
+def test_a_run_that_was_changed_goes_on_again_as_it_is(strategy, tmp_path):
+    run(tmp_path / "one", strategy, 3)
+    run(only(tmp_path / "one", 3, tmp_path / "two"), strategy, 2)
+    steps = whole(tmp_path / "two")
+    for step in steps[1:]:
+        assert counted(run(only(tmp_path / "two", step, tmp_path / str(step)), strategy, 2)) == {2.0}
+
+
+def test_what_servers_keep_is_cut_as_the_model_is(tmp_path):
+    momentum = Downpour(optimizer="momentum", rate=1.0, warmup=0, fixed_shares=False)
+    done = run(tmp_path, momentum, 2, compute=Compute(mean=1.0))
+    memory = done.server.variables.state()["memory"]
+    again = run(tmp_path, momentum, 2, shards=2, compute=Compute(mean=1.0))
+    cut = [shard.variables.state()["memory"] for shard in again.nodes[2:]]
+    assert [len(part) for part in cut] == [20, 20]
+    assert torch.equal(torch.cat(cut), memory)
+    assert [shard.version for shard in again.nodes[2:]] == [done.server.version] * 2
