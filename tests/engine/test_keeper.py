@@ -91,7 +91,7 @@ def goodbye(*ranks):
 
 def test_it_tells_members_and_joiners_of_every_change():
     join, settled = Join(src=1, incarnation=1), Settled(src=1, incarnation=1, version=2)
-    script = Script(Message("lost", src=1), join, settled, *goodbye(0, 1))
+    script = Script(Suspects(src=0, seq=1), join, settled, *goodbye(0, 1))
     keep(script)
     assert script.said == [
         (0, "change", 1, [[0, 0], []]),
@@ -109,11 +109,29 @@ def test_it_believes_a_suspicion_of_this_epoch_only():
 
 def test_its_successor_goes_on_from_its_journal_and_tells_again():
     disk = Disk()
-    keep(Script(Message("lost", src=1), *goodbye(0)), disk)
+    keep(Script(Suspects(src=0, seq=1), *goodbye(0)), disk)
     again = Script(*goodbye(0))
     keeper = keep(again, disk, incarnation=1)
     assert keeper.roster.epoch == 1
-    assert again.said == [(0, "change", 1, [[0, 0], []])]
+    assert again.said == [(rank, "change", 1, [[0, 0], []]) for rank in (0, 1)]
+
+
+def test_of_two_that_suspect_each_other_the_first_goes_on():
+    roster = Roster(2)
+    roster.suspect(0, suspected=1, epoch=0)
+    roster.suspect(1, suspected=0, epoch=0)
+    assert roster.members == {0: 0}
+
+
+def test_a_loss_that_no_member_sees_changes_nothing_and_who_is_back_is_told_where_the_run_is():
+    script = Script(Message("lost", src=1), Message("joined", src=1), *goodbye(0, 1))
+    assert keep(script).roster.epoch == 0
+    assert script.said == [(1, "change", 0, [[0, 0, 1, 0], []])]
+
+
+def test_it_ends_when_all_members_are_lost_and_nobody_may_come_back():
+    script = Script(Message("lost", src=1), Message("lost", src=0))
+    assert keep(script).roster.members == {0: 0, 1: 0}
 
 
 def test_who_comes_when_the_run_is_over_is_told():

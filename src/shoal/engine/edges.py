@@ -16,7 +16,7 @@ from shoal.engine.averages import Averages
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import Join, RunOver, Settled, StateHead, StatePart
 from shoal.engine.mailbox import Mailbox
-from shoal.engine.membership import Membership
+from shoal.engine.membership import Membership, RunIsOver
 from shoal.engine.progress import Progress
 from shoal.engine.state_transfer import StateArrival, messages
 
@@ -101,7 +101,7 @@ class Edges:
 
         Raises RunIsOver if the run ends first.
         """
-        members, keeper, asks_at = self._membership, self._identity.keeper, self._channel.now()
+        members, keeper, asks_at = self._membership, self._identity.keeper, self._channel.waited
         handlers = {
             **members.handlers,
             StateHead().tag: self._note_head,
@@ -111,17 +111,16 @@ class Edges:
         while not self._has_state:
             if self._is_over or self._mailbox.has_left(keeper):
                 raise RunIsOver
-            now = self._channel.now()
-            if now >= asks_at:
+            if self._channel.waited >= asks_at:
                 await self._channel.tell(keeper, Join())
-                asks_at = now + ASK_SECONDS
-            await self._mailbox.attend(handlers, max(0.0, asks_at - now))
+                asks_at = self._channel.waited + ASK_SECONDS
+            await self._mailbox.attend(handlers, asks_at - self._channel.waited)
         assert self._arrival is not None
         state = self._arrival.state()
         self._take_over(state)
         members.enter(state["completed"], state["dealt"])
         self._crossed, self.block_began = members.completed, self._progress.t
-        await self._channel.tell(keeper, Settled(version=members.epoch))
+        await members.tell_keeper(Settled(version=members.epoch))
         self._arrival = None
         return self._deal_again([])
 
@@ -140,7 +139,3 @@ class Edges:
 
     async def _note_end(self, m: Message) -> None:
         self._is_over = True
-
-
-class RunIsOver(Exception):
-    """A worker came to join when there was nothing left to do."""

@@ -36,12 +36,20 @@ class Roster:
         self._least = least
 
     def lose(self, rank: int) -> None:
-        """That worker has vanished."""
-        if rank in self.members or rank in self.joiners:
-            self.members.pop(rank, None)
-            self.joiners.pop(rank, None)
-            self.evicted.add(rank)
-            self.has_changed = True
+        """That worker has vanished, or others cannot reach it."""
+        self.members.pop(rank, None)
+        self.joiners.pop(rank, None)
+        self.evicted.add(rank)
+        self.has_changed = True
+
+    def suspect(self, rank: int, suspected: int, epoch: int) -> None:
+        """That worker lost its connection to another in this epoch, and needs one without it.
+
+        An older suspicion may be of somebody who has come back since. Of two that suspect each other, the
+        first to say so goes on.
+        """
+        if epoch == self.epoch and rank in self.members:
+            self.lose(suspected)
 
     def leave(self, rank: int) -> None:
         """That worker has left in order, at its end."""
@@ -51,13 +59,12 @@ class Roster:
 
     def admit(self, rank: int, incarnation: int) -> bool:
         """That process wants to join; whether it may."""
+        if self.joiners.get(rank) == incarnation or self.members.get(rank) == incarnation:
+            return True  # it asks again; others may have given it its state by now
         if self.is_over or not self.members:
             return False
-        if self.joiners.get(rank) == incarnation or self.members.get(rank) == incarnation:
-            return True  # it asks again
         self.lose(rank)
         self.joiners[rank] = incarnation
-        self.has_changed = True
         return True
 
     def settle(self, rank: int, incarnation: int, epoch: int) -> None:
@@ -114,6 +121,7 @@ class Keeper:
             saved, _ = self._log.recover()
             if saved is not None:
                 self.roster.load(saved)
+            self.roster.evicted.update(range(self.identity.workers))
             self._has_told = False  # the one before may have died in the middle of telling
         while self.roster.members:
             if self.roster.is_due:
@@ -124,6 +132,8 @@ class Keeper:
                 await self._tell({*self.roster.members, *self.roster.joiners, *self.roster.evicted})
                 self.roster.evicted.clear()
                 self._has_told = True
+            if self._is_cut_off and not await self.mailbox.sees_a_return():
+                break
             await self._hear(await self.mailbox.next())
             while self.mailbox.has_arrived():
                 await self._hear(await self.mailbox.next())
@@ -132,13 +142,17 @@ class Keeper:
         if self._log is not None:
             self._log.close()
 
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether no member can be reached: all are dead, or they go on and this keeper is cut off."""
+        return all(map(self.mailbox.has_lost, self.roster.members))
+
     async def _hear(self, m: Message) -> None:
         roster, rank = self.roster, m.src
-        if isinstance(m, Lost):
-            roster.lose(rank)
-        elif m.tag == Suspects().tag:
-            if m.version == roster.epoch:  # an older suspicion may be of somebody who has come back since
-                roster.lose(m.seq)
+        if m.tag == Suspects().tag:
+            roster.suspect(rank, m.seq, m.version)
+        elif isinstance(m, Joined):
+            await self._tell([rank])  # what it was told meanwhile is lost
         elif isinstance(m, Left):
             roster.leave(rank)
         elif m.tag == Join().tag:
@@ -152,7 +166,7 @@ class Keeper:
         elif m.tag == Finished().tag:
             roster.is_over = True
             self._keep()
-        elif not isinstance(m, Joined):
+        elif not isinstance(m, Lost):  # if a member is, the others say so: this keeper itself may be cut off
             self.channel.note_fault(f"the keeper knows no message {m.tag!r}")
 
     def _keep(self) -> None:

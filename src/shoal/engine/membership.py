@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from shoal.core.errors import PeerLost
 from shoal.core.identity import NodeIdentity
-from shoal.core.transport import JOINED, Message
+from shoal.core.transport import JOINED, LOST, Message
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import TAGS, Change, Finished, Present, RoundResult, Suspects
 from shoal.engine.group import Group
@@ -40,6 +40,10 @@ class EpochChanged(Exception):
 
 class Demoted(Exception):
     """The keeper does not count this worker among the members: it must join again."""
+
+
+class RunIsOver(Exception):
+    """A worker comes to join, or would have to, when there is nothing left to do."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class Membership:
         self._given: dict[int, RoundOutcome] = {}  # by another member
         self._finished: set[int] = set()
         self._is_forming = False
+        self._suspected: set[int] = set()  # to whom a connection broke in this epoch
+        self._told: list[Message] = []  # to the keeper in this epoch, which it may not have heard
         self.recoveries: list[float] = []  # seconds from a loss or a change in a round to the round's end
         self._disturbed_at: float | None = None
         self.handlers = {
@@ -106,9 +112,10 @@ class Membership:
             Present().tag: self._note_present,
             RoundResult().tag: self._note_outcome,
             Finished().tag: self._note_finished,
+            LOST: self._note_loss,
             JOINED: self._note_return,
         }
-        mailbox.shown = (JOINED,)
+        mailbox.shown = (LOST, JOINED)
         mailbox.incarnations |= {**channel.transport.incarnations, identity.rank: identity.incarnation}
         group.handlers = self.handlers
 
@@ -167,7 +174,13 @@ class Membership:
         return max((completed for completed, _ in self._roll.values()), default=self.completed)
 
     async def _wait(self, what: str) -> None:
-        """Wait for a message of the membership and deal with it. Raises EpochChanged."""
+        """Wait for a message of the membership and deal with it. Raises EpochChanged.
+
+        Raises RunIsOver if only a change would help, and the keeper has left: the others have finished.
+        """
+        if self._suspected and self._mailbox.has_left(self._identity.keeper):
+            self.is_joining = True
+            raise RunIsOver
         await self._mailbox.attend_to(what, self.handlers)
 
     async def _await_change(self, lost: PeerLost) -> None:
@@ -176,9 +189,7 @@ class Membership:
         Raises what was `lost` if the keeper says nothing for as long as one waits for a message.
         """
         epoch = self.epoch
-        for rank in self.present:
-            if rank in self._mailbox.gone:
-                await self._channel.tell(self._identity.keeper, Suspects(seq=rank, version=epoch))
+        await self._suspect(rank for rank in self.present if rank in self._mailbox.gone)
         try:
             while self.epoch == epoch:
                 await self._wait("change")
@@ -200,19 +211,32 @@ class Membership:
         if any(incarnation > known.get(rank, 0) for rank, incarnation in (*listed[0], *listed[1])):
             self._early_change = m  # until this worker has heard that they are back
             return
-        me, (members, joiners) = self._identity.rank, ([rank for rank, _ in pairs] for pairs in listed)
-        self.epoch, self.present, self.joiners = m.version, tuple(members), tuple(joiners)
-        self._early_change = None
+        self._begin_epoch(m.version, *listed)
+        if self.is_joining:
+            return
+        await self._answer_roll()
+        await self._suspect_absent((*listed[0], *listed[1]))
+        if self._is_forming:
+            raise EpochChanged
+
+    def _begin_epoch(self, epoch: int, members: list[list[int]], joiners: list[list[int]]) -> None:
+        """Go by the keeper's new list. Raises Demoted if this worker was a member, and is none in it."""
+        self.epoch, self._early_change = epoch, None
+        self.present, self.joiners = (tuple(rank for rank, _ in pairs) for pairs in (members, joiners))
         self._mailbox.fence(self.epoch, exempt=TAGS)
         self._given.clear()
+        self._suspected.clear()
+        self._told.clear()
         self._joins_at = math.inf
-        is_member = [me, self._identity.incarnation] in listed[0]  # not one who died and had this rank
+        me = self._identity
+        is_member = [me.rank, me.incarnation] in members  # not one who died and had this rank
         was_joining, self.is_joining = self.is_joining, not is_member
         if self.is_joining and not was_joining:
             raise Demoted
-        if self.is_joining:
-            return
-        self._roll = {me: (self.completed, self.completed in self._outcomes)}
+
+    async def _answer_roll(self) -> None:
+        """Say where this worker is to all who are there in this epoch."""
+        self._roll = {self._identity.rank: (self.completed, self.completed in self._outcomes)}
         self._has_called = False
         self._regroup()
         here = Present(seq=self.completed, count=float(self.completed in self._outcomes), version=self.epoch)
@@ -222,12 +246,34 @@ class Membership:
         for earlier in early:
             await self.handlers[earlier.tag](earlier)
         await self._see_to_roll()
-        if self._is_forming:
-            raise EpochChanged
+
+    async def _suspect_absent(self, listed: Iterable[list[int]]) -> None:
+        """Suspect those in a list who have gone, or are back as another incarnation, since it was made."""
+        known, gone = self._mailbox.incarnations, self._mailbox.gone
+        await self._suspect(rank for rank, n in listed if n < known.get(rank, 0) or rank in gone)
+
+    async def _note_loss(self, m: Message) -> None:
+        """Messages of this epoch may be lost for good, even if the peer is there again by now."""
+        if not self.is_joining and m.src in (*self.present, *self.joiners):
+            await self._suspect([m.src])
 
     async def _note_return(self, m: Message) -> None:
+        if m.src == self._identity.keeper:
+            for word in list(self._told):
+                await self._channel.tell(m.src, word)
         if self._early_change is not None:
             await self._change(self._early_change)
+
+    async def _suspect(self, ranks: Iterable[int]) -> None:
+        """Tell the keeper, once an epoch, that this worker needs an epoch without these."""
+        for rank in sorted({*ranks} - self._suspected):
+            self._suspected.add(rank)
+            await self.tell_keeper(Suspects(seq=rank, version=self.epoch))
+
+    async def tell_keeper(self, m: Message) -> None:
+        """Tell the keeper, and tell it again when it was away and is back in the same epoch."""
+        self._told.append(m)
+        await self._channel.tell(self._identity.keeper, m)
 
     async def _note_present(self, m: Message) -> None:
         if m.version > self.epoch:
@@ -243,6 +289,8 @@ class Membership:
         self._has_called = True
         self._joins_at = self._furthest + 1
         knowing = [rank for rank in self.present if self._roll[rank] == (self._furthest, True)]
+        if not knowing and self.completed < self._furthest:
+            await self._suspect([self._identity.rank])  # it cannot catch up, and must get the whole state
         if not knowing or knowing[0] != self._identity.rank:
             return
         for rank in self.present:

@@ -6,6 +6,7 @@ or behind. Workers that have gone, or take part in no further round, are left ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -51,7 +52,7 @@ class Rounds:
         self._rng = rng
         self._held: dict[tuple[int, int], Message] = {}  # (sender, round) -> arrived, not taken yet
         self._latest: dict[int, int] = {}  # sender -> the last round it has sent something for
-        self._speaks_at = 0.0
+        self._spoke_at = -math.inf
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -171,9 +172,9 @@ class Rounds:
     async def _reassure(self) -> None:
         """Tell those who are done, now and then, that this worker is not: they give up after a silence."""
         timeout, now = self._channel.timeout, self._channel.now()
-        if timeout is None or now < self._speaks_at:
+        if timeout is None or 0 <= now - self._spoke_at < timeout / 3:  # below 0: the clock has gone back
             return
-        self._speaks_at = now + timeout / 3
+        self._spoke_at = now
         self._sort_in()
         done = [k for k, latest in self._latest.items() if latest == OVER and self._progress.works(k)]
         await self.give(STILL_THERE, done)

@@ -19,10 +19,10 @@ from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_buffers, trainable
 from shoal.engine.channel import Channel
-from shoal.engine.edges import RunIsOver
 from shoal.engine.engine import Engine, Instrument
 from shoal.engine.keeper import Keeper
 from shoal.engine.mailbox import Mailbox
+from shoal.engine.membership import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
