@@ -29,14 +29,13 @@ compare: $(READY) ## compare seven strategies, four workers on this machine; wri
 	$(BIN)/shoal compare --task digits --strategies single,sync,local,bmuf,diloco,downpour,easgd -n 4 \
 	    --epochs 5 --seed 0 --strategy.period 4 --transport processes --json compare.json --report compare.html
 
-# Tests share out the cores, but for those whose bounds in seconds only hold where nothing else runs.
-# Only the files that have some are read for the second run, which is ten seconds less.
+# Tests share out the cores. Soaks whose bounds in seconds only hold where nothing else runs have a run of their own,
+# which reads only the files that have some: ten seconds less.
 # Python keeps what it compiles, whatever the environment says: pytest rewrites every assert, ten seconds a process.
 test quick soak frameworks: export PYTHONDONTWRITEBYTECODE :=
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 test: $(READY) ## run the tests; ARGS='-k easgd' picks some
-	$(BIN)/python -m pytest -n auto --dist loadscope -m "not alone and not soak" $(ARGS) || test $$? -eq 5
-	$(BIN)/python -m pytest -m "alone and not soak" $(or $(ARGS),$(ALONE)) || test $$? -eq 5
+	$(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder $(ARGS) || test $$? -eq 5
 
 quick: $(READY) ## run the quick tests of the heart, for every save
 	$(BIN)/python -m pytest -q -n auto -m "not slow and not alone and not soak" tests/core tests/engine

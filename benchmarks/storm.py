@@ -1,12 +1,13 @@
 """Workers, servers and keepers killed with SIGKILL while a model is trained: what it costs, and what is lost.
 
-Every strategy trains the same epochs twice on real processes, one run after the other: undisturbed, and with
-a kill every `--every` seconds on average. The undisturbed run is made about `--minutes` long. Killed
-processes are started again by the launcher, as in any run.
+Every strategy trains twice on real processes, one run after the other: undisturbed for `--plain` minutes,
+and for about `--minutes` with a kill every `--every` seconds on average. Killed processes are started again
+by the launcher, as in any run. With `--seeds 3` both runs are of the same length, and made with three seeds:
+then the last lines have the accuracy of both, mean and spread, to see whether kills cost any.
 
     python benchmarks/storm.py [--workers 4] [--every 15] [--minutes 2] [--kill workers,servers,keeper]
-        [--strategies sync,bmuf,diloco,asgd] [--task digits] [--batch 32] [--lr RATE]
-        [--seed 0]
+        [--strategies sync,bmuf,diloco,asgd] [--task digits] [--batch 32] [--lr RATE] [--plain MINUTES]
+        [--transport processes] [--seed 0] [--seeds 1]
 
 efficiency   samples a second with kills, as a share of those without
 survivors    seconds from a worker's notice of a kill, in an average, to the end of that average; median and
@@ -126,10 +127,10 @@ class Storm:
         return self._dice.choice(mortal) if mortal else None
 
 
-def train(word: str, options: argparse.Namespace, epochs: int, every: float) -> tuple[Any, Storm]:
+def train(word: str, options: argparse.Namespace, epochs: int, every: float, seed: int) -> tuple[Any, Storm]:
     """One run, and what the storm has seen of it."""
     strategy = shoal.strategies.STRATEGIES.read(STRATEGIES.get(word, word))
-    with Storm(set(options.kill.split(",")), every, options.seed) as storm:
+    with Storm(set(options.kill.split(",")), every, seed) as storm:
         result = shoal.run(
             options.task,
             strategy,
@@ -137,7 +138,8 @@ def train(word: str, options: argparse.Namespace, epochs: int, every: float) -> 
             epochs=epochs,
             batch=options.batch,
             lr=options.lr,
-            seed=options.seed,
+            seed=seed,
+            transport=options.transport,
             tests=0,
             on_progress=storm.heard,
         )
@@ -146,27 +148,47 @@ def train(word: str, options: argparse.Namespace, epochs: int, every: float) -> 
 
 def measure(word: str, options: argparse.Namespace, samples: int) -> dict[str, Any]:
     """The figures of one strategy."""
-    probe, _ = train(word, options, 4, 0.0)
-    epochs = max(4, round(60 * options.minutes * probe.samples_per_second / samples))
-    plain, _ = train(word, options, epochs, 0.0)
-    stormy, storm = train(word, options, epochs, options.every)
-    missing = epochs * samples - stormy.samples
+    probe, _ = train(word, options, 4, 0.0, options.seed)
+    a_minute = 60 * probe.samples_per_second / samples  # epochs
+    epochs = max(4, round(options.minutes * a_minute))
+    undisturbed = epochs if options.seeds > 1 else max(4, round(options.plain * a_minute))
+    seeds = range(options.seed, options.seed + options.seeds)
+    plain, stormy, storms = [], [], []
+    for seed in seeds:
+        plain.append(train(word, options, undisturbed, 0.0, seed)[0])
+        result, storm = train(word, options, epochs, options.every, seed)
+        stormy.append(result)
+        storms.append(storm)
+    missing = [epochs * samples - result.samples for result in stormy]
+    recoveries = [s for result in stormy for node in result.nodes for s in node.get("recoveries", ())]
     return {
-        "efficiency": plain.seconds / stormy.seconds,
-        "survivors_seconds": _spread([s for node in stormy.nodes for s in node.get("recoveries", ())]),
-        "victim_seconds": _spread(storm.victims),
-        "taking_part": storm.taking_part,
-        "samples_lost": max(0, missing),
-        "samples_doubled": max(0, -missing),
-        "kills": storm.kills,
-        "seconds": [plain.seconds, stormy.seconds],
-        "accuracy": [plain.test_accuracy, stormy.test_accuracy],
-        "epochs": epochs,
+        "efficiency": _rate(stormy) / _rate(plain),
+        "survivors_seconds": _spread(recoveries),
+        "victim_seconds": _spread([s for storm in storms for s in storm.victims]),
+        "taking_part": sum(storm.taking_part for storm in storms) / len(storms),
+        "samples_lost": sum(max(0, m) for m in missing),
+        "samples_doubled": sum(max(0, -m) for m in missing),
+        "kills": sum(storm.kills for storm in storms),
+        "seconds": [[result.seconds for result in results] for results in (plain, stormy)],
+        "accuracy": [[result.test_accuracy for result in results] for results in (plain, stormy)],
+        "loss": [[result.test_loss for result in results] for results in (plain, stormy)],
+        "epochs": [undisturbed, epochs],
     }
+
+
+def _rate(results: list[Any]) -> float:
+    """Samples a second."""
+    return sum(result.samples for result in results) / sum(result.seconds for result in results)
 
 
 def _spread(seconds: list[float]) -> list[float]:
     return [median(seconds), max(seconds)] if seconds else []
+
+
+def _figure(values: list[float]) -> str:
+    """A mean, with the lowest and highest value if there are several."""
+    mean = sum(values) / len(values)
+    return f"{mean:.2f}" + (f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else "")
 
 
 def show(figures: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
@@ -183,20 +205,27 @@ def show(figures: dict[str, dict[str, Any]], options: argparse.Namespace) -> Non
         taking = f"{row['taking_part']:.2f} of {options.workers}"
         table.add_row(word, str(row["kills"]), f"{row['efficiency']:.0%}", *spans, taking, *counts)
     Console().print(table)
+    for word, row in figures.items():
+        without, under = map(_figure, row["accuracy"])
+        print(f"accuracy of {word}: {without} without kills, {under} with")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills, on average")
-    parser.add_argument("--minutes", type=float, default=2.0, help="length of the undisturbed run")
+    parser.add_argument("--minutes", type=float, default=2.0, help="length of the run with kills")
+    parser.add_argument("--plain", type=float, help="length of the undisturbed run; by default the same")
     parser.add_argument("--kill", default="workers", help="of workers, servers, keeper; separated by commas")
     parser.add_argument("--strategies", default="sync,bmuf,diloco,asgd", help="separated by commas")
     parser.add_argument("--task", default="digits")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, help="learning rate; by default the task's")
+    parser.add_argument("--transport", default="processes", help="processes or grpc")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="runs with so many seeds, from --seed on")
     options = parser.parse_args()
+    options.plain = options.minutes if options.plain is None else options.plain
     samples = len(TASKS.make(options.task).data().x)
     figures = {}
     for word in options.strategies.split(","):

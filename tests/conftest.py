@@ -194,6 +194,8 @@ def helper_files() -> set[int]:
 @pytest.hookimpl(tryfirst=True)  # before -m is obeyed
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_products_to_soak(items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # first: or cores are idle while the last one ends
 
 
 def pytest_collection_finish() -> None:

@@ -165,7 +165,7 @@ def test_a_worker_that_raises_is_named_with_its_traceback_and_the_others_stop():
 @pytest.mark.slow
 def test_a_killed_worker_is_named():
     with pytest.raises(shoal.WorkerFailed, match="worker 1 failed: it was ended by SIGKILL"):
-        shoal.run(blobs(), sabotage.Dies(), workers=3, epochs=50, transport="gloo")
+        shoal.run(blobs(), sabotage.Dies(), workers=3, epochs=50, balance=True)
 
 
 @pytest.mark.slow
@@ -208,6 +208,10 @@ def test_what_cannot_be_trained_gets_one_sentence(task, sentence):
         ({"every": 0, "checkpoint": "nowhere"}, "every=0: checkpoints are at least 1 step apart"),
         ({"timeout": -1}, "timeout=-1 must be above 0"),
         ({"patience": 0}, "patience=0 must be above 0"),
+        ({"min_workers": 3, "workers": 2}, "min_workers=3: take 1 to 2, the number of workers"),
+        ({"min_workers": 2, "workers": 2, "strategy": "asgd"}, "nobody waits for others to join in this run"),
+        ({"spares": -1}, "spares=-1"),
+        ({"spares": 1, "workers": 2, "balance": True}, "nobody takes the place of a worker"),
         ({"timeout": float("nan")}, "timeout=nan"),
         ({"durability": "journal", "transport": "gloo"}, "'gloo' keeps no journal; take 'processes'"),
         ({"durability": "journal", "transport": "sim"}, "'sim' keeps no journal; take 'processes'"),

@@ -283,7 +283,7 @@ def test_loader_processes_of_different_workers_draw_differently_and_may_persist(
         passes = [torch.cat([*shoal.shard(loader)]) for _ in range(2)]
         seeds += [int(seen[0, 0]) for seen in passes]
         processes += [int(seen[0, 1]) for seen in passes]
-        del loader
+        shoal.shard(loader)._reader._iterator._shutdown_workers()  # a collection of garbage takes 5 s to
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]  # torch seeds a process once
     assert processes[0] == processes[1] != processes[2] == processes[3]
 

@@ -119,8 +119,8 @@ for t in range(100_000):
     assert not running(tmp_path)
 
 
+@warm
 def test_a_script_that_attaches_nothing_is_told_so(shoal, script):
-    """In a new interpreter: the other tests take theirs from the fork server."""
     result = shoal("run", script("print('alone')"))
     assert result.exit_code == 1
     assert result.stdout == "worker 0 | alone\n"

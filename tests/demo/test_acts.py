@@ -73,7 +73,6 @@ def test_eight_machines_pay_for_a_slow_link_in_virtual_time():
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_worker_and_the_server_are_killed_and_the_loss_goes_on(caplog):
     with caplog.at_level(logging.CRITICAL, logger="shoal"):
         figures = train_and_kill(silent(), drawings(16, 0.1, 6400, 100), 4)
@@ -87,7 +86,6 @@ def test_a_worker_and_the_server_are_killed_and_the_loss_goes_on(caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_whole_demo_ends_with_its_five_lines_and_the_next_command(tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(program, "measure_load", lambda: MachineLoad(2, 0.0))

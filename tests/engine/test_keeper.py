@@ -58,6 +58,13 @@ def test_below_the_least_number_it_waits():
     assert roster.is_due
 
 
+def test_below_the_least_number_a_run_that_is_over_ends_without_the_others():
+    roster = Roster(3, least=3)
+    roster.is_over = True
+    roster.lose(1)
+    assert roster.is_due
+
+
 class Script:
     """A transport that plays what a keeper hears, and keeps what it says."""
 
@@ -77,10 +84,10 @@ class Script:
         return iter(())
 
 
-def keep(script, log=None, incarnation=0, workers=2):
+def keep(script, log=None, incarnation=0, workers=2, **settings):
     me = NodeIdentity(workers, workers, incarnation=incarnation, elastic=True)
     channel = Channel(script, me)
-    keeper = Keeper(me, channel, Mailbox(channel, me, Progress(workers)), log)
+    keeper = Keeper(me, channel, Mailbox(channel, me, Progress(workers)), log, **settings)
     drive(keeper.live())
     return keeper
 
@@ -132,6 +139,22 @@ def test_a_loss_that_no_member_sees_changes_nothing_and_who_is_back_is_told_wher
 def test_it_ends_when_all_members_are_lost_and_nobody_may_come_back():
     script = Script(Message("lost", src=1), Message("lost", src=0))
     assert keep(script).roster.members == {0: 0, 1: 0}
+
+
+def test_its_successor_begins_an_epoch_if_messages_between_workers_were_lost_with_it():
+    disk = Disk()
+    keep(Script(Suspects(src=0, seq=1), *goodbye(0)), disk)
+    again = Script(*goodbye(0))
+    keep(again, disk, incarnation=1, relays=True)
+    assert again.said == [(rank, "change", 2, [[0, 0], []]) for rank in (0, 1)]
+
+
+def test_below_the_least_number_it_says_that_training_waits():
+    said = []
+    script = Script(Suspects(src=0, seq=1), Join(src=1, incarnation=1), *goodbye(0, 1))
+    keep(script, least=2, on_wait=said.append)
+    assert said == ["training waits: it needs 2 workers, and 1 are there"]
+    assert script.said[0] == (0, "change", 1, [[0, 0], [1, 1]])
 
 
 def test_who_comes_when_the_run_is_over_is_told():

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection, Pipe
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forked import ForkedPython
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.launch import crew as module
 from shoal.launch.crew import Crew, Member
@@ -51,22 +51,19 @@ def in_session(session: int) -> set[int]:
 def test_no_process_outlives_its_launcher(end, tmp_path):
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER.format(folder=str(Path(__file__).parent.parent / "support")))
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as launcher:
-        assert launcher.stdout is not None and launcher.stdout.readline() == "going\n"
+    launcher = ForkedPython([sys.executable, str(script)])  # in a session of its own
+    try:
+        assert launcher.stdout.readline() == "going\n"
         assert len(in_session(launcher.pid)) >= 4  # the launcher, two workers, and what forks them
         os.kill(launcher.pid, end)
         deadline = time.monotonic() + 8
         while in_session(launcher.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert in_session(launcher.pid) == set()
+    finally:
+        launcher.kill()
         launcher.communicate(timeout=5)
-        assert launcher.returncode != 0
+    assert launcher.returncode != 0
 
 
 def test_a_place_travels_through_the_environment(monkeypatch):

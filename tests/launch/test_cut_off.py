@@ -9,7 +9,7 @@ import pytest
 
 from cut_off import CutOff
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.usefixtures("warm_programs")]
 
 GRPC = "--transport grpc --insecure --strategy asgd"
 GLOO = "--transport gloo --strategy sync"
@@ -28,7 +28,7 @@ soaks = pytest.mark.soak
     ],
 )
 def test_an_outage_is_ridden_out(tmp_path, options, nodes, seconds):
-    with CutOff(tmp_path, options, nodes, steps=500) as run:
+    with CutOff(tmp_path, options, nodes, steps=300) as run:
         run.await_training()
         run.cut(seconds)
         assert run.ends(3 * seconds + 2 * BUSY) == [0] * nodes, (run.errors(0), run.errors(1))

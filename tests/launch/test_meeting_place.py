@@ -109,6 +109,7 @@ def two_hosts() -> Iterator[None]:
     not Path("/sbin/ip").exists() and not Path("/usr/sbin/ip").exists(),
     reason="ip not found; install with: apt-get install iproute2",
 )
+@pytest.mark.usefixtures("warm_programs")
 def test_between_hosts_each_finds_the_interface_that_leads_to_the_other(two_hosts):
     ranks = [
         subprocess.Popen(

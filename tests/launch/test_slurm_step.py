@@ -136,6 +136,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneNodeSlurm]:
             yield running
 
 
+def warm_run(*arguments: str) -> tuple[str, ...]:
+    """`shoal run` in processes that have imported torch."""
+    return programs().python, *shoal_run(*arguments)[1:]
+
+
 class TestRealSlurm:
     pytestmark = real
 
@@ -145,14 +150,14 @@ class TestRealSlurm:
         ids=["bmuf", "asgd"],
     )
     def test_srun_starts_the_workers_and_the_server(self, cluster, strategy, workers, tasks):
-        line = (programs().python, *shoal_run("--strategy", *strategy, str(SCRIPT), "--steps", "20")[1:])
+        line = warm_run("--strategy", *strategy, str(SCRIPT), "--steps", "20")
         printed = cluster.srun(tasks, *line)
         done = re.findall(r"^worker (\d) of (\d) has (\S+)$", printed, re.MULTILINE)
         assert sorted(rank for rank, _, _ in done) == [str(rank) for rank in range(workers)]
         assert {(of, model) for _, of, model in done} == {(str(workers), done[0][2])}  # one model for all
 
     def test_a_single_task_starts_workers_of_its_own(self, cluster):
-        line = shoal_run("-n", "2", "--quiet", "--strategy", "sync", str(SCRIPT), "--steps", "3")
+        line = warm_run("-n", "2", "--quiet", "--strategy", "sync", str(SCRIPT), "--steps", "3")
         printed = cluster.srun(1, *line)
         assert len(re.findall(r"worker [01] of 2 has", printed)) == 2
 

@@ -25,8 +25,6 @@ from shoal.launch.member import Member
 from shoal.strategies import BMUF, DiLoCo, Local, Sandblaster, SlowMo, Sync
 from shoal.testing import blobs
 
-pytestmark = pytest.mark.alone
-
 WORKERS = 4
 SILENCE_SECONDS = 10.0
 """How long a run may show no progress, whatever is killed."""
@@ -167,8 +165,8 @@ def test_a_server_outlives_all_its_workers_and_they_come_back(crews):
         return crew.members[0]
 
     with Assassin(crews, all_at_once, kills=1, seed=5):
-        result = shoal.run(marks(), "asgd", workers=WORKERS, epochs=8)
-    assert torch.equal(result.model.marks, torch.full((1600,), -8.0, dtype=torch.float64))
+        result = shoal.run(marks(), "asgd", workers=WORKERS, epochs=4)
+    assert torch.equal(result.model.marks, torch.full((1600,), -4.0, dtype=torch.float64))
 
 
 def a_worker_or_the_keeper(crew: Crew) -> Member | None:
@@ -183,25 +181,48 @@ def a_worker_or_the_keeper(crew: Crew) -> Member | None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("strategy", "kills"),
+    ("strategy", "transport", "kills"),
     [
-        (Sync(), 5),
-        (BMUF(period=4), 5),
-        pytest.param(DiLoCo(period=8), 5, marks=pytest.mark.soak),
-        pytest.param(SlowMo(period=4), 5, marks=pytest.mark.soak),
-        pytest.param(Local(period=3), 40, marks=pytest.mark.soak),
+        (Sync(), "processes", 5),
+        (BMUF(period=4), "processes", 5),
+        (BMUF(period=4), "grpc", 5),
+        (Sync(), "gloo", 5),
+        pytest.param(Sync(), "grpc", 20, marks=pytest.mark.soak),
+        pytest.param(DiLoCo(period=8), "processes", 5, marks=pytest.mark.soak),
+        pytest.param(SlowMo(period=4), "processes", 5, marks=pytest.mark.soak),
+        pytest.param(Local(period=3), "processes", 40, marks=pytest.mark.soak),
     ],
 )
-def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(crews, strategy, kills):
-    epochs = 30 * kills
+def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(crews, strategy, transport, kills):
+    epochs, task = 30 * kills, blobs()
+    settings = {"workers": WORKERS, "epochs": epochs, "tests": 0, "transport": transport}
     with Assassin(crews, a_worker_or_the_keeper, kills, seed=2) as assassin:
-        result = shoal.run(
-            blobs(), strategy, workers=WORKERS, epochs=epochs, tests=0, on_progress=assassin.heard
-        )
+        result = shoal.run(task, strategy, **settings, on_progress=assassin.heard)
     assert len(assassin.killed) == kills, "the run was over before all kills"
-    assert result.samples == epochs * len(blobs().data().x)
+    assert result.samples == epochs * len(task.data().x)
     assert assassin.longest_silence < SILENCE_SECONDS
     assert all(is_gone(pid) for pid in assassin.killed)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_the_least_number(crews):
+    def worker_1_once_a_spare_waits(crew: Crew) -> Member | None:
+        return crew.members[1] if all(line.poll() for _, line in crew.spares._waiting) else None
+
+    def only_at_first(event: dict[str, object]) -> None:
+        crews[0].start = start_anew
+
+    def start_anew(number: int, incarnation: int) -> Member:
+        raise AssertionError("a spare was there")
+
+    settings = {"workers": 2, "epochs": 60, "tests": 0, "min_workers": 2, "spares": 1}
+    with Assassin(crews, worker_1_once_a_spare_waits, kills=1, seed=1) as assassin:
+        result = shoal.run(blobs(), BMUF(period=4), **settings, on_progress=only_at_first)
+    assert len(assassin.killed) == 1, "the run was over before the kill"
+    assert result.samples == 60 * len(blobs().data().x)
+    assert crews[0]._warned == {"training waits: it needs 2 workers, and 1 are there"}
     assert multiprocessing.active_children() == []
 
 

@@ -32,7 +32,7 @@ PRELOADED = [
     *("shoal.runs.processes", "shoal.api.script", "torch._dynamo"),  # whole runs use the same fork server
     *("shoal.cli.run", "shoal.cli.compare", "torch.distributed.run", "warm_server"),
     *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
-    *("numba", "sklearn.datasets", "PIL.Image"),
+    *("numba", "PIL.Image"),
     *("lightning", "transformers.trainer", "accelerate"),
     "light_forks",
 ]

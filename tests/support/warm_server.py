@@ -20,6 +20,7 @@ import types
 from dataclasses import dataclass
 from multiprocessing import forkserver, process, resource_tracker, spawn, util
 from pathlib import Path
+from struct import Struct
 from typing import Any, NoReturn
 
 import torch
@@ -34,6 +35,8 @@ COMMANDS = {"shoal": "shoal.cli", "torchrun": "torch.distributed.run"}
 MOST_FILES = 64
 ABOVE = 512  # files of a request are numbered above this until the others are closed
 TESTS = Path(__file__).parents[1]
+CREDENTIALS = Struct("3i")  # process, user and group of a socket's other end
+CLONE_NEWNET = 0x40000000
 
 
 @dataclass
@@ -49,13 +52,16 @@ class Request:
     takes_ctrl_c: bool
     opened: list[int]
     """The same files, as they are numbered here."""
+    client: int
+    """The program's process id."""
 
     @classmethod
     def read(cls, client: socket.socket) -> Request:
         """What a client sends first."""
         length, opened, *_ = socket.recv_fds(client, LENGTH_BYTES, MOST_FILES)
         fields = marshal.loads(exactly(client, int.from_bytes(length, "big")))
-        return cls(*fields, opened)
+        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        return cls(*fields, opened, CREDENTIALS.unpack(peer)[0])
 
 
 def serve(listener: socket.socket, python: str) -> None:
@@ -124,6 +130,7 @@ def _become(request: Request, python: str) -> NoReturn:
     """Be the process that was asked for, to its end."""
     status = 1
     try:
+        _join_network(request.client)
         _take_files(request)
         _forget_the_server(python)
         _settle(request)
@@ -141,6 +148,15 @@ def _leave_mpi(status: int) -> None:
         if not mpi.Is_finalized():
             mpi.Finalize()
         ctypes.CDLL(None).exit(status)
+
+
+def _join_network(client: int) -> None:
+    """Be on the same host as the program, where hosts are network namespaces."""
+    theirs = Path(f"/proc/{client}/ns/net")
+    if theirs.readlink() != Path("/proc/self/ns/net").readlink():
+        with theirs.open() as network:
+            if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "cannot join the network of the program")
 
 
 def _take_files(request: Request) -> None:

@@ -56,6 +56,8 @@ def run(
     durability: str = "memory",
     timeout: float = 300.0,
     patience: float = PATIENCE_SECONDS,
+    min_workers: int = 1,
+    spares: int = 0,
     threads: int | None = None,
     checkpoint: str | Path | None = None,
     every: int | None = None,
@@ -88,6 +90,8 @@ def run(
     `checkpoint` is a folder; if it holds a checkpoint of this run, training resumes there. `every` is the
     number of steps between checkpoints. A node that waits `timeout` seconds for a message gives up and names
     the peer. A process, or a peer over gRPC, that is silent for `patience` seconds counts as dead.
+    Where workers come and go, training waits while fewer than `min_workers` are there, and `spares` processes
+    that have loaded everything wait to take the place of one that is killed.
     `threads` is the number of torch threads per process; by default they share the host's cores.
     `tests` is how often the model is tested for the learning curve; with 0, at the end alone.
     `on_progress` is called with the nodes' progress.
@@ -112,6 +116,8 @@ def run(
         durability=durability,
         timeout=timeout,
         patience=patience,
+        min_workers=min_workers,
+        spares=spares,
         threads=threads,
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,

@@ -31,6 +31,16 @@ Patience = Annotated[
     ),
 ]
 
+MinWorkers = Annotated[
+    int,
+    typer.Option(min=1, metavar="N", help="Where workers come and go, training waits while there are fewer."),
+]
+
+SpareProcesses = Annotated[
+    int,
+    typer.Option("--spares", min=0, metavar="N", help="Processes that wait to replace killed workers."),
+]
+
 Servers = Annotated[
     int,
     typer.Option(min=1, help="Server processes of the strategy, each with a slice of the model."),

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
-from shoal.cli.command import DOTTED, WORDS, Collective, Durability, Patience, Servers, Timeout
+from shoal.cli.command import (
+    DOTTED,
+    WORDS,
+    Collective,
+    Durability,
+    MinWorkers,
+    Patience,
+    Servers,
+    SpareProcesses,
+    Timeout,
+)
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
@@ -149,6 +159,8 @@ def compare(
     ] = None,
     timeout: Timeout = 300.0,
     patience: Patience = PATIENCE_SECONDS,
+    min_workers: MinWorkers = 1,
+    spares: SpareProcesses = 0,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
     json: JsonFile = None,
@@ -190,8 +202,7 @@ def compare(
             "collective": collective,
             "servers": servers,
             "durability": durability,
-            "timeout": timeout,
-            "patience": patience,
+            **{"timeout": timeout, "patience": patience, "min_workers": min_workers, "spares": spares},
             "threads": threads,
             "every": every,
             "balance": balance,

@@ -90,7 +90,7 @@ def laid_out(layout: ModelLayout, processes: int, task: Task) -> dict[str, Any]:
 
 
 def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Mapping[str, Any]) -> Plan:
-    """One run of the comparison. A strategy that sends nothing ignores codec, collective and balance."""
+    """One run of the comparison. A strategy that sends nothing ignores what it is for."""
     settings = {**common, "strategy": strategy, "codec": choose_codec(common["codec"], strategy)}
     if not strategy.servers:
         settings["servers"] = 1
@@ -98,6 +98,7 @@ def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Ma
         settings["workers"] = 1
     if isinstance(strategy, Single) or strategy.independent:
         settings |= {"codec": Identity(), "collective": "auto", "balance": False}
+        settings |= {"min_workers": 1, "spares": 0}
     return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / name))
 
 

@@ -38,6 +38,11 @@ class NodeIdentity:
         """The ranks of all nodes that serve."""
         return range(self.workers, self.nodes)
 
+    @property
+    def hubs(self) -> tuple[int, ...]:
+        """The nodes that others call, where not all can reach each other: servers, or keeper, or worker 0."""
+        return tuple(self.server_ranks) or ((self.keeper,) if self.elastic else (0,))
+
     @cached_property
     def is_server(self) -> bool:
         """Whether this node serves."""

@@ -102,7 +102,7 @@ class Transport(Protocol):
 
     @property
     def incarnations(self) -> Mapping[int, int]:
-        """Of peers that had been restarted when this node met them; notices tell of later ones."""
+        """Of peers that this node has met; those that are left out have never been restarted."""
         ...
 
     def now(self) -> float:
@@ -149,6 +149,18 @@ class AllReduces(Protocol):
         """Sum `v` over all workers, in place, and return the bytes this node sent for it.
 
         Raises PeerLost naming who is missing after `timeout` seconds.
+        """
+        ...
+
+
+@runtime_checkable
+class Regroups(Protocol):
+    """A transport whose all-reduce is over those who are members now."""
+
+    def regroup(self, members: Sequence[int], epoch: int, is_called_off: Callable[[], bool]) -> None:
+        """From now on all-reduces are over these nodes, each of which says so with the same epoch.
+
+        `is_called_off` says, while one waits, that not all of them will come.
         """
         ...
 

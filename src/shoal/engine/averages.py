@@ -198,7 +198,7 @@ class Averages:
         """An average to be formed while the gradient is computed; None where that cannot be."""
         if self._merges is None:  # asked once: such questions are slow
             able = isinstance(cast(object, self._mean), Merges) and isinstance(self._replica, Streams)
-            self._merges = self._group.size > 1 and able
+            self._merges = self._group.size > 1 and able and self.membership is None
         if not self._merges or self._progress.unmerged:
             return None
         return cast(Merges, self._mean).begin(self._group, cast(Streams, self._replica).parts)

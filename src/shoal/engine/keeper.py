@@ -6,7 +6,7 @@ log before anybody hears of it: a keeper that is restarted goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from shoal.engine.protocol import Joined, Left, Lost
 class Roster:
     """Who is in the run: the epoch, its members, who have state, and its joiners, who have none yet.
 
-    Both are by rank, with the incarnation. Below `least` members and joiners together nothing changes.
+    Both are by rank, with the incarnation. Below `least` members and joiners together nothing changes, until
+    the run is over.
     """
 
     def __init__(self, workers: int, least: int = 1) -> None:
@@ -75,7 +76,13 @@ class Roster:
     @property
     def is_due(self) -> bool:
         """Whether there is a change to tell of."""
-        return self.has_changed and len(self.members) + len(self.joiners) >= self._least
+        return self.has_changed and (self.is_over or len(self.members) + len(self.joiners) >= self._least)
+
+    @property
+    def shortage(self) -> str:
+        """Why there is no change to tell of although there was one."""
+        there = len(self.members) + len(self.joiners)
+        return f"training waits: it needs {self._least} workers, and {there} are there"
 
     def begin_epoch(self) -> None:
         """Make what has changed a new epoch."""
@@ -98,7 +105,12 @@ class Roster:
 
 
 class Keeper:
-    """The node that keeps the roster. It has no parameters."""
+    """The node that keeps the roster. It has no parameters.
+
+    If it `relays` the workers' messages, those under way are lost with it: its successor begins a new epoch,
+    in which the workers send them again. It calls `on_wait` when there are fewer than `least` workers, and
+    the others wait for more.
+    """
 
     def __init__(
         self,
@@ -107,12 +119,16 @@ class Keeper:
         mailbox: Mailbox,
         log: Log | None = None,
         least: int = 1,
+        relays: bool = False,
+        on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.identity = identity
         self.channel = channel
         self.mailbox = mailbox
         self.roster = Roster(identity.workers, least)
         self._log = log
+        self._relays = relays
+        self._on_wait = on_wait
         self._has_told = True  # whether every member knows of the present epoch
 
     async def live(self) -> None:
@@ -123,6 +139,7 @@ class Keeper:
                 self.roster.load(saved)
             self.roster.evicted.update(range(self.identity.workers))
             self._has_told = False  # the one before may have died in the middle of telling
+            self.roster.has_changed = self._relays
         while self.roster.members:
             if self.roster.is_due:
                 self.roster.begin_epoch()
@@ -132,6 +149,8 @@ class Keeper:
                 await self._tell({*self.roster.members, *self.roster.joiners, *self.roster.evicted})
                 self.roster.evicted.clear()
                 self._has_told = True
+            elif self.roster.has_changed:
+                self._on_wait(self.roster.shortage)
             if self._is_cut_off and not await self.mailbox.sees_a_return():
                 break
             await self._hear(await self.mailbox.next())

@@ -125,11 +125,11 @@ class Mailbox:
                     self._stash.append(m)
         await self._handle(handlers)
 
-    async def attend_to(self, what: str, handlers: Handlers) -> None:
+    async def attend_to(self, what: str, handlers: Handlers, for_ever: bool = False) -> None:
         """Wait for a message, and hand those with these tags to their handlers; `what` is waited for."""
         self.has_arrived()
         if not any(m.tag in handlers for m in self._stash):
-            m = await self._receive(what, None)
+            m = await self._receive(what, None, for_ever=for_ever)
             if self._take_in(m):
                 self._stash.append(m)
         await self._handle(handlers)
@@ -140,10 +140,11 @@ class Mailbox:
         while (left := until - self._channel.waited) > 0:
             await self.attend(handlers, left)
 
-    def holds(self, tag: str, sources: Iterable[int], version: int) -> bool:
-        """Whether a message of that version with that tag has arrived from each of these; never waits."""
+    def holds(self, tag: str, sources: Iterable[int], version: int | None) -> bool:
+        """Whether a message of that version, or of any, with that tag has arrived from each; never waits."""
         self.has_arrived()
-        return {m.src for m in self._stash if m.tag == tag and m.version == version}.issuperset(sources)
+        here = (m for m in self._stash if m.tag == tag and (version is None or m.version == version))
+        return {m.src for m in here}.issuperset(sources)
 
     async def find(
         self,

@@ -17,14 +17,14 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from shoal.core.errors import PeerLost
 from shoal.core.identity import NodeIdentity
-from shoal.core.transport import JOINED, LOST, Message
+from shoal.core.transport import JOINED, LOST, Message, Regroups, offers
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import TAGS, Change, Finished, Present, RoundResult, Suspects
 from shoal.engine.group import Group
@@ -118,6 +118,9 @@ class Membership:
         mailbox.shown = (LOST, JOINED)
         mailbox.incarnations |= {**channel.transport.incarnations, identity.rank: identity.incarnation}
         group.handlers = self.handlers
+        kind = type(channel.transport)
+        self._rings = cast(Regroups, channel.transport) if offers(kind, Regroups) else None
+        self._regroup()
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -173,7 +176,7 @@ class Membership:
     def _furthest(self) -> int:
         return max((completed for completed, _ in self._roll.values()), default=self.completed)
 
-    async def _wait(self, what: str) -> None:
+    async def _wait(self, what: str, for_ever: bool = False) -> None:
         """Wait for a message of the membership and deal with it. Raises EpochChanged.
 
         Raises RunIsOver if only a change would help, and the keeper has left: the others have finished.
@@ -181,18 +184,19 @@ class Membership:
         if self._suspected and self._mailbox.has_left(self._identity.keeper):
             self.is_joining = True
             raise RunIsOver
-        await self._mailbox.attend_to(what, self.handlers)
+        await self._mailbox.attend_to(what, self.handlers, for_ever)
 
     async def _await_change(self, lost: PeerLost) -> None:
         """A member is lost, or cannot be reached: wait until the keeper has said who goes on.
 
-        Raises what was `lost` if the keeper says nothing for as long as one waits for a message.
+        It may be waiting for others to join. Where somebody is only silent, it may have no reason to say
+        anything: raises what was `lost` when that has lasted for as long as one waits for a message.
         """
         epoch = self.epoch
         await self._suspect(rank for rank in self.present if rank in self._mailbox.gone)
         try:
             while self.epoch == epoch:
-                await self._wait("change")
+                await self._wait("change", for_ever=bool(self._suspected))
         except EpochChanged:
             return
         except PeerLost:
@@ -340,6 +344,13 @@ class Membership:
 
     def _regroup(self) -> None:
         self._group.regroup(self.present, self.epoch)
+        if self._rings is not None:
+            self._rings.regroup(self.present, self.epoch, self._is_disturbed)
+
+    def _is_disturbed(self) -> bool:
+        """Whether somebody has gone, or the keeper tells of a change, and an all-reduce cannot go on."""
+        waits = self._mailbox.holds(Change().tag, [self._identity.keeper], None)
+        return waits or any(rank in self._mailbox.gone for rank in self.present)
 
     @property
     def _others(self) -> list[int]:

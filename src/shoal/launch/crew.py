@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 
 from shoal.core.errors import WorkerFailed
 from shoal.core.limits import PATIENCE_SECONDS
-from shoal.launch.member import Member
+from shoal.launch.joint_stop import JointStop
+from shoal.launch.member import Member, order
 from shoal.launch.silence import Silence
+from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import StopSignal, stop_signals, stopped_by
 
 LOG = logging.getLogger("shoal")
@@ -36,21 +38,6 @@ MOST_FALSE_STARTS = 3
 
 LOOK_SECONDS = 0.1
 
-NUDGE_SECONDS = 0.3
-"""How long paused workers wait for the others before they run on to a later step, and at least STEPS_WAITED
-steps of the slowest: it may just be in a long one."""
-
-STEPS_WAITED = 2.0
-
-PATIENCE = 1.5
-"""The factor by which that wait grows each time, unless the strategy keeps all workers in step.
-
-A worker that has not paused may just be in a long step.
-"""
-
-WORD_SECONDS = 5.0
-"""How long a stop may take before a warning names the nodes that still run."""
-
 
 @dataclass
 class Crew:
@@ -59,9 +46,9 @@ class Crew:
     With servers, or with `goes_on`, the run continues without a killed worker as long as another is left.
     With `takes_over` the others do what a killed worker left undone; if not, a warning says that nobody does.
     With `restarts` a killed server is restarted, as the next incarnation; with `workers_return` a worker is,
-    too. With `has_keeper` the last member keeps the roster of the others. `on_progress` receives the
-    progress events of all members. In groups of `group` processes, which have following ranks, the first
-    speaks for its group; if one is killed, all end.
+    too. With `has_keeper` the last member keeps the roster of the others, and `spares` take the place of
+    workers. `on_progress` receives the progress events of all members. In groups of `group` processes, which
+    have following ranks, the first speaks for its group; if one is killed, all end.
     """
 
     workers: int  # processes of workers
@@ -75,18 +62,14 @@ class Crew:
     takes_over: bool = False
     workers_return: bool = False
     has_keeper: bool = False
+    spares: Spares = field(default_factory=Spares)
     group: int = 1
     began_at: float | None = None  # when the run began, where these members go on from others
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
     _stop_asked: int = 0  # the number of the signal
-    _has_warned: bool = False
-    _stop_told_at: float | None = None
-    _said_a_word: bool = False
-    _next_nudge: float = 0.0
-    _nudge_seconds: float = NUDGE_SECONDS
-    _meeting_step: int = 0
-    _stride: int = 1
+    _warned: set[str] = field(default_factory=set)
+    _stop: JointStop | None = None
     _interrupted: bool = False
     _has_ended: bool = False
 
@@ -105,11 +88,13 @@ class Crew:
                 now = time.monotonic()
                 self._went_at = self.began_at = now if self.began_at is None else self.began_at
                 for m in self.members:
-                    self._order(m, {"order": "go", "elapsed": now - self._went_at})
+                    order(m, {"order": "go", "elapsed": now - self._went_at})
                 meanwhile()
+                self.spares.fill()
                 while any(not m.ended for m in self.members):
                     self._listen()
-                    self._steer()
+                    if self._stop_asked:
+                        self._steer()
                     self._dismiss_latecomers()
                     silence.end_frozen(self.members, self._stop_asked)
             for m in self.members:
@@ -120,6 +105,8 @@ class Crew:
             self.end_all()
         if self._interrupted:
             raise stopped_by(self._stop_asked or signal.SIGINT)
+        if self.has_keeper and not any(m.report for m in self.members[: self.workers]):
+            raise WorkerFailed("every worker that had the model was killed; resume from a checkpoint")
         return [m.report or {} for m in self.members]
 
     def ask_to_stop(self, number: int = signal.SIGINT) -> None:
@@ -146,61 +133,11 @@ class Crew:
                 raise WorkerFailed(f"{late} did not become ready within {patience:g} s")
 
     def _steer(self) -> None:
-        """After a request to stop, bring all workers to the same step and stop them there.
-
-        A worker pauses when the order reaches it. Another may have begun the next step before, and may now
-        wait for the paused one. So until all have paused, the paused ones run on, further each time.
-        """
-        if not self._stop_asked:
-            return
-        if self._stop_told_at is None:
-            self._tell_to_stop()
-        workers = [m for m in self.members if m.rank < self.workers]
-        active = [m for m in workers if not (m.ended or m.report or m.is_idle)]
-        paused = {m.rank: m.paused_at for m in active if m.paused_at is not None}
-        self._say_who_is_late()
-        if not paused:
-            return
-        if len(paused) < len(active) and time.monotonic() > self._next_nudge:
-            self._nudge(max(paused.values()))
-        for m in active:
-            if m.paused_at is not None and m.paused_at < self._meeting_step:
-                self._send_on(m, self._meeting_step, final=False)
-        if all(m.paused_at is not None for m in active):
-            # a finished worker is past every step of the others: too late for a checkpoint of all
-            finished = any(m.report or m.is_idle for m in workers)
-            step = None if finished else max(paused.values())
-            for m in active:
-                self._send_on(m, step, final=True)
-
-    def _tell_to_stop(self) -> None:
-        """Order all to stop. Servers end when every worker has left; the order tells them that it will."""
-        self._stop_told_at = time.monotonic()
-        slowest = max(m.step_seconds for m in self.members if m.rank < self.workers)
-        self._nudge_seconds = max(NUDGE_SECONDS, STEPS_WAITED * slowest)
-        self._next_nudge = self._stop_told_at + self._nudge_seconds
-        for m in self.members:
-            if m.ready and not m.ended:  # one that comes back waits for another order first
-                self._order(m, {"order": "stop"})
-
-    def _nudge(self, furthest: int) -> None:
-        self._meeting_step = max(self._meeting_step, furthest) + self._stride
-        self._stride *= 2
-        self._next_nudge = time.monotonic() + self._nudge_seconds
-        if self.servers or self.goes_on:
-            self._nudge_seconds *= PATIENCE
-
-    def _say_who_is_late(self) -> None:
-        if self._said_a_word or time.monotonic() < (self._stop_told_at or 0.0) + WORD_SECONDS:
-            return
-        self._said_a_word = True
-        late = ", ".join(m.name for m in self.members if not (m.ended or m.report))
-        if late:
-            LOG.warning("stopping: still waiting for %s; press Ctrl-C again to end everything at once", late)
-
-    def _send_on(self, member: Member, step: int | None, *, final: bool) -> None:
-        member.paused_at = None
-        self._order(member, {"order": "run to", "step": step, "final": final})
+        """After a request to stop, bring all workers to the same step and stop them there."""
+        if self._stop is None:
+            is_loose = bool(self.servers) or self.goes_on
+            self._stop = JointStop(self.members, self.workers, is_loose)
+        self._stop.go_on()
 
     def _listen(self) -> None:
         """Handle the members' events, and notice members that died. Raises WorkerFailed if one failed."""
@@ -259,9 +196,9 @@ class Crew:
                 self._tell(member, state="waiting", fault=f"{member.name} is back")
                 finished = [m.rank for m in self.members if m.rank < self.workers and m.report]
                 elapsed = time.monotonic() - self._went_at
-                self._order(member, {"order": "go", "elapsed": elapsed, "finished": finished})
-                if self._stop_told_at is not None:
-                    self._order(member, {"order": "stop"})
+                order(member, {"order": "go", "elapsed": elapsed, "finished": finished})
+                if self._stop is not None:
+                    order(member, {"order": "stop"})
         elif event == "progress":
             if member.report is None:  # its thread may have sent one more
                 member.note_progress(said)
@@ -269,9 +206,9 @@ class Crew:
         elif event == "figures":
             self._tell(member, **said)
         elif event == "warning":
-            if not self._has_warned:  # all workers may send the same warning
+            if said["text"] not in self._warned:  # all workers may send the same warning
                 LOG.warning("%s", said["text"])
-            self._has_warned = True
+            self._warned.add(said["text"])
         elif event == "paused":
             member.paused_at = said["step"]
         elif event == "idle":
@@ -342,7 +279,9 @@ class Crew:
     def _start_again(self, member: Member, how: str) -> None:
         """Start the next incarnation of a member that was killed."""
         self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
-        successor = self.start(member.rank, member.incarnation + 1)
+        place = member.rank, member.incarnation + 1
+        spare = self.spares.take(member.name, *place) if member.rank < self.workers else None
+        successor = spare or self.start(*place)
         self.members[self.members.index(member)] = successor
         member.connection.close()
         member.process.close()
@@ -374,17 +313,12 @@ class Crew:
         failure = first.failure or {}
         raise WorkerFailed(f"{first.name} failed: {failure['message']}", failure["details"])
 
-    def _order(self, member: Member, order: dict[str, Any]) -> None:
-        try:
-            member.connection.send_bytes(json.dumps(order).encode())
-        except OSError:  # the process is gone; `_listen` finds out why
-            return
-
     def end_all(self) -> None:
         """Kill all processes that still run."""
         if self._has_ended:
             return
         self._has_ended = True
+        self.spares.end_all()
         for m in self.members:
             if m.process.is_alive():
                 m.process.kill()

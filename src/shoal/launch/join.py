@@ -40,7 +40,7 @@ from shoal.engine.group import Mean
 from shoal.launch.recovery import message_limit
 from shoal.launch.run_token import run_token
 from shoal.transports.alone import Alone
-from shoal.transports.gloo import GlooTransport
+from shoal.transports.gloo import ElasticGloo, GlooTransport
 from shoal.transports.rendezvous import Store, await_keys, is_loopback, missing
 from shoal.transports.sockets import SocketTransport
 from shoal.vocabulary.strategy import Strategy
@@ -109,8 +109,9 @@ def connect(
         )
     if store is None:
         return Alone()
-    if kind == "processes":
-        return SocketTransport.connect(
+    if kind == "processes" or (kind == "gloo" and me.elastic):
+        sockets = SocketTransport if kind == "processes" else ElasticGloo
+        return sockets.connect(
             rank,
             nodes,
             store,
@@ -144,7 +145,7 @@ def connect_grpc(
     manifest: str,
     store_is_public: bool = False,
 ) -> Transport:
-    """Connect over gRPC. Servers are the hubs that all nodes call; without servers, worker 0 is the hub.
+    """Connect over gRPC. Servers are the hubs that all nodes call; else the keeper is, or worker 0.
 
     Without a token, the run's id in the store admits a node. Where the store is public, there is always one.
     """
@@ -167,8 +168,8 @@ def connect_grpc(
                 LOG.warning("gRPC has no token: whoever reaches the rendezvous store can join this run")
         return GrpcTransport.connect(
             me.rank,
-            me.nodes,
-            hubs=tuple(range(me.workers, me.nodes)) or (0,),
+            me.processes,
+            hubs=me.hubs,
             run_id=store.get(RUN_KEY).decode(),
             manifest=manifest,
             limit_bytes=limit_bytes,

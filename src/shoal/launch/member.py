@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -51,3 +53,9 @@ class Member:
         """What a worker had still to do, as far as its last report tells."""
         steps, done = self.progress.get("steps"), self.progress.get("step", 0)
         return "its remaining steps" if steps is None or steps == done else f"its last {steps - done} steps"
+
+
+def order(member: Member, what: dict[str, Any]) -> None:
+    """Send an order to a member. If its process is gone, the launcher finds out elsewhere."""
+    with suppress(OSError):
+        member.connection.send_bytes(json.dumps(what).encode())

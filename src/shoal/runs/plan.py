@@ -32,7 +32,7 @@ from shoal.replicas.module import build_model, module_of, steps_of
 from shoal.replicas.repeatable import check_nothing_is_drawn
 from shoal.replicas.served import check_optimizer
 from shoal.runs.curve import POINTS, Curve, holds_solution
-from shoal.runs.refusals import check_balance, check_crew, check_layout
+from shoal.runs.refusals import check_balance, check_crew, check_layout, check_membership
 from shoal.runs.scaling import lr_factor
 from shoal.storage.checkpoint import LEG, Checkpoints, save_model
 from shoal.storage.leg_edge import LegEdge
@@ -69,21 +69,12 @@ class Plan:
     tests: int = POINTS
     crew: CrewSizes = field(default_factory=CrewSizes)
     layout: ModelLayout = field(default_factory=DataParallel)
+    min_workers: int = 1  # with fewer, those who are left wait
+    spares: int = 0  # processes that wait to take the place of one that is killed
     leg: Leg | None = None  # of a crew that grows: then these are the settings of that leg
 
     def __post_init__(self) -> None:
-        for name in ("workers", "servers", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a run needs at least 1 {name[:-1]}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads}: a process computes with at least 1 thread")
-        if self.tests < 0:
-            raise ValueError(f"tests={self.tests}: a model is tested 0 times while it trains, or more often")
-        if self.every is not None and self.checkpoint is None:
-            raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"every={self.every}: checkpoints are at least 1 step apart")
-        above(0.0, timeout=self.timeout, patience=self.patience)
+        self._check_numbers()
         check_word("transport", self.transport, TRANSPORTS)
         refuse_mpi(self.transport)
         check_collective(self.collective, self.codec)
@@ -111,6 +102,24 @@ class Plan:
         if self.strategy.deal.portions:
             self._check_portions(STRATEGIES.name_of(self.strategy))
         self._check_layout()
+        check_membership(
+            self.min_workers, self.spares, self.workers, elastic=self.is_elastic, returns=self.workers_return
+        )
+
+    def _check_numbers(self) -> None:
+        """Raise ValueError for numbers that no run can have."""
+        for name in ("workers", "servers", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a run needs at least 1 {name[:-1]}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads}: a process computes with at least 1 thread")
+        if self.tests < 0:
+            raise ValueError(f"tests={self.tests}: a model is tested 0 times while it trains, or more often")
+        if self.every is not None and self.checkpoint is None:
+            raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every={self.every}: checkpoints are at least 1 step apart")
+        above(0.0, timeout=self.timeout, patience=self.patience)
 
     def _check_portions(self, word: str) -> None:
         """Raise ValueError for what does not go with a server that hands the data out in portions."""
@@ -171,7 +180,7 @@ class Plan:
         """Whether workers that average among themselves go on without one that dies, which may come back."""
         averages = not (self.strategy.servers or self.strategy.survives or self.strategy.independent)
         dealt_anew = self.strategy.deal == Deal() and not (self.balance or self.crew or self.group > 1)
-        return self.transport == "processes" and self.workers > 1 and averages and dealt_anew
+        return self.transport != "sim" and self.workers > 1 and averages and dealt_anew
 
     @property
     def workers_return(self) -> bool:
@@ -309,6 +318,8 @@ class Plan:
             "durability": self.durability,
             "timeout": self.timeout,
             "patience": self.patience,
+            "min_workers": self.min_workers,
+            "spares": self.spares,
             "threads": self.threads_each,
         }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -18,12 +19,8 @@ from torch import Tensor, nn
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_buffers, trainable
-from shoal.engine.channel import Channel
 from shoal.engine.engine import Engine, Instrument
-from shoal.engine.keeper import Keeper
-from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership import RunIsOver
-from shoal.engine.progress import Progress
 from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
@@ -33,7 +30,9 @@ from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.member import Member
 from shoal.launch.peak_memory import PeakMemory
-from shoal.launch.recovery import Recovery, message_limit
+from shoal.launch.process_handle import ProcessHandle
+from shoal.launch.recovery import Recovery
+from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import ctrl_c_ignored, stopped_by, temporary_folder
 from shoal.replicas.module import (
     ModuleReplica,
@@ -47,10 +46,10 @@ from shoal.replicas.served import ServedReplica
 from shoal.runs.curve import Curve, Snapshot, holders, holds_solution, put_together
 from shoal.runs.group_processes import GroupMember, join_processes, position_folder, whole_snapshots
 from shoal.runs.joined_legs import LegOutcome, summarise_legs
+from shoal.runs.keeper_process import keep_roster
 from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report
 from shoal.storage.checkpoint import load_model, save_model
-from shoal.storage.journal import Journal
 from shoal.vocabulary.node import Node
 
 FORK_SERVER = "shoal.launch.fork_server"
@@ -112,19 +111,18 @@ def _see_through(
 def _crew(plan: Plan, context: ForkServerContext, root: str, listener: Audience) -> Crew:
     """The processes of a leg, or of all of a run whose crew does not grow; none is started yet."""
 
+    def launch(name: str, main: Callable[..., None], *args: object) -> tuple[ProcessHandle, Connection]:
+        ours, theirs = context.Pipe()
+        process = context.Process(name=name, target=main, args=(plan, theirs, root, *args), daemon=True)
+        with theirs:
+            process.start()
+        return process, ours
+
     def start(number: int, incarnation: int) -> Member:
         rank, position = divmod(number, plan.group)
         name = plan.name_of(rank) if plan.group == 1 else f"{plan.name_of(rank)}, process {position}"
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            name=name,
-            target=_node_process,
-            args=(plan, (rank, position), incarnation, theirs, root),
-            daemon=True,
-        )
-        with theirs:
-            process.start()
-        return Member(number, name, process, ours, incarnation)
+        process, connection = launch(name, _node_process, (rank, position), incarnation)
+        return Member(number, name, process, connection, incarnation)
 
     _folder(plan, root).mkdir()
     for position in range(plan.group) if plan.group > 1 else ():
@@ -137,11 +135,12 @@ def _crew(plan: Plan, context: ForkServerContext, root: str, listener: Audience)
         listener,
         plan.timeout,
         plan.patience,
-        plan.restarts,
+        plan.restarts or plan.is_elastic,
         goes_on=plan.strategy.survives,
         takes_over=servers > 0 or plan.is_elastic,
         workers_return=plan.workers_return,
         has_keeper=plan.is_elastic,
+        spares=Spares(plan.spares, partial(launch, "a spare", _spare_process)),
         group=plan.group,
     )
 
@@ -201,19 +200,38 @@ def check_it_travels(settings: object, task: Task, processes: str = "worker proc
         ) from None
 
 
+def _spare_process(plan: Plan, connection: Connection, root: str) -> None:
+    """The main function of a spare: loads everything, and waits until it is a node's process."""
+    leave_with_parent()
+    control, data = Control(connection), plan.task.data()
+    build_model(plan.task, plan.seed)
+    control.tell("spare")
+    order = control.await_order()
+    _node_process(plan, connection, root, divmod(order["number"], plan.group), order["incarnation"], data)
+
+
 def _node_process(
-    plan: Plan, place: tuple[int, int], incarnation: int, connection: Connection, root: str
+    plan: Plan,
+    connection: Connection,
+    root: str,
+    place: tuple[int, int],
+    incarnation: int,
+    data: Data | None = None,
 ) -> None:
-    """The main function of a node's process; its place is its node's rank, and its position in the group."""
+    """The main function of a node's process; its place is its node's rank, and its position in the group.
+
+    `data` is what a spare has loaded already.
+    """
     leave_with_parent()
     control = Control(connection)
     control.defer_sigterm()
     try:
         torch.set_num_threads(plan.threads_of(place[0]))
         if place[0] == plan.nodes:
-            control.tell("done", **_keep(plan, incarnation, control, root))
+            keep_roster(plan, incarnation, control, _folder(plan, root))
+            control.tell("done")
         else:
-            control.tell("done", **_live(plan, place, incarnation, control, root))
+            control.tell("done", **_live(plan, place, incarnation, control, root, data))
     except RunIsOver:
         control.tell("came too late")
     except Interrupted:
@@ -224,31 +242,18 @@ def _node_process(
         control.close()
 
 
-def _keep(plan: Plan, incarnation: int, control: Control, root: str) -> dict[str, Any]:
-    """Keep the roster of a run whose workers come and go, until all have gone."""
-    folder = _folder(plan, root)
-    me = plan.identity(plan.nodes, incarnation)
-    store = file_store(str(folder), me.processes)
-    transport = connect(
-        plan.transport, me, store, vector_bytes=0, timeout=plan.timeout, patience=plan.patience
-    )
-    channel = Channel(transport, me)
-    log = Journal(folder / "keeper", "memory", message_limit(0))
-    keeper = Keeper(me, channel, Mailbox(channel, me, Progress(me.workers)), log)
-    control.tell("ready")
-    control.await_go()
-    drive(keeper.live())
-    drive(transport.close())
-    return {}
-
-
 def _live(
-    plan: Plan, place: tuple[int, int], incarnation: int, control: Control, root: str
+    plan: Plan,
+    place: tuple[int, int],
+    incarnation: int,
+    control: Control,
+    root: str,
+    data: Data | None = None,
 ) -> dict[str, Any]:
     """Build the node, train when the launcher gives the order, and return the node's report."""
     rank, position = place
     folder = _folder(plan, root)
-    data, memory = plan.task.data(), PeakMemory()
+    data, memory = data or plan.task.data(), PeakMemory()
     model, curve = build_model(plan.task, plan.seed), plan.curve(data)
     member = GroupMember(plan, data, model, place, folder) if plan.group > 1 else None
     memory.forget()

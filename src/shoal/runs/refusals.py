@@ -8,6 +8,7 @@ import torch
 from torch.nn import Parameter
 
 from shoal.core.codec import Codec
+from shoal.core.limits import at_least
 from shoal.core.task import Task
 from shoal.layouts.model_layout import ModelLayout
 from shoal.replicas.optimizer import steps_each_element
@@ -80,3 +81,20 @@ BESIDE_GROUPS = {
     "checkpoint": "no process holds the whole model; `shoal run --group` saves that of a script",
 }
 """Settings that a worker of several processes cannot have, and why."""
+
+
+def check_membership(min_workers: int, spares: int, workers: int, *, elastic: bool, returns: bool) -> None:
+    """Raise ValueError for numbers of workers that cannot be kept.
+
+    `elastic` says that workers who average go on without one that dies; `returns`, that it comes back.
+    """
+    if not 1 <= min_workers <= workers:
+        raise ValueError(f"min_workers={min_workers}: take 1 to {workers}, the number of workers")
+    if min_workers > 1 and not elastic:
+        raise ValueError(
+            f"min_workers={min_workers}: nobody waits for others to join in this run; that is for workers "
+            "who average among themselves"
+        )
+    at_least(0, spares=spares)
+    if spares and not returns:
+        raise ValueError(f"spares={spares}: in this run nobody takes the place of a worker that is killed")

@@ -34,7 +34,7 @@ class Endpoint(ABC):
         self.size = size
         self.limit_bytes = limit_bytes
         self.reasons: dict[int, str] = {}
-        self.incarnations: dict[int, int] = {}  # of peers that had been restarted when this node met them
+        self.incarnations: dict[int, int] = {}  # of peers that this node has met
         self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = False
 

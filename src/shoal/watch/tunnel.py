@@ -15,6 +15,7 @@ from shoal.watch.page_server import HOST
 
 START_SECONDS = 60.0  # somebody may have to type a password
 LOOK_SECONDS = 0.2
+END_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,12 @@ class Tunnel:
 
     def close(self) -> None:
         """End the ssh client."""
-        if self._client.poll() is None:
-            self._client.terminate()
-        self._client.wait()
+        self._client.terminate()
+        try:
+            self._client.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:  # some clients miss a signal that comes as a channel closes
+            self._client.kill()
+            self._client.wait()
 
     def _await_page(self) -> None:
         where = f"port {self._page.port} of {self._page.host}"

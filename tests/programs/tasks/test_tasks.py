@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
-import sys
 
 import pytest
 import torch
@@ -117,7 +117,7 @@ def test_digits_are_split_alike_whatever_the_global_seed() -> None:
 
 
 def test_without_scikit_learn_digits_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         Unavailable, match=r"needs scikit-learn. Install it with: pip install 'shoal\[digits\]'"
     ):

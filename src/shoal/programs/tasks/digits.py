@@ -5,6 +5,10 @@ Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, 1998.
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +28,6 @@ def digits() -> Task:
         lr=0.3,
         batch=32,
         about="handwritten digits, 8 x 8 (from scikit-learn); MLP 64-128-10; learns in seconds",
-        imports=("sklearn.datasets",),
     )
 
 
@@ -38,7 +41,6 @@ def digit_pairs() -> Task:
         lr=0.005,
         batch=32,
         about="whether two digits, 8 x 8, are the same number (scikit-learn); one LSTM in two branches",
-        imports=("sklearn.datasets",),
     )
 
 
@@ -74,15 +76,17 @@ def mlp() -> nn.Module:
 
 def digits_data() -> Data:
     """Pixels scaled to [0, 1]; the test set is the same 360 examples on every machine."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise Unavailable(
-            "task 'digits' needs scikit-learn. Install it with: pip install 'shoal[digits]'"
-        ) from error
-    pixels, classes = load_digits(return_X_y=True)
-    x = torch.as_tensor(pixels, dtype=torch.float32) / 16.0
-    y = torch.as_tensor(classes, dtype=torch.int64)
+    x, y = _read_digits()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     test, train = order[:TEST_SIZE], order[TEST_SIZE:]
     return Data(x[train], y[train], x[test], y[test])
+
+
+def _read_digits() -> tuple[Tensor, Tensor]:
+    """Pixels and classes, from the file alone: importing scikit-learn takes a second in every process."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise Unavailable("task 'digits' needs scikit-learn. Install it with: pip install 'shoal[digits]'")
+    path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    table = torch.from_numpy(np.loadtxt(path, delimiter=","))
+    return table[:, :-1].float() / 16.0, table[:, -1].long()

@@ -3,8 +3,10 @@
 transport   GlooTransport: process groups and messages
 all_reduce  gloo's all-reduce, with errors that name the missing worker
 nccl        all-reduce between GPUs
+elastic     all-reduce where workers come and go
 """
 
+from shoal.transports.gloo.elastic import ElasticGloo
 from shoal.transports.gloo.transport import GlooTransport
 
-__all__ = ["GlooTransport"]
+__all__ = ["ElasticGloo", "GlooTransport"]

@@ -62,7 +62,7 @@ class GlooTransport(Endpoint):
         store.set(f"shoal/here/{rank}", "")
         if absent := await_keys(store, {r: f"shoal/here/{r}" for r in range(size)}, timeout):
             raise missing(rank, absent, timeout, "come to the meeting point")
-        groups = _GroupFactory(store, _devices(interface, address), timeout)
+        groups = _GroupFactory(store, devices(interface, address), timeout)
         peers = [peer for peer in range(size) if peer != rank]
         peers.sort(key=lambda peer: (rank + peer) % size)  # both ends of a pair reach it in the same turn
         pairs = {peer: groups.pair(rank, peer) for peer in peers}
@@ -212,7 +212,8 @@ class GlooTransport(Endpoint):
         return self._pairs[peer].recv([into], self._rank_in_pair(peer), tag)
 
 
-def _devices(interface: str | None, address: str | None) -> list[Any]:
+def devices(interface: str | None = None, address: str | None = None) -> list[Any]:
+    """Where gloo listens: on `interface`, GLOO_SOCKET_IFNAME, at `address`, or else on loopback."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     names = interface or os.environ.get("GLOO_SOCKET_IFNAME") or loopback
     try:
@@ -242,13 +243,19 @@ class _GroupFactory(NamedTuple):
         return self._group(f"ring of {workers} workers", rank, workers, threads=1)
 
     def _group(self, name: str, rank: int, size: int, threads: int) -> GlooGroup:
-        c10d: Any = dist  # torch's stubs know neither these options nor PrefixStore
-        options = c10d.ProcessGroupGloo._Options()
-        options._devices = self.devices
-        options._threads = threads
-        options._timeout = timedelta(seconds=self.timeout)
         try:
-            prefixed = c10d.PrefixStore(f"shoal/{name}", self.store)
-            return cast(GlooGroup, c10d.ProcessGroupGloo(prefixed, rank, size, options))
+            return new_group(self.store, f"shoal/{name}", rank, size, self.devices, self.timeout, threads)
         except RuntimeError as error:
             raise PeerLost(f"gloo could not connect the {name}: {error}") from error
+
+
+def new_group(
+    store: Store, prefix: str, rank: int, size: int, devices: list[Any], timeout: float, threads: int
+) -> GlooGroup:
+    """Connect a process group, whose keys in the store begin with `prefix`; all its members call this."""
+    c10d: Any = dist  # torch's stubs know neither these options nor PrefixStore
+    options = c10d.ProcessGroupGloo._Options()
+    options._devices = devices
+    options._threads = threads
+    options._timeout = timedelta(seconds=timeout)
+    return cast(GlooGroup, c10d.ProcessGroupGloo(c10d.PrefixStore(prefix, store), rank, size, options))

@@ -23,12 +23,16 @@ class PeerTracker:
     """Delivers messages, and notices when a peer's state changes: present, lost or left.
 
     LOST or LEFT comes once, JOINED only after one of them. The first arrival of a peer is not announced.
-    Each session of a peer has a number, so that two sessions are never taken for one.
+    Each session of a peer has a number, so that two sessions are never taken for one. `reasons` and
+    `incarnations` are what this node has heard of its peers last.
     """
 
-    def __init__(self, deliver: Callable[[Message], None], reasons: dict[int, str]) -> None:
+    def __init__(
+        self, deliver: Callable[[Message], None], reasons: dict[int, str], incarnations: dict[int, int]
+    ) -> None:
         self.deliver = deliver
         self._reasons = reasons
+        self._incarnations = incarnations
         self._lock = threading.Lock()
         self._present: dict[int, tuple[int, int]] = {}  # peer -> incarnation and session number
         self._gone: set[int] = set()
@@ -56,6 +60,9 @@ class PeerTracker:
             known = self._present.get(peer)
             if known is not None and known != (incarnation, session_number):
                 self._go(LOST, peer, "it joined again")
+            if self._incarnations.get(peer, incarnation) != incarnation:
+                self._go(LOST, peer, "it was restarted")  # while this node was cut off from it
+            self._incarnations[peer] = incarnation
             self._present[peer] = incarnation, session_number
             if peer in self._gone:
                 self._unread[peer] += 1

@@ -94,7 +94,7 @@ class GrpcTransport(Endpoint):
         super().__init__(config.rank, config.size, config.limit_bytes)
         keep_freed_slices()
         self._config = config
-        self._tracker = PeerTracker(self._arrived.put, self.reasons)
+        self._tracker = PeerTracker(self._arrived.put, self.reasons, self.incarnations)
         self._wakeup = threading.Event()
         self._clients: dict[int, HubClient] = {}
         self._hub: Hub | None = None

@@ -1,0 +1,146 @@
+"""ElasticGloo: gloo's all-reduce where workers come and go, in a new group for each set of members.
+
+A group of gloo cannot go on without one of its members. Messages therefore travel over sockets, which can,
+and an all-reduce that somebody has left is broken off: whoever is left forms another group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.core.errors import PeerLost
+from shoal.transports.gloo.all_reduce import NO_TIMEOUT, GlooGroup, break_group
+from shoal.transports.gloo.nccl import finish_on_gpu, join_gpus, leave_gpus
+from shoal.transports.gloo.transport import devices, new_group
+from shoal.transports.rendezvous import Store
+from shoal.transports.sockets import SocketTransport
+
+LOOK_UP = timedelta(milliseconds=20)
+"""While we wait for an all-reduce, how often we look whether it is called off."""
+
+LONGEST_PAUSE = 0.02
+"""The same while we wait for the others to come to the group."""
+
+CONNECTING_SECONDS = 5.0
+"""How long gloo may take to connect workers that have all come."""
+
+CalledOff = Callable[[], bool]
+
+
+class ElasticGloo(SocketTransport):
+    """Messages between the processes of one host, and all-reduces over those who are members now."""
+
+    _ring: GlooRing | None = None
+    _members: Sequence[int] = ()
+    _epoch = 0
+
+    def regroup(self, members: Sequence[int], epoch: int, is_called_off: CalledOff) -> None:
+        """From now on all-reduces are over these nodes, each of which says so with the same epoch.
+
+        `is_called_off` says, while one waits, that not all of them will come.
+        """
+        self._leave_ring()
+        self._members, self._epoch, self._is_called_off = members, epoch, is_called_off
+
+    async def all_reduce(self, v: Tensor, timeout: float | None = None) -> int:
+        """Sum `v` over the members, in place; returns the bytes that a ring all-reduce sends.
+
+        Raises PeerLost if that is called off, or after `timeout` seconds. Then `v` is undefined, and every
+        later call fails until the next `regroup`.
+        """
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+
+        def give_up() -> bool:
+            return self._is_called_off() or time.monotonic() > deadline
+
+        if self._ring is None:
+            assert self._store is not None, "a transport that is closed has no all-reduce"
+            place, size = self._members.index(self.rank), len(self._members)
+            names = ".".join(map(str, self._members))
+            self._ring = GlooRing(self._store, f"ring of {names} in epoch {self._epoch}", place, size)
+        self._ring.sum(v, give_up)
+        return 2 * (len(self._members) - 1) * v.nbytes // len(self._members)
+
+    async def close(self) -> None:
+        """Leave the group, then the run."""
+        self._leave_ring()
+        await super().close()
+
+    def _leave_ring(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+
+
+class GlooRing:
+    """One group of gloo, of `size` workers. It is formed with the first all-reduce, when all have come."""
+
+    def __init__(self, store: Store, name: str, place: int, size: int) -> None:
+        c10d: Any = dist  # torch's stubs do not know PrefixStore
+        self._store: Store = c10d.PrefixStore(f"shoal/{name}", store)
+        self._name, self._place, self._size = name, place, size
+        self._group: GlooGroup | None = None
+        self._gpus: Any = None  # a ProcessGroupNCCL
+        self._is_broken = False
+
+    def sum(self, v: Tensor, give_up: Callable[[], bool]) -> None:
+        """Sum `v` over the workers, in place. Raises PeerLost when `give_up` says so, or one leaves."""
+        if self._is_broken:
+            raise PeerLost(f"the {self._name} is broken")
+        try:
+            if self._group is None:
+                self._form(v, give_up)
+            if self._gpus is not None:
+                finish_on_gpu([self._gpus.allreduce([v])], give_up)
+            else:
+                staged = v.cpu()
+                self._finish(staged, give_up)
+                if v.is_cuda:
+                    v.copy_(staged)
+        except RuntimeError as error:
+            self.close()
+            raise PeerLost(f"an all-reduce in the {self._name} was broken off: {error}") from error
+
+    def close(self) -> None:
+        """Break off an all-reduce under way, here and at the others, and release the group."""
+        self._is_broken = True
+        if self._group is not None:
+            break_group(self._group, (self._place + 1) % self._size)
+        if self._gpus is not None:
+            leave_gpus(self._gpus)
+        self._group = self._gpus = None
+
+    def _form(self, v: Tensor, give_up: Callable[[], bool]) -> None:
+        """Wait for the others, and connect. Raises RuntimeError if they do not come."""
+        keys = [f"here/{place}" for place in range(self._size)]
+        self._store.set(keys[self._place], "")
+        pause = 0.001
+        while not self._store.check(keys):
+            if give_up():
+                raise RuntimeError("not all have come")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        self._group = new_group(
+            self._store, "gloo", self._place, self._size, devices(), CONNECTING_SECONDS, threads=1
+        )
+        if v.is_cuda:
+            self._gpus = join_gpus(
+                self._store, self._place, self._size, v.device, CONNECTING_SECONDS, frozenset()
+            )
+
+    def _finish(self, v: Tensor, give_up: Callable[[], bool]) -> None:
+        assert self._group is not None
+        work = self._group.allreduce(v, dist.ReduceOp.SUM, NO_TIMEOUT)
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # not done yet; or failed, which the last wait raises
+                work.wait(LOOK_UP)
+            if not work.is_completed() and give_up():
+                raise RuntimeError("not all are there any more")
+        work.wait()
