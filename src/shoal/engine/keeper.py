@@ -35,6 +35,7 @@ class Roster:
         self.has_changed = False
         self.evicted: set[int] = set()  # who may not know that they are no longer in it
         self._least = least
+        self._let_in: set[int] = set()  # since this epoch began
 
     def lose(self, rank: int) -> None:
         """That worker has vanished, or others cannot reach it."""
@@ -46,10 +47,10 @@ class Roster:
     def suspect(self, rank: int, suspected: int, epoch: int) -> None:
         """That worker lost its connection to another in this epoch, and needs one without it.
 
-        An older suspicion may be of somebody who has come back since. Of two that suspect each other, the
-        first to say so goes on.
+        An older suspicion may be of somebody who has come back since, and so may one of whom the next epoch
+        lets in. Of two that suspect each other, the first to say so goes on.
         """
-        if epoch == self.epoch and rank in self.members:
+        if epoch == self.epoch and rank in self.members and suspected not in self._let_in:
             self.lose(suspected)
 
     def leave(self, rank: int) -> None:
@@ -66,6 +67,7 @@ class Roster:
             return False
         self.lose(rank)
         self.joiners[rank] = incarnation
+        self._let_in.add(rank)
         return True
 
     def settle(self, rank: int, incarnation: int, epoch: int) -> None:
@@ -88,6 +90,7 @@ class Roster:
         """Make what has changed a new epoch."""
         self.epoch += 1
         self.has_changed = False
+        self._let_in.clear()
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""

@@ -171,7 +171,10 @@ class Mailbox:
         if self._watch is not None and src is not None:
             self._watch(src)
         since = None if src is None else self._channel.waited
+        incarnation = None if src is None else self.incarnations.get(src)
         while True:
+            if src is not None and self.incarnations.get(src) != incarnation:
+                raise PeerLost(f"{self._identity.name_of(src)} was started again before it sent {tag!r}.")
             for rank in self.gone:  # the first to go is the cause
                 if rank == src or (rank in needed and rank in self._lost_at):
                     raise self._lost(rank, repr(tag), src)
@@ -296,6 +299,8 @@ class Mailbox:
             self.note(m)
             return m.tag in self.shown
         self._channel.count_received(m)
+        if m.clock and m.src < self._identity.workers and not self._identity.is_server:
+            self._progress.note_place(m.src, m.clock)
         if isinstance(m, Answer):
             question = (m.src, m.seq)
             if question in self._open and question not in self._answers:

@@ -143,11 +143,11 @@ class SimTransport:
         if self._busy_until > self._kernel.now:
             await self._written()
         peer = self._switch.ends[dst]
+        if dst not in self._acquainted:
+            self.acquaint(peer)
         if peer._farewell is not None:
             peer._tell(self.rank)
             return
-        if dst not in self._acquainted:
-            self.acquaint(peer)
         parts = m.parts and tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])
         self._switch.carry(self.rank, dst, m.copied(self.rank, parts))
 
