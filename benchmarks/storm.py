@@ -7,7 +7,7 @@ then the last lines have the accuracy of both, mean and spread, to see whether k
 
     python benchmarks/storm.py [--workers 4] [--every 15] [--minutes 2] [--kill workers,servers,keeper]
         [--strategies sync,bmuf,diloco,asgd] [--task digits] [--batch 32] [--lr RATE] [--plain MINUTES]
-        [--transport processes] [--seed 0] [--seeds 1]
+        [--transport processes] [--seed 0] [--seeds 1] [--events FILE]
 
 efficiency   samples a second with kills, as a share of those without
 survivors    seconds from a worker's notice of a kill, in an average, to the end of that average; median and
@@ -17,7 +17,8 @@ taking part  workers that train, on average over the run
 lost, doubled  samples that should be in the model and are not, or are there twice: by the weights of all
              averages, or by what the server has counted; gossip strategies have neither
 
-The last line is JSON: the same figures for each strategy.
+The last line is JSON: the same figures for each strategy. `--events` writes who was killed, and who trained
+again when, for each strategy: docs/elastic_picture.py draws it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -61,6 +63,7 @@ class Storm:
         self._at_work: dict[int, bool] = {}
         self._began = self._last = 0.0
         self._area = 0.0  # workers at work, times seconds
+        self.events: list[tuple[float, str, str]] = []  # seconds, who, and what: trains, killed or ends
 
     def __enter__(self) -> Storm:
         self._began = self._last = time.monotonic()
@@ -72,6 +75,7 @@ class Storm:
         self._over.set()
         if self._every:
             self._thread.join()
+        self._note("the run", "ends")
 
     @property
     def taking_part(self) -> float:
@@ -94,9 +98,15 @@ class Storm:
                 if works and "samples" in event and not event.get("fault") and advances:
                     self.victims.append(now - self._missing.pop(rank))
                     self._at_work[rank] = True
+                    self._note(f"worker {rank}", "trains")
             else:
+                if works and rank not in self._at_work:
+                    self._note(f"worker {rank}", "trains")
                 self._at_work[rank] = works
             self._steps[rank] = event["step"]
+
+    def _note(self, who: str, what: str) -> None:
+        self.events.append((time.monotonic() - self._began, who, what))
 
     def _rage(self) -> None:
         while not self._over.wait(self._dice.expovariate(1 / self._every)):
@@ -107,6 +117,7 @@ class Storm:
                 continue
             with self._lock:
                 self.kills += 1
+                self._note(victim.name, "killed")
                 if victim.name.startswith("worker"):
                     rank = int(victim.name.split()[1])
                     self._missing[rank] = time.monotonic()
@@ -146,8 +157,8 @@ def train(word: str, options: argparse.Namespace, epochs: int, every: float, see
     return result, storm
 
 
-def measure(word: str, options: argparse.Namespace, samples: int) -> dict[str, Any]:
-    """The figures of one strategy."""
+def measure(word: str, options: argparse.Namespace, samples: int) -> tuple[dict[str, Any], list[Any]]:
+    """The figures of one strategy, and what happened in its first storm."""
     probe, _ = train(word, options, 4, 0.0, options.seed)
     a_minute = 60 * probe.samples_per_second / samples  # epochs
     epochs = max(4, round(options.minutes * a_minute))
@@ -174,7 +185,7 @@ def measure(word: str, options: argparse.Namespace, samples: int) -> dict[str, A
         "accuracy": [[result.test_accuracy for result in results] for results in (plain, stormy)],
         "loss": [[result.test_loss for result in results] for results in (plain, stormy)],
         "epochs": [undisturbed, epochs],
-    }
+    }, storms[0].events
 
 
 def _rate(results: list[Any]) -> float:
@@ -225,13 +236,16 @@ def main() -> None:
     parser.add_argument("--transport", default="processes", help="processes or grpc")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1, help="runs with so many seeds, from --seed on")
+    parser.add_argument("--events", help="a file to write who was killed, and who trained again when")
     options = parser.parse_args()
     options.plain = options.minutes if options.plain is None else options.plain
     samples = len(TASKS.make(options.task).data().x)
-    figures = {}
+    figures, events = {}, {}
     for word in options.strategies.split(","):
-        figures[word] = measure(word, options, samples)
+        figures[word], events[word] = measure(word, options, samples)
         print(f"{word}: {json.dumps(figures[word])}", flush=True)
+    if options.events:
+        Path(options.events).write_text(json.dumps(events))
     show(figures, options)
     print(json.dumps(figures))
 

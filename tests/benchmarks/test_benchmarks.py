@@ -204,3 +204,16 @@ def test_search_prints_how_far_each_method_is_ahead_of_random():
     pytest.importorskip("sklearn")
     figures = last_line("search.py", "--epochs", "16", "--seeds", "0")
     assert figures.keys() == {"random, as long as pbt", "asha", "pbt", "pso", "evolution"}
+
+
+def test_a_storm_is_drawn_with_a_row_for_each_worker(tmp_path):
+    events = [(0.0, "worker 0", "trains"), (0.1, "worker 1", "trains"), (2.0, "worker 1", "killed")]
+    events += [(3.0, "the keeper", "killed"), (4.0, "worker 1", "trains"), (9.0, "the run", "ends")]
+    (tmp_path / "storm.json").write_text(json.dumps({"bmuf": events}))
+    drawn = tmp_path / "storm.svg"
+    script = FOLDER.parent / "docs" / "elastic_picture.py"
+    subprocess.run([sys.executable, script, tmp_path / "storm.json", drawn], check=True)
+    picture = drawn.read_text()
+    assert "2 workers, bmuf" in picture
+    assert picture.count('class="killed"') == 3  # two kills, and the legend
+    assert picture.count('class="away"') == 2  # worker 1 for two seconds, and the legend
