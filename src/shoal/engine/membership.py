@@ -92,9 +92,7 @@ class Membership:
         self._channel = channel
         self._mailbox = mailbox
         self._group = group
-        self._roll: dict[
-            int, tuple[int, bool]
-        ] = {}  # rank -> rounds completed, and whether it knows the last
+        self._roll: dict[int, tuple[int, bool]] = {}  # rank -> rounds completed; does it know the last?
         self._has_called = True  # whether the roll of this epoch is complete
         self._joins_at = math.inf  # the round after which the joiners of this epoch take part
         self._early_change: Message | None = None  # lists workers that this one has not heard of

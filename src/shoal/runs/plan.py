@@ -188,6 +188,11 @@ class Plan:
         return self.is_elastic or self._peers_return or (bool(self.strategy.servers) and self.restarts)
 
     @property
+    def all_leave_models(self) -> bool:
+        """Whether every worker leaves its model at the end: nobody knows who comes too late to have one."""
+        return self.is_elastic or self._peers_return
+
+    @property
     def _peers_return(self) -> bool:
         """Whether a worker that dies is taken back by others that have no server and form no average.
 
