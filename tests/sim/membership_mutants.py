@@ -258,8 +258,8 @@ def a_list_with_dead_workers_in_it_is_believed(patch: pytest.MonkeyPatch) -> Non
 
 @mutant
 def one_that_is_cut_off_to_the_end_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    async def wait(self, what):
-        await self._mailbox.attend_to(what, self.handlers)
+    async def wait(self, what, for_ever=False):
+        await self._mailbox.attend_to(what, self.handlers, for_ever)
 
     patch.setattr(Membership, "_wait", wait)
 
