@@ -123,6 +123,11 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, str(self.path))
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree, in no order."""
+        return list(ast.walk(self.tree))
+
     @property
     def room(self) -> str:
         return self.path.parts[0].removesuffix(".py")
@@ -136,7 +141,7 @@ class Source:
     def imports(self) -> list[Import]:
         """Every import, also inside functions, and what importlib is asked for by a literal."""
         found = []
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 found += [Import(node.lineno, a.name, a.asname) for a in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -158,10 +163,10 @@ class Source:
     def uses(self) -> list[tuple[int, str, ast.Call | None]]:
         """(line, dotted thing with import aliases resolved, the call if it is called) for every name used."""
         bound = {i.name: i.target for i in self.imports if i.name}
-        called = {id(node.func): node for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        called = {id(node.func): node for node in self.nodes if isinstance(node, ast.Call)}
         return [
             (node.lineno, dotted(node, bound), called.get(id(node)))
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.Name | ast.Attribute)
         ]
 
@@ -277,7 +282,7 @@ def files_fit_their_page(source: Source) -> Iterator[str]:
 def engine_knows_no_node(source: Source) -> Iterator[str]:
     if source.room != "engine":
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         names = [node.id] if isinstance(node, ast.Name) else []
         if isinstance(node, ast.ImportFrom | ast.Import):
             names = [alias.name.rpartition(".")[2] for alias in node.names]
@@ -298,7 +303,7 @@ def strategies_use_verbs(source: Source) -> Iterator[str]:
     """A strategy reaches for nothing behind a verb of its node, and does not see the end of the data."""
     if source.room != "strategies":
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
             holder = node.value.value
             is_node = isinstance(holder, ast.Name) and holder.id in ("w", "s", "node")
@@ -315,7 +320,7 @@ def strategies_use_verbs(source: Source) -> Iterator[str]:
 
 
 def functions_are_short(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
             lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0

@@ -7,10 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone, is_classifier
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
 import shoal
@@ -240,7 +236,12 @@ def test_classes_may_be_words_and_inputs_arrays_that_may_not_be_written_to():
     assert done.stages_[-1].result.test_accuracy == pytest.approx(100 * done.score(x[90:], words[90:]))
 
 
+# scikit-learn is imported by the tests that need it: not every process that collects them runs them
+
+
 def test_clones_have_the_settings_and_nothing_learnt():
+    from sklearn.base import clone, is_classifier
+
     for estimator in (net(strategy=shoal.BMUF(period=2), dropout=0.3), RBMTransformer(hidden=5, chains=3)):
         twin = clone(estimator)
         assert type(twin) is type(estimator) and twin.get_params() == estimator.get_params()
@@ -255,6 +256,9 @@ def test_settings_are_changed_by_name_and_unknown_ones_refused():
 
 
 def test_both_fit_into_a_pipeline():
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MinMaxScaler
+
     features = RBMTransformer(hidden=10, epochs=30, batch=10)
     pipe = make_pipeline(MinMaxScaler(), features, net(layers=(8,), epochs=5, finetune=30))
     pipe.fit(BITS[:90].numpy(), LABELS[:90].numpy())
@@ -263,6 +267,8 @@ def test_both_fit_into_a_pipeline():
 
 
 def test_a_search_changes_settings_and_finds_the_better_ones():
+    from sklearn.model_selection import GridSearchCV
+
     search = GridSearchCV(net(layers=(8,)), {"finetune": [1, 30]}, cv=2)
     search.fit(BITS.numpy(), LABELS.numpy())
     assert search.best_params_ == {"finetune": 30}

@@ -86,9 +86,11 @@ def to_group(run: UnderWay, number: int) -> None:
         soaks(signal.SIGQUIT, to_group),
     ],
 )
-def test_a_signal_to_all_processes_of_a_comparison_keeps_the_checkpoint(tmp_path, number, send):
-    line = "compare --strategies asgd -n 2 --epochs 5000 --checkpoint saved --every 20 --quiet"
-    with UnderWay(tmp_path, line) as run:
+def test_a_signal_to_all_of_a_comparison_keeps_the_checkpoint_and_leaves_no_journal_and_no_process(
+    tmp_path, number, send
+):
+    line = "compare --strategies asgd -n 2 --epochs 5000 --checkpoint saved --every 20 --durability journal"
+    with UnderWay(tmp_path, f"{line} --quiet") as run:
         run.await_that(lambda: list(tmp_path.glob("saved/asgd/step-*/worker-0.json")))
         send(run, number)
         assert run.end(SOON) == 128 + number, run.printed
@@ -102,24 +104,25 @@ def test_a_signal_to_all_processes_of_a_comparison_keeps_the_checkpoint(tmp_path
 
 
 @needs_proc
+@pytest.mark.soak  # every process imports torch
 @pytest.mark.parametrize(
     ("number", "send"),
     [
         (signal.SIGHUP, to_group),
-        soaks(signal.SIGQUIT, to_group),
-        soaks(signal.SIGTERM, to_all),
-        soaks(signal.SIGINT, to_group),
+        (signal.SIGQUIT, to_group),
+        (signal.SIGTERM, to_all),
+        (signal.SIGINT, to_group),
     ],
 )
 def test_a_signal_to_a_script_s_run_leaves_no_journal_and_no_process(loop, tmp_path, number, send):
-    line = "run -n 1 --strategy asgd --durability journal --checkpoint saved --quiet loop.py 100000"
+    line = "run -n 2 --strategy asgd --durability journal --checkpoint saved --quiet loop.py 100000"
     with UnderWay(tmp_path, line) as run:
         run.await_line("goes")
         send(run, number)
         assert run.end(SOON) == 128 + number, run.printed
         assert "The checkpoint is in saved; the same command resumes from it." in run.printed
         assert run.left() == []
-    assert len(list(tmp_path.glob("saved/step-*/*.json"))) == 2
+    assert len(list(tmp_path.glob("saved/step-*/*.json"))) == 3
 
 
 @needs_proc

@@ -226,7 +226,7 @@ def a_worker_or_the_keeper(crew: Crew) -> Member | None:
 def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
     crews, tmp_path, monkeypatch, strategy, transport, kills
 ):
-    epochs, task, temporary = 30 * kills, blobs(), tmp_path / "t"
+    epochs, task, temporary = 20 * kills, blobs(), tmp_path / "t"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     settings = {"workers": WORKERS, "epochs": epochs, "tests": 0, "transport": transport}

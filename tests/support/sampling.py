@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-LEAST_CASES = 12
+LEAST_CASES = 6
 """A product of parameters with fewer cases runs whole."""
 
 
