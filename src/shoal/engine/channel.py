@@ -54,7 +54,7 @@ class Channel:
     async def recv(self, timeout: float | None = None) -> Message:
         """The next message, unmetered. Raises TimeoutError after `timeout` seconds.
 
-        `waited` grows by what was waited and never by more, whatever the clock shows: it may have jumped.
+        `waited` grows by what was waited, and not by what the clock has jumped, as far as that can be told.
         """
         if timeout is None:
             return await self.transport.recv()
@@ -64,7 +64,9 @@ class Channel:
         except TimeoutError:
             self.waited += timeout
             raise
-        self.waited += min(max(0.0, self.now() - began), timeout)
+        elapsed = self.now() - began
+        if 0 <= elapsed <= timeout:  # else the clock has jumped
+            self.waited += elapsed
         return m
 
     async def tell(self, dst: int, m: Message) -> None:
