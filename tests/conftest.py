@@ -220,6 +220,7 @@ def fork_server(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def crews(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The crews of the runs that are started, so that a test can find their processes."""
+    from shoal.api import script
     from shoal.launch.crew import Crew
     from shoal.runs import processes
 
@@ -230,7 +231,8 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             super().__init__(*args, **options)
             made.append(self)
 
-    monkeypatch.setattr(processes, "Crew", Seen)
+    for starts in (processes, script):
+        monkeypatch.setattr(starts, "Crew", Seen)
     return made
 
 

@@ -319,17 +319,12 @@ def test_a_batch_without_tensors_is_one_sample():
 
 def test_samples_of_known_batches_are_counted_by_their_indices(monkeypatch):
     handed: list[int] = []
-
-    class Attached:
-        rank, workers = 0, 1
-        leads = staticmethod(lambda kind, dataset: True)
-        begin_pass = staticmethod(lambda kind: 0)
-        skip_batches = staticmethod(lambda most: 0)
-        hand_out = staticmethod(handed.append)
-
-    monkeypatch.setattr("shoal.api.shard.current", Attached)
-    for _ in shoal.shard(DataLoader(NUMBERS, 50, collate_fn=lambda samples: object())):
-        pass
+    model = nn.Linear(1, 1)
+    with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)) as training:
+        monkeypatch.setattr(training._replica, "saw", handed.append)
+        for _ in shoal.shard(DataLoader(NUMBERS, 50, collate_fn=lambda samples: object())):
+            pass
+        training.abandon()
     assert handed == [50, 50, 3]
 
 
@@ -344,7 +339,7 @@ def test_a_loader_that_is_made_anew_for_each_pass_goes_on_with_new_orders_and_is
                 found.append([int(x) for batch in shoal.shard(loader) for x in batch[0]])
                 model(torch.ones(1, 1)).sum().backward()
                 optimizer.step()
-            handed_out = training._replica.batches
+            handed_out = training.data.passes.batches
         return found, handed_out
 
     data = TensorDataset(torch.arange(20))
@@ -353,3 +348,37 @@ def test_a_loader_that_is_made_anew_for_each_pass_goes_on_with_new_orders_and_is
     assert (anew, counted) == orders(lambda: kept)
     assert counted == 3 * 5
     assert anew[0] != anew[1] != anew[2]
+
+
+@pytest.mark.parametrize("processes", [0, 1, pytest.param(-1, id="persistent")])
+def test_what_processes_of_a_loader_have_read_ahead_is_dealt_again_when_workers_go(processes):
+    """This worker is the first of two until the other one dies, in the third step."""
+    data = TensorDataset(torch.arange(40))
+    loader = DataLoader(data, 4, shuffle=True, num_workers=abs(processes), persistent_workers=processes < 0)
+    model = nn.Linear(1, 1)
+    with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.0)) as training:
+        passes = training.data.passes
+        passes.redeal(0, 2, 0, 0, [])
+        seen: list[list[int]] = []
+        for step, (ids,) in enumerate(shoal.shard(loader)):
+            training.engine.progress.finish_step()
+            seen.append(ids.tolist())
+            if step == 2:
+                lost = passes.dealing.share(1, 2)
+                others = [passes.dealing.share(1, k) for k in (0, 1)]
+                passes.redeal(0, 1, 3, 2, [1])
+        training.abandon()
+    assert seen[3] == lost
+    assert sorted(chain(*seen, *others)) == list(range(40))
+
+
+def test_one_loader_may_be_read_with_two_seeds_and_by_two_iterators_at_once():
+    model = nn.Linear(1, 1)
+    loader = DataLoader(TensorDataset(torch.arange(20)), 4, shuffle=True)
+    with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.0)) as training:
+        for seed in (0, 1):
+            assert sorted(chain(*one_pass(shoal.shard(loader, seed)))) == list(range(20))
+        pairs = list(zip(shoal.shard(loader), shoal.shard(loader, 1), strict=True))
+        training.abandon()
+    for side in zip(*pairs, strict=True):
+        assert sorted(int(x) for (batch,) in side for x in batch) == list(range(20))

@@ -150,11 +150,13 @@ class Stuck(Exception):
     """A run was not over long after the last fault."""
 
 
-def tally(faults=None, *, workers=4, samples=50, batch=3, epochs=2, period=1, seed=0, **options):
+def tally(
+    faults=None, *, workers=4, samples=50, batch=3, epochs=2, period=1, seed=0, strategy=None, **options
+):
     """Run it, and return the simulation. Raises Stuck if it is not over after LONG virtual seconds."""
     first = TallyReplica(0, workers, samples, batch, seed)
     run = Watched(
-        Tally(period),
+        strategy or Tally(period),
         lambda rank: TallyReplica(rank, workers, samples, batch, seed),
         workers=workers,
         steps=first.batches.end_of(epochs),

@@ -8,7 +8,7 @@ from tally import at_the_end, tally
 
 from sampling import mostly_soak
 from shoal.sim import Compute, Faults
-from shoal.strategies import BMUF, Local, Sync
+from shoal.strategies import BMUF, EASGD, Local, Sync
 from shoal.testing.problems import Slope, simulate
 
 SEEDS, CHUNK = 10_000, 100
@@ -37,6 +37,13 @@ def test_one_that_comes_back_takes_part_and_has_the_same_model(period):
     assert [w.rank for w in at_the_end(run)] == [0, 1, 2, 3]
     assert all(w.x.eq(2).all() for w in at_the_end(run))
     assert run.worker(1).samples > 0
+
+
+def test_one_that_comes_back_has_the_centre_of_synchronous_easgd():
+    run = tally(at(2.5, restart_after=1.0), strategy=EASGD(period=2, synchronous=True))
+    first, *others = (w.x for w in at_the_end(run))
+    assert len(others) == 3
+    assert all(torch.equal(x, first) for x in others)
 
 
 def test_training_goes_on_while_there_is_no_keeper_and_its_successor_knows_who_is_there():

@@ -102,6 +102,13 @@ def test_test_scores_come_from_the_launcher_or_from_worker_0s_script():
     assert run.phase == "testing copy 2 of 5" and len(run.points) == 2
 
 
+def test_while_worker_0_is_away_the_next_one_s_script_tells():
+    run = Timeline("sync", 2)
+    run.add(report(0, lost=True))
+    run.add(report(1, samples=64, test_accuracy=51.0))
+    assert [point["test_accuracy"] for point in run.points] == [51.0]
+
+
 def test_a_long_run_keeps_its_beginning_and_its_end_within_the_limit():
     run = Timeline("sync", 1)
     for k in range(1, 10_000):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -14,6 +15,8 @@ from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
 from shoal.core.vector import is_statistic, named_buffers
 from shoal.engine.engine import Engine
+from shoal.engine.group import Group
+from shoal.engine.membership import Membership
 from shoal.replicas.local_shards import local
 
 START, OPTIONS, BUFFERS = "start", "options", "buffers"
@@ -50,31 +53,48 @@ async def check_alike(engine: Engine, options: Sequence[str]) -> None:
             letters = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
             await engine.channel.send(rank, Message(OPTIONS, (letters,)))
         return
-    theirs = bytes((await engine.mailbox.find(OPTIONS, 0)).body.tolist()).decode().split("\n")
-    differing = (pair for pair in zip_longest(theirs, options, fillvalue="nothing") if pair[0] != pair[1])
-    for first, mine in differing:
+    theirs = await engine.mailbox.find(OPTIONS, 0)
+    if (differing := _first_difference(theirs, options)) is not None:
         raise ValueError(
-            f"worker 0's optimizer has {first}, that of {me.name} has {mine}. All nodes must take the same "
-            "step: build the same optimizer in every process"
+            f"worker 0's optimizer has {differing[0]}, that of {me.name} has {differing[1]}. All nodes must "
+            "take the same step: build the same optimizer in every process"
         )
+
+
+async def show_options(engine: Engine, members: Membership, options: Sequence[str]) -> None:
+    """Before its first step: a worker that came back tells the others the options of its optimizers."""
+    letters = torch.frombuffer(bytearray("\n".join(options).encode()), dtype=torch.uint8)
+    for rank in members.present:
+        if rank != engine.rank:
+            await engine.channel.tell(rank, Message(OPTIONS, (letters,), version=members.epoch))
+
+
+def compare_options(engine: Engine, m: Message, options: Sequence[str]) -> None:
+    """Raise ValueError where a worker that came back has other options, in the same step as this one."""
+    differing = _first_difference(m, options)
+    if differing is not None and not engine.progress.has_ended:
+        name = engine.identity.name_of(m.src)
+        raise ValueError(
+            f"{name} was started again, and its optimizer has {differing[0]}, that of {engine.name} has "
+            f"{differing[1]}: its loop has not brought its learning rate to step {engine.t}. Step the "
+            "scheduler once an epoch, or training.resumed_from times before the loop"
+        )
+
+
+def _first_difference(theirs: Message, options: Sequence[str]) -> tuple[str, str] | None:
+    """The first option that another node told which is not this one's; both of them."""
+    told = bytes(theirs.body.tolist()).decode().split("\n")
+    pairs = zip_longest(told, options, fillvalue="nothing")
+    return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
 
 # -- buffers ---------------------------------------------------------------------------------------
 
 
-def others_of(model: nn.Module, trained: Iterable[Tensor]) -> list[Tensor]:
-    """The model's other parameters, which are not trained, and its buffers; of DTensors the local shards."""
-    known = {id(p) for p in trained}
-    return [
-        *(local(p).detach() for p in model.parameters() if id(p) not in known),
-        *map(local, model.buffers()),
-    ]
-
-
-def largest_message(model: nn.Module, trained: Iterable[Tensor]) -> int:
+def largest_message(model: nn.Module, untrained: Iterable[Tensor]) -> int:
     """The bytes of the largest message of those that start alike and merge buffers, without the vector."""
     merged = sum(b.numel() * (2 if b.is_complex() else 1) for _, b in _buffers(model))
-    return max(8 * merged, *(t.nbytes for t in others_of(model, trained)), 0)
+    return max(8 * merged, *(t.nbytes for t in untrained), 0)
 
 
 async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
@@ -83,11 +103,10 @@ async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
     With "mean", running statistics are averaged; all others are worker 0's. With "first" all are worker 0's.
     Without worker 0 every worker keeps its own.
     """
-    me, mailbox, mine = engine.identity, engine.mailbox, _buffers(model)
-    if how == "own" or not mine or me.workers == 1:
+    me, mailbox = engine.identity, engine.mailbox
+    means, others = _kinds(model, how)
+    if how == "own" or not (means or others) or me.workers == 1:
         return
-    means = [buffer for name, buffer in mine if how == "mean" and is_statistic(name, buffer)]
-    others = [buffer for _, buffer in mine if not any(buffer is mean for mean in means)]
     if me.rank:
         await engine.channel.send(0, Message(BUFFERS, (_joined(means),)))
         try:
@@ -108,6 +127,41 @@ async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
     for rank in there:
         for part in (total, *map(_bits, others)):
             await engine.channel.send(rank, Message(BUFFERS, (part,)))
+
+
+async def merge_present_buffers(engine: Engine, members: Membership, model: nn.Module, how: str) -> None:
+    """The same where workers come and go: a round of those who are there, whose first stands for worker 0."""
+    means, others = _kinds(model, how)
+    if how == "own" or not (means or others):
+        return
+    sizes = [8 * sum(b.numel() for b in means), *(b.nbytes for b in others)]
+    own = torch.cat([_bits(_joined(means)), *(_bits(b).cpu() for b in others)])
+    merged, _ = await members.form(partial(_merged, engine.group, own, sizes[0]))
+    averages, *firsts = (bits.clone() for bits in torch.split(merged, sizes))
+    _share_out(averages.view(torch.float64), means)
+    for buffer, bits in zip(others, firsts, strict=True):
+        buffer.copy_(bits.view(buffer.dtype).view(buffer.shape))
+
+
+async def _merged(group: Group, own: Tensor, averaged: int) -> tuple[Tensor, float]:
+    """The bytes of all buffers: the first `averaged` of numbers to average, the rest is the first one's."""
+    if group.rank:
+        await group.send(0, Message(BUFFERS, (own[:averaged].clone(),)))
+        return (await group.take(BUFFERS, 0)).body, 1.0
+    total = own[:averaged].clone().view(torch.float64)
+    for rank in range(1, group.size):
+        total += (await group.take(BUFFERS, rank)).body.clone().view(torch.float64)
+    merged = torch.cat([_bits(total.div_(group.size)), own[averaged:]])
+    for rank in range(1, group.size):
+        await group.send(rank, Message(BUFFERS, (merged,)))
+    return merged, 1.0
+
+
+def _kinds(model: nn.Module, how: str) -> tuple[list[Tensor], list[Tensor]]:
+    """The buffers of a model that are averaged, and the others."""
+    mine = _buffers(model)
+    means = [buffer for name, buffer in mine if how == "mean" and is_statistic(name, buffer)]
+    return means, [buffer for _, buffer in mine if not any(buffer is mean for mean in means)]
 
 
 def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:

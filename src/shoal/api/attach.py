@@ -16,6 +16,7 @@ from shoal.api.attachment import Attachment, current, set_current
 from shoal.api.notices import UNUSED_ARE
 from shoal.core.codec import Codec
 from shoal.core.limits import one_of
+from shoal.engine.membership import RunIsOver
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
 from shoal.launch.worker_group import join_group, ranks_inside
@@ -53,11 +54,29 @@ def attach(
     0's; `buffers="first"` takes all from worker 0, `"own"` leaves them as each worker has them. A
     parameter without a gradient is refused where the strategy would move it and plain PyTorch would not;
     with `unused="zeros"` its gradient is zero. In a process that is one of the strategy's servers this call
-    serves the workers, and exits the process when training is over.
+    serves the workers, and exits the process when training is over; so it does in a worker that was started
+    again when the others are done.
     `mesh` makes several processes one worker: those of the mesh, or of all its dimensions but the one named
     "workers". Each keeps its shard of the model together with the shards in the same position of the others.
     Raises ValueError if the process has called attach() before, or if the settings do not fit.
     """
+    return attach_at(
+        Place.find(), model, optimizer, strategy, codec=codec, buffers=buffers, unused=unused, mesh=mesh
+    )
+
+
+def attach_at(
+    found: Place,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    strategy: Strategy | str | None = None,
+    *,
+    codec: Codec | str | None = None,
+    buffers: str = "mean",
+    unused: str = "refused",
+    mesh: DeviceMesh | None = None,
+) -> Attachment:
+    """The same at a place in a run that is given, instead of the one that the launcher tells."""
     global _was_launched
     if current() is not None:
         raise ValueError(
@@ -66,7 +85,7 @@ def attach(
         )
     if _was_launched:
         raise ValueError("attach() was called before: a process takes part in a run once")
-    place = join_group(Place.find(), mesh)
+    place = join_group(found, mesh)
     _was_launched = bool(place.launched)
     chosen = choose_strategy(place, strategy)
     coder = choose_codec(codec if place.codec is None else place.codec, chosen)
@@ -85,7 +104,11 @@ def attach(
     one_of(BUFFERS_ARE, buffers=buffers)
     one_of(UNUSED_ARE, unused=unused)
     _check_batch_norm(whole, chosen, workers)
-    attachment = Attachment(whole, given, chosen, coder, place, buffers, unused)
+    try:
+        attachment = Attachment(whole, given, chosen, coder, place, buffers, unused)
+    except RunIsOver:  # it was started again, and the others are done
+        place.open_control().tell("came too late")
+        sys.exit(0)
     tell_rank(attachment.rank)
     save_apart(whole)
     if attachment.engine.is_server:

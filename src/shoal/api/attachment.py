@@ -6,31 +6,30 @@ import contextlib
 import sys
 import threading
 import types
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.api.agreement import check_alike, largest_message, merge_buffers, others_of, start_alike
+from shoal.api.agreement import check_alike, largest_message, merge_buffers, start_alike
+from shoal.api.comings import Comings
+from shoal.api.loop_data import LoopData
 from shoal.api.notices import Notices
+from shoal.api.saves import saves_of
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import NoMoreSteps
-from shoal.core.vector import named_weights
 from shoal.engine.engine import Engine
-from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Reporter
 from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_mean, connect
-from shoal.launch.worker_group import GroupNumbers
+from shoal.launch.keeper_process import announce
 from shoal.replicas.attached import AttachedReplica
+from shoal.replicas.passes import Passes
 from shoal.replicas.wrapped import rebind, unwrap_optimizer
-from shoal.runs.curve import holds_solution
 from shoal.runs.result import report
-from shoal.storage.checkpoint import Checkpoints
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Sends, Strategy
 
@@ -80,23 +79,24 @@ class Attachment:
         self._control = place.open_control(me)
         self._replica = AttachedReplica(model, *optimizers)
         self._replica.in_group = place.group > 1
+        self._replica.passes = Passes(me.rank, me.workers)
         self.position = place.position  # of this process in its worker's group; 0 without a mesh
-        self._between_steps = self._make_between_steps(place, codec, me.workers)
-        self.engine = self._join(place, me, codec)
-        self.resumed_from: int | None = None  # step of the checkpoint
-        if not place.incarnation:  # a restarted server recovers from its log instead
+        self._between_steps = saves_of(place, strategy, codec, self._control, model, self._replica)
+        self.engine = engine = self._join(place, me, codec)
+        self._resumed_from: int | None = None
+        if not place.incarnation:  # a restarted server recovers from its log, a worker gets the others' state
             self._start_together()
-        self._batches_to_skip = self._replica.batches
-        self._first_kind: Hashable = None  # of loader: that of the training data
-        self._passes: Counter[Hashable] = Counter()  # begun, over each kind of loader
-        self._seen: dict[int, object] = {}  # data sets by id, which is then nobody else's
+        elif not me.is_server:
+            engine.coding.rehearse()
+        self.data = LoopData(engine, self._replica, self._idle)
+        self._comings = self._see_comings()
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
         self._control.tell("ready")
         elapsed, finished = self._control.await_go()
-        self.engine.service.excuse(finished)
-        self._began = self.engine.channel.now() - elapsed
-        self._life = strategy.live(Node(self.engine))
+        engine.excuse(finished)
+        self._began = engine.channel.now() - elapsed
+        self._life = strategy.live(Node(engine))
         self._shows_common = self._ended = False  # the strategy has ended: it has nothing more to do
         self._released = False  # the model and the optimizer are the user's again
         self._failure: Exception | None = None
@@ -104,16 +104,22 @@ class Attachment:
             self._taken = [self._take_over(n, optimizer) for n, optimizer in enumerate(optimizers)]
             rebind(self._given)
             self._go_on(lambda: self._life.send(None))
+            if me.incarnation:  # it has the state of the others now
+                self._resumed_from = engine.t
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
         """Build this process's node and connect it to the others."""
-        x = self._replica.x
+        x, store = self._replica.x, place.open_store() if place.nodes > 1 else None
+        vector_bytes = max(x.nbytes, largest_message(self._model, self._replica.untrained))
+        manifest = self._replica.layout.manifest(x.dtype)
+        if store is not None and place.keeper and not (me.rank or me.incarnation):
+            announce(store, vector_bytes, manifest, is_kept=me.elastic)
         transport = connect(
             place.transport,
             me,
-            place.open_store() if place.nodes > 1 else None,
-            vector_bytes=max(x.nbytes, largest_message(self._model, self._replica.parameters)),
-            manifest=self._replica.layout.manifest(x.dtype),
+            store,
+            vector_bytes=vector_bytes,
+            manifest=manifest,
             **place.connection,
         )
         return Engine(
@@ -128,17 +134,26 @@ class Attachment:
             **place.recovery.settings(me, self._replica.layout, x.nbytes),
         )
 
+    def _see_comings(self) -> Comings | None:
+        """What looks after a loop whose workers come and go; None if they do not."""
+        engine = self.engine
+        if engine.membership is None:
+            return None
+        comings = Comings(engine, self._strategy, self._replica, self.data, self._model, self._buffers)
+        engine.last_round = comings.last_round
+        return comings
+
     def _start_together(self) -> None:
         """Start from worker 0's weights, or from a checkpoint."""
         engine = self.engine
         engine.coding.rehearse()
-        drive(start_alike(engine, (self._replica.x, *others_of(self._model, self._replica.parameters))))
+        drive(start_alike(engine, (self._replica.x, *self._replica.untrained)))
         if self._strategy.sends is Sends.MEAN_GRADIENTS or self._strategy.steps_at_server:
             drive(check_alike(engine, self._replica.options))
         if engine.is_server:
             engine.x.copy_(self._replica.x[engine.identity.own_slice(self._replica.x.numel())])
         engine.meter.reset()  # do not count the messages so far
-        self.resumed_from = drive(self._between_steps.resume(engine))
+        self._resumed_from = drive(self._between_steps.resume(engine))
         self._replica.agree()
 
     @property
@@ -157,6 +172,24 @@ class Attachment:
         return self.engine.identity.workers
 
     @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first of those that are there: the one to print, to test and to save.
+
+        Worker 0, or while it is away the next one. A worker that has come back is not the first before it has
+        trained with the others again, while its loop runs through the epochs that they have done.
+        """
+        if self._comings is not None:
+            return self._comings.is_first
+        return all(self.engine.mailbox.has_lost(rank) for rank in range(self.rank))
+
+    @property
+    def resumed_from(self) -> int | None:
+        """The step at which this worker goes on: that of a checkpoint, or of the others if it came back."""
+        if self._comings is not None:
+            self._comings.knows_its_place = True
+        return self._resumed_from
+
+    @property
     def failed(self) -> bool:
         """Whether a step has raised an error, which finish() raises again."""
         return self._failure is not None
@@ -164,29 +197,6 @@ class Attachment:
     def saw(self, samples: int) -> None:
         """Add `samples` to the weight of the next step in averages. `shard` calls this for you."""
         self._replica.saw(samples)
-
-    def hand_out(self, samples: int) -> None:
-        """Count a batch that `shard` gave to the loop, so that a resumed run skips it."""
-        self._replica.batches += 1
-        self.saw(samples)
-
-    def leads(self, kind: Hashable, dataset: object) -> bool:
-        """Whether a loader is of the kind iterated first, whose batches are counted: the training data."""
-        self._seen[id(dataset)] = dataset
-        if self._first_kind is None:
-            self._first_kind = kind
-        return self._first_kind == kind
-
-    def begin_pass(self, kind: Hashable) -> int:
-        """How many passes over this kind of loader were begun before this one."""
-        self._passes[kind] += 1
-        return self._passes[kind] - 1
-
-    def skip_batches(self, most: int) -> int:
-        """How many of the next `most` batches a resumed run must skip. Each batch is skipped only once."""
-        skipped = min(most, self._batches_to_skip)
-        self._batches_to_skip -= skipped
-        return skipped
 
     def finish(self) -> None:
         """Merge the last updates, load the trained parameters into the model, and leave the run.
@@ -203,14 +213,15 @@ class Attachment:
                 pass  # the strategy may continue without data while other workers have some
             self._replica.agree()
             self._notices.before_end()
-            self._merge_buffers()
+            if self.engine.membership is None:
+                self._merge_buffers()
         except BaseException:
             self.abandon()
             raise
         self._released = True
         self._close()
         set_current(None)
-        if self.resumed_from is None:
+        if self._resumed_from is None:
             self._notices.at_end()
 
     @contextlib.contextmanager
@@ -261,10 +272,10 @@ class Attachment:
         """Tell the launcher figures that only your loop knows, for the live page and the records of the run.
 
         Call it after any step, or all: a loss is read only when this worker's next report is due. The test
-        accuracy, in per cent, is passed on at once, also after `finish()`; worker 0's is shown.
+        accuracy, in per cent, is passed on at once, also after `finish()`, by the first worker that is there.
         """
         self._told_loss = self._told_loss if loss is None else loss
-        if test_accuracy is not None and self.position == 0:
+        if test_accuracy is not None and self.position == 0 and self.is_first:
             self._control.tell("figures", test_accuracy=float(test_accuracy))
 
     def _note_loss(self) -> None:
@@ -306,10 +317,14 @@ class Attachment:
             self._replica.turn_to(number)
             loss = None if closure is None else self._replica.evaluate(closure)
             self._check_may_step()
+            if self._comings is not None:
+                self._comings.before_step()
             self._notices.before_step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
             self._replica.agree()
+            if self._comings is not None:
+                self._comings.after_step()
             return self._replica.own_loss if loss is None else loss
 
         def give_back() -> None:
@@ -335,6 +350,15 @@ class Attachment:
                 f"a parameter was frozen after attach(), and {type(self._strategy).__name__} would still "
                 "move it. Freeze it before attach(), or take strategy 'sync'."
             )
+
+    def _idle(self) -> None:
+        """Take a step in which this worker has no batch, and others have."""
+        self._replica.is_idle = True
+        try:
+            self._go_on(lambda: self._life.send(None))
+        finally:
+            self._replica.is_idle = False
+        self._replica.agree()
 
     def _merge_buffers(self) -> None:
         if not self._strategy.independent:
@@ -365,28 +389,6 @@ class Attachment:
         finally:
             self._replica.leave()
         return True
-
-    def _make_between_steps(self, place: Place, codec: Codec, workers: int) -> BetweenSteps:
-        saved, in_group = None, GroupNumbers(place) if place.group > 1 else None
-        if place.checkpoint is not None:
-            config = {
-                "strategy": repr(self._strategy),
-                "codec": repr(codec),
-                "workers": workers,
-                "servers": place.servers,
-                "parameters": self._replica.x.numel(),
-                **({} if place.group == 1 else {"group": place.group}),
-            }
-            position = None if place.group == 1 else place.position
-            saved = Checkpoints(place.checkpoint, config, place.nodes * place.group, position=position)
-        return BetweenSteps(self._control, saved, place.every, self._weights, in_group)
-
-    def _weights(self, engine: Engine) -> Mapping[str, Tensor] | None:
-        cut = engine.identity.shards > 1 or self._replica.in_group
-        if cut or not holds_solution(self._strategy, engine):
-            return None
-        solution = self._strategy.solution(Node(engine))
-        return named_weights(self._model, solution, self._replica.parameters)
 
     def _close(self) -> None:
         engine = self.engine

@@ -38,7 +38,8 @@ class Notices:
         self._engine = engine
         self._name = type(strategy).__name__
         self._replica = replica
-        self._first = None if strategy.independent else FirstGradients(engine)
+        alike = not (strategy.independent or engine.incarnation)  # whether all begin at the same weights
+        self._first = FirstGradients(engine) if alike else None
         merges = strategy.sends is Sends.MEAN_GRADIENTS and engine.identity.workers > 1
         whole = strategy.steps_at_server or merges  # gradients: one that is missing would count as zeros
         self._looks_for_unused = whole and unused == "refused"

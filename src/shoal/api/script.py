@@ -26,7 +26,8 @@ from shoal.launch.environment import Place
 from shoal.launch.fleet import Fleet
 from shoal.launch.host_link import Printer
 from shoal.launch.hosts import HostList
-from shoal.launch.join import local_threads, start_mpi
+from shoal.launch.join import Access, local_threads, start_mpi
+from shoal.launch.keeper_process import KeeperPlace, start_keeper
 from shoal.launch.member import Member
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
 from shoal.launch.stop_signals import number_of, stopped_by, temporary_folder
@@ -64,7 +65,8 @@ def run_script(
         raise ValueError(f"there is no script {str(script)!r}")
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     each = group or 1
-    shared = replace(place, nodes=nodes, group=each, launched="shoal")
+    kept = _may_come_and_go(place, strategy, workers, is_here=hosts is None and group is None)
+    shared = replace(place, nodes=nodes, group=each, launched="shoal", keeper=kept)
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
     starting = (
         _on_this_host(script, arguments, shared, names, on_output, sets_variables=group is not None)
@@ -84,18 +86,31 @@ def run_script(
             and place.transport in REJOINING
             and (strategy is None or strategy.recovers != "none"),
             goes_on=strategy is not None and strategy.survives,
+            takes_over=kept,
+            workers_return=kept,
+            has_keeper=kept,
             group=each,
         )
-        reports = joined([report for report in crew.see_through() if report])
-    if not reports and any(member.ready for member in crew.members):
-        raise ShoalError(
+        reports = joined([report for report in crew.see_through() if "role" in report])
+    if not reports:
+        raise _no_result(script, nodes, were_ready=any(member.ready for member in crew.members[:nodes]))
+    return summarise(script_config(script, arguments, workers, strategy, place, hosts, group), reports)
+
+
+def _no_result(script: str | Path, nodes: int, *, were_ready: bool) -> ShoalError:
+    if were_ready:
+        return ShoalError(
             f"{script} has no result: every worker left before the end, after an error it caught"
         )
-    if not reports:
-        raise ShoalError(
-            f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
-        )
-    return summarise(script_config(script, arguments, workers, strategy, place, hosts, group), reports)
+    return ShoalError(
+        f"{script} never called shoal.attach(model, optimizer): its {nodes} copies ran, each on its own"
+    )
+
+
+def _may_come_and_go(place: Place, strategy: Strategy | None, workers: int, *, is_here: bool) -> bool:
+    """Whether to start a keeper. Where the script names the strategy, attach() tells if it is needed."""
+    elastic = strategy is None or strategy.is_elastic
+    return is_here and place.transport in REJOINING and workers > 1 and elastic
 
 
 def script_config(
@@ -136,6 +151,7 @@ def _on_this_host(
 ) -> Iterator[Starter]:
     """Yields a function that starts a process of a node on this host, with torch's variables if told so."""
     processes = shared.nodes * shared.group
+    limits, access = (shared.transport, shared.timeout, shared.patience), Access(**shared.access)
     with (
         folder_lock(shared.checkpoint),
         temporary_folder() as folder,
@@ -143,6 +159,8 @@ def _on_this_host(
     ):
 
         def start(number: int, incarnation: int) -> Member:
+            if number == processes:
+                return start_keeper(KeeperPlace(processes, folder, *limits, access=access), incarnation)
             rank, position = divmod(number, shared.group)
             name = names[rank] if shared.group == 1 else f"{names[rank]}, process {position}"
             place = replace(shared, rank=rank, position=position, incarnation=incarnation)

@@ -19,8 +19,9 @@ from torch.utils.data import (
 )
 
 from shoal.api.attachment import current
+from shoal.api.loop_data import LoopData
 from shoal.core.seeds import derive, stream
-from shoal.replicas.batches import share, steps_per_epoch
+from shoal.replicas.passes import Dealing
 from shoal.replicas.wrapped import undress
 
 COPIED = (
@@ -78,51 +79,79 @@ class Shard:
             return _dealt(len(self._loader), self._seat())
         if self._loader.batch_size is None:
             return _dealt(len(_sampler(self._loader)), self._seat())
-        return self._steps(len(_sampler(self._loader)), self._loader.batch_size)
+        dealing = self._dealing(range(len(_sampler(self._loader))))
+        dealing.check_is_enough()
+        return dealing.steps
 
     def __iter__(self) -> Iterator[Any]:
-        attachment, whole = current(), _is_read_whole(self._loader)
-        kind = _kind(self._loader)
-        counts = attachment is not None and attachment.leads(kind, self._loader.dataset)
+        attachment, kind = current(), _kind(self._loader)
         epoch, self._epoch = self._epoch, self._epoch + 1
         if attachment is not None:
-            epoch = attachment.begin_pass((*kind, self._seed))
-        own = [] if whole else self.deal(epoch)
-        skip = attachment.skip_batches(len(own)) if attachment and counts else 0
-        for batch, samples in self._read_whole() if whole else self._read(own[skip:], epoch):
-            if attachment and counts:
-                if whole and attachment.skip_batches(1):
-                    continue
-                attachment.hand_out(samples)
-            yield batch
+            epoch = attachment.data.begin_pass((*kind, self._seed))
+            if attachment.data.leads(kind, self._loader.dataset):
+                yield from self._training_data(attachment.data, epoch)
+                return
+        if _is_read_whole(self._loader):
+            yield from islice(self._loader, self._seat()[0], None, self._seat()[1])
+        else:
+            yield from (batch for batch, _ in self._read(self.deal(epoch), epoch))
 
-    def _read_whole(self) -> Iterator[tuple[Any, int]]:
-        """Every N-th batch of the loader, with its number of samples."""
-        rank, workers = self._seat()
-        for batch in islice(self._loader, rank, None, workers):
-            yield batch, count_samples(batch)
+    def _training_data(self, data: LoopData, epoch: int) -> Iterator[Any]:
+        """This worker's batches of a pass over the data that is trained on, while others come and go."""
+        loader, whole, passes = self._loader, _is_read_whole(self._loader), data.passes
+        shared = not _divides_itself(loader, self._mine())
+        order = None if whole else self._order(epoch)
+        number = data.next_pass()
+        if not passes.begin(number, order, loader.batch_size, bool(loader.drop_last), shared):
+            return
+        if whole:
+            yield from self._stream(data)
+            return
+        dealing = None
+        while passes.is_at(number) and passes.dealing is not dealing:  # until it is read to its end
+            dealing, left = passes.dealing, passes.left()
+            for batch, samples in self._read([own for own in map(self._turn, left) if own != []], epoch):
+                data.hand_out(samples)
+                yield batch
+                if passes.is_at(number) and passes.dealing is not dealing:
+                    break
+            else:
+                if left and not left[-1]:
+                    data.sit_out()
+
+    def _stream(self, data: LoopData) -> Iterator[Any]:
+        """This worker's batches of a loader that only reading tells about."""
+        index = -1
+        for index, batch in enumerate(self._loader):
+            if data.passes.is_own(index):
+                data.hand_out(count_samples(batch))
+                yield batch
+        if data.passes.is_short(index + 1):
+            data.sit_out()
+
+    def _turn(self, share: list[Any]) -> Any:
+        """What the loader reads for a share: a list of samples, or a batch of the user's own."""
+        return share if self._loader.batch_size is not None or not share else share[0]
 
     def _seat(self) -> Seat:
         """Which share of how many this worker takes of what the loader yields."""
-        mine = self._given_seat or (_rank(), _workers())
-        return (0, 1) if _divides_itself(self._loader, mine) else mine
+        if _divides_itself(self._loader, self._mine()):
+            return 0, 1
+        return self._given_seat or _seat()
 
-    def _steps(self, samples: int, batch: int) -> int:
-        """Batches of each worker for so many samples."""
-        _, workers = self._seat()
-        if self._loader.drop_last:
-            return samples // (batch * workers)
-        return steps_per_epoch(samples, batch, workers)
+    def _mine(self) -> Seat:
+        """This worker's rank and the number of workers, whoever is there."""
+        return self._given_seat or (_rank(), _workers())
 
     def deal(self, epoch: int) -> list[Any]:
         """What this worker takes from the data set in this pass: lists of indices, or indices of batches."""
-        batch, (rank, workers), order = self._loader.batch_size, self._seat(), self._order(epoch)
-        if batch is None:
-            return order[rank::workers]
-        places, steps = torch.arange(len(order)), self._steps(len(order), batch)
-        last = None if self._loader.drop_last else steps - 1  # the last step takes the remainder
-        shares = (share(places, step, batch, rank, workers, step == last) for step in range(steps))
-        return [[order[place] for place in own.tolist()] for own in shares]
+        dealing = self._dealing(self._order(epoch))
+        dealing.check_is_enough()
+        return [self._turn(own) for own in dealing.shares(self._seat()[0]) if own]
+
+    def _dealing(self, order: Sequence[Any]) -> Dealing:
+        loader = self._loader
+        return Dealing(order, loader.batch_size, bool(loader.drop_last), self._seat()[1])
 
     def _order(self, epoch: int) -> list[Any]:
         """All that the loader's sampler yields in this pass, the same at all workers."""
@@ -299,6 +328,14 @@ def _dealt(batches: int, seat: Seat) -> int:
     """How many of so many batches the worker in that seat gets."""
     rank, workers = seat
     return len(range(rank, batches, workers))
+
+
+def _seat() -> Seat:
+    """Which share of how many this worker takes: of those who are there."""
+    attachment = current()
+    if attachment is None or attachment.engine.membership is None:
+        return _rank(), _workers()
+    return attachment.data.seat
 
 
 def _rank() -> int:

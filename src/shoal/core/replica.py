@@ -91,12 +91,32 @@ class Redeals(Protocol):
         """The step after the last of so many passes over the data."""
         ...
 
-    def deal(self) -> dict[str, Any]:
-        """What has been dealt so far, as plain values."""
+    def deal(self) -> dict[str, Any] | None:
+        """What has been dealt so far, as plain values; None where the replica's state says it."""
         ...
 
-    def take_deal(self, deal: dict[str, Any]) -> None:
+    def take_deal(self, deal: Any) -> None:
         """Go on from what the `deal` of any worker gave."""
+        ...
+
+
+@runtime_checkable
+class TellsPlace(Protocol):
+    """A replica whose batches are counted, while a loop of the user's own decides when it takes one."""
+
+    @property
+    def place_in_data(self) -> str:
+        """Where it is, in words: all workers must be at the same place when workers come or go."""
+        ...
+
+
+@runtime_checkable
+class HoldsMore(Protocol):
+    """A replica whose model has tensors that are not trained, and that workers begin with alike."""
+
+    @property
+    def untrained(self) -> Sequence[Tensor]:
+        """Frozen parameters and buffers, to be changed in place."""
         ...
 
 

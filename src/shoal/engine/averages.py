@@ -66,7 +66,7 @@ class Averages:
             average, own, total = await self._merged(merging)
         else:
             average, ended = await self._brought(v)
-            if not self._ends_known and isinstance(v, Tensor):
+            if not self._ends_known and isinstance(v, Tensor) and self.membership is None:
                 await self._see_who_attends(ended)
             own = total = progress.take_unmerged()
             mine = 0.0 if ended else (own or PRESENT) if weight is None else weight
@@ -105,13 +105,21 @@ class Averages:
 
         Those that ended earlier went on with a learning rate that their own schedule no longer changed.
         """
-        group, clock = self._group, self._progress.clock
         if not self._all_ended:
             return
-        others = [rank for rank in range(group.size) if rank != group.rank]
-        for rank in others:
+        if self.membership is None:
+            agreed, _ = await self._agreed(solution)
+        else:
+            agreed, _ = await self.membership.form(partial(self._agreed, solution.clone()))
+        if agreed is not solution:
+            solution.copy_(agreed)
+
+    async def _agreed(self, solution: Tensor) -> tuple[Tensor, float]:
+        """The solution of a worker that had data to the end, and how many have it."""
+        group, clock = self._group, self._progress.clock
+        for rank in group.others:
             await group.send(rank, DataEnded(clock=clock))
-        clocks = {rank: (await group.recv("ended", rank)).clock for rank in others}
+        clocks = {rank: (await group.take("ended", rank)).clock for rank in group.others}
         clocks[group.rank] = clock
         last = max(sorted(clocks), key=clocks.__getitem__)
         for rank in sorted(clocks):
@@ -120,7 +128,8 @@ class Averages:
             if group.rank == last:
                 await group.send(rank, Solution(parts=(solution,)))
             elif group.rank == rank:
-                solution.copy_((await group.recv("solution", last)).body)
+                solution = (await group.take("solution", last)).body
+        return solution, float(group.size)
 
     # -- the end of the data -------------------------------------------------------------------
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from shoal.core.errors import ShoalError
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import Redeals, Replica
+from shoal.core.replica import Redeals, Replica, TellsPlace
 from shoal.core.transport import Message
 from shoal.engine.averages import Averages
 from shoal.engine.channel import Channel
-from shoal.engine.elastic_messages import Join, RunOver, Settled, StateHead, StatePart
+from shoal.engine.elastic_messages import Dealt, Join, RunOver, Settled, StateHead, StatePart
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership import Membership, RunIsOver
 from shoal.engine.progress import Progress
@@ -22,6 +25,10 @@ from shoal.engine.state_transfer import StateArrival, messages
 
 ASK_SECONDS = 1.0
 """How often a joiner asks the keeper again, which may have been away."""
+
+
+KEEPER_SECONDS = 30.0
+"""How long a joiner waits for a keeper that is lost: it may be started again, or have ended before."""
 
 
 class Edges:
@@ -57,6 +64,9 @@ class Edges:
         self.block_began = 0  # the first step since then
         self._arrival: StateArrival | None = None
         self._is_over = False
+        self._place = 0, ""  # after which round, and where this worker was in the data then
+        self._places: list[Message] = []  # of others, after rounds that this worker has not completed
+        membership.handlers[Dealt().tag] = self._note_place
 
     async def cross(self) -> int | None:
         """Between two steps: deal with what was heard, and cross the edge if a round was completed.
@@ -72,6 +82,7 @@ class Edges:
         if absent or outcome.dealt != members.dealt:
             came = members.deal_to(outcome.dealt)
             end = self._deal_again(absent)
+            await self._compare_places(outcome.contributors[0])
             for number, rank in enumerate(came):
                 if outcome.contributors[number % len(outcome.contributors)] == self._identity.rank:
                     await self._give_state(rank)
@@ -87,6 +98,35 @@ class Edges:
             dealt.index(self._identity.rank), len(dealt), self._progress.t, self.block_began, absent
         )
         return None if self._passes is None else self._replica.end_of(self._passes)
+
+    async def _compare_places(self, first: int) -> None:
+        """Tell the first of those who contributed where this worker is in the data: all must be there."""
+        if not isinstance(self._replica, TellsPlace):
+            return
+        place, round = self._replica.place_in_data, self._membership.completed
+        if self._identity.rank == first:
+            self._place = round, place
+            self._check_places()
+            return
+        letters = torch.frombuffer(bytearray(place.encode()), dtype=torch.uint8)
+        await self._channel.tell(first, Dealt(parts=(letters,), seq=round, version=self._membership.epoch))
+
+    async def _note_place(self, m: Message) -> None:
+        self._places.append(m)
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Raise ShoalError if somebody is elsewhere in the data after the same round."""
+        round, place = self._place
+        for m in [m for m in self._places if m.seq <= round]:
+            self._places.remove(m)
+            theirs = bytes(m.body.tolist()).decode()
+            if m.seq == round and theirs != place:
+                me = self._identity
+                raise ShoalError(
+                    f"{me.name_of(m.src)} is at {theirs}, {me.name} at {place}: they cannot deal again what "
+                    "a killed worker left undone. Take equally many batches for a step at every worker"
+                )
 
     async def _give_state(self, rank: int) -> None:
         members = self._membership
@@ -109,7 +149,11 @@ class Edges:
             RunOver().tag: self._note_end,
         }
         while not self._has_state:
-            if self._is_over or self._mailbox.has_left(keeper):
+            if (
+                self._is_over
+                or self._mailbox.has_left(keeper)
+                or self._mailbox.lost_for(keeper) > KEEPER_SECONDS
+            ):
                 raise RunIsOver
             if self._channel.waited >= asks_at:
                 await self._channel.tell(keeper, Join())
@@ -138,4 +182,8 @@ class Edges:
             self._arrival.add(m)
 
     async def _note_end(self, m: Message) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nobody can join any more: a worker has come to the end."""
         self._is_over = True

@@ -80,6 +80,13 @@ class RoundResult(Message):
 
 
 @dataclass(slots=True)
+class Dealt(Message):
+    """To the first who contributed to round `seq`: where the sender is in the data, in words."""
+
+    tag: str = "dealt"
+
+
+@dataclass(slots=True)
 class StateHead(Message):
     """To a joiner: the state as JSON, whose tensors follow; `seq` is how many."""
 
@@ -97,7 +104,7 @@ TAGS = frozenset(
     kind().tag
     for kind in (
         *(Join, Settled, Suspects, Finished, Change, RunOver),
-        *(Present, RoundResult, StateHead, StatePart),
+        *(Present, RoundResult, Dealt, StateHead, StatePart),
     )
 )
 """Messages that belong to no collective."""

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.meter import Meter
-from shoal.core.replica import NOISE, Redeals, Replica
+from shoal.core.replica import NOISE, HoldsMore, Redeals, Replica
 from shoal.core.seeds import stream
 from shoal.core.transport import Message, Transport
 from shoal.core.vector import Layout
@@ -116,6 +116,7 @@ class Engine:
             Pool(me.workers, steps or 0) if me.rank == me.workers else None,
         )
         self.work.between_steps = self._bound(between_steps)
+        self.last_round: Callable[[], Awaitable[None]] | None = None  # before workers that come and go part
         self.gradients.duration = None if duration is None else partial(duration, self)
         self._show_to(observers)
 
@@ -237,6 +238,12 @@ class Engine:
 
     # -- workers that come and go --------------------------------------------------------------
 
+    def excuse(self, finished: Sequence[int]) -> None:
+        """Those workers had come to the end before this node was started again."""
+        self.service.excuse(finished)
+        if finished and self.work.edges is not None:
+            self.work.edges.close()
+
     def _join_roster(self) -> Membership:
         """Have averages and edges of rounds follow those who come and go."""
         me, channel, mailbox, averages = self.identity, self.channel, self.mailbox, self.averages
@@ -254,6 +261,7 @@ class Engine:
             "progress": self.progress.state(),
             "started": self.averages.started,
             "deal": self.replica.deal() if isinstance(self.replica, Redeals) else None,
+            "untrained": list(self.replica.untrained) if isinstance(self.replica, HoldsMore) else [],
         }
 
     def _take(self, left: dict[str, Any]) -> None:
@@ -264,6 +272,9 @@ class Engine:
         self.progress.begin_at(left["progress"]["step"], left["progress"], self.progress.samples)
         if isinstance(self.replica, Redeals):
             self.replica.take_deal(left["deal"])
+        if isinstance(self.replica, HoldsMore):
+            for mine, theirs in zip(self.replica.untrained, left["untrained"], strict=True):
+                mine.copy_(theirs)
         self.averages.started = left["started"]
         self.averages.under_way.clear()
         self.meter.steps = self.progress.t

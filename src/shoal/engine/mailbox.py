@@ -244,6 +244,10 @@ class Mailbox:
         """Whether that node has vanished and not come back."""
         return rank in self._lost_at
 
+    def lost_for(self, rank: int) -> float:
+        """Seconds waited since that node has vanished; 0 if it has not, or has come back."""
+        return self._channel.waited - self._lost_at[rank] if rank in self._lost_at else 0.0
+
     def has_left(self, rank: int) -> bool:
         """Whether that node has ended in order."""
         return rank in self.gone and rank not in self._lost_at

@@ -34,8 +34,16 @@ Formation: TypeAlias = Callable[[], Awaitable[tuple[Tensor, float]]]
 """Forms the average of what this worker brings, over the group as it is then: average and total weight."""
 
 
+CHANGE_SECONDS = 1.0
+"""How long a worker waits for a change when a member has left before the end: nobody takes its place."""
+
+
 class EpochChanged(Exception):
     """A change has arrived in the middle of an average, which cannot be completed as it was begun."""
+
+
+class LeftEarly(PeerLost):
+    """A member has ended in order, and will not come to a round that this worker waits in."""
 
 
 class Demoted(Exception):
@@ -99,7 +107,7 @@ class Membership:
         self._early: deque[Message] = deque()  # of epochs that this worker has not heard of
         self._outcomes: dict[int, RoundOutcome] = {}
         self._given: dict[int, RoundOutcome] = {}  # by another member
-        self._finished: set[int] = set()
+        self._finished: dict[int, int] = {}  # rank -> rounds that it had completed when it ended
         self._is_forming = False
         self._suspected: set[int] = set()  # to whom a connection broke in this epoch
         self._told: list[Message] = []  # to the keeper in this epoch, which it may not have heard
@@ -143,16 +151,30 @@ class Membership:
         try:
             await self._call_roll()
             given = self._given.pop(self.completed + 1, None)
-            return self._made(*await formation()) if given is None else given
+            if given is None:
+                self._check_all_come()
+                return self._made(*await formation())
+            return given
         except EpochChanged:
             self._note_disturbance()
             return None
+        except LeftEarly:
+            raise
         except PeerLost as lost:
             self._note_disturbance()
             await self._await_change(lost)
             return None
         finally:
             self._is_forming = False
+
+    def _check_all_come(self) -> None:
+        """Raise LeftEarly if a member has ended that would have to bring something to the next round."""
+        for rank in self.present:
+            if self._finished.get(rank, math.inf) <= self.completed:
+                raise LeftEarly(
+                    f"{self._identity.name_of(rank)} ended before {self._identity.name}, which waits for it "
+                    f"in average {self.completed + 1}: all workers must take equally many steps."
+                )
 
     def _note_disturbance(self) -> None:
         if self._disturbed_at is None:
@@ -179,10 +201,13 @@ class Membership:
 
         Raises RunIsOver if only a change would help, and the keeper has left: the others have finished.
         """
+        self._end_if_over()
+        await self._mailbox.attend_to(what, self.handlers, for_ever)
+
+    def _end_if_over(self) -> None:
         if self._suspected and self._mailbox.has_left(self._identity.keeper):
             self.is_joining = True
             raise RunIsOver
-        await self._mailbox.attend_to(what, self.handlers, for_ever)
 
     async def _await_change(self, lost: PeerLost) -> None:
         """A member is lost, or cannot be reached: wait until the keeper has said who goes on.
@@ -193,6 +218,10 @@ class Membership:
         epoch = self.epoch
         await self._suspect(rank for rank in self.present if rank in self._mailbox.gone)
         try:
+            if any(map(self._mailbox.has_left, self.present)):  # in order, so that no change may follow
+                await self._mailbox.let_pass(CHANGE_SECONDS, self.handlers)
+                self._end_if_over()
+                raise lost
             while self.epoch == epoch:
                 await self._wait("change", for_ever=bool(self._suspected))
         except EpochChanged:
@@ -230,6 +259,8 @@ class Membership:
         self._suspected.clear()
         self._told.clear()
         self._joins_at = math.inf
+        for rank in self.joiners:  # who joins again has not ended
+            self._finished.pop(rank, None)
         me = self._identity
         is_member = [me.rank, me.incarnation] in members  # not one who died and had this rank
         was_joining, self.is_joining = self.is_joining, not is_member
@@ -306,7 +337,9 @@ class Membership:
             self._given[m.seq] = RoundOutcome.of(m, self._group.x)
 
     async def _note_finished(self, m: Message) -> None:
-        self._finished.add(m.src)
+        self._finished[m.src] = m.seq
+        if self._is_forming:
+            self._check_all_come()
 
     # -- edges ---------------------------------------------------------------------------------
 

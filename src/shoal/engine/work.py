@@ -140,7 +140,11 @@ class Work:
     async def has_grown(self) -> bool:
         """After the last average: whether there are steps to do after all, which one that died has left."""
         await self._cross_edge()
-        return self.edges is not None and not self.is_last(self._progress.t - 1)
+        return self.last_step is not None and not self.is_last(self._progress.t - 1)
+
+    async def pass_edge(self) -> None:
+        """Without a step of its own, a worker whose loop has ended is at the edge of a round."""
+        await self._cross_edge()
 
     async def _cross_edge(self) -> None:
         if self.edges is not None and (end := await self.edges.cross()) is not None:

@@ -6,12 +6,13 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from shoal.api.attach import attach, choose_strategy
+from shoal.api.attach import attach_at, choose_strategy
 from shoal.api.attachment import Attachment
 from shoal.api.meeting import Meeting
 from shoal.core.codec import Codec
@@ -77,7 +78,8 @@ class Workers:
         self, model: nn.Module | Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> Attachment:
         """Attach them; a server does not come back."""
-        self.training = attach(model, optimizers, self._given, codec=self._codec)
+        place = replace(Place.find(), returns=False)  # the framework's loop would not find its place again
+        self.training = attach_at(place, model, optimizers, self._given, codec=self._codec)
         return self.training
 
     def finish(self) -> None:

@@ -105,7 +105,8 @@ class Crew:
             self.end_all()
         if self._interrupted:
             raise stopped_by(self._stop_asked or signal.SIGINT)
-        if self.has_keeper and not any(m.report for m in self.members[: self.workers]):
+        workers = self.members[: self.workers]
+        if self.has_keeper and any(m.incarnation for m in workers) and not any(m.report for m in workers):
             raise WorkerFailed("every worker that had the model was killed; resume from a checkpoint")
         return [m.report or {} for m in self.members]
 
@@ -242,7 +243,7 @@ class Crew:
         """Whether the run continues after a member was killed: without it, or with its successor."""
         if self._stop_asked or not self._went_at or any(m.failure for m in self.members):
             return False
-        if not (self.servers or self.goes_on or self.has_keeper):
+        if not (self.servers or self.goes_on or (self.has_keeper and self.members[-1].is_needed)):
             return False
         if member.rank < self.workers:
             return self._goes_on_without(member, how)
@@ -268,13 +269,14 @@ class Crew:
         return True
 
     def _dismiss_latecomers(self) -> None:
-        """End workers that were started again and are not ready yet when all others are done."""
+        """End workers that were started again and are not ready when all others are done; then the keeper."""
         workers = [m for m in self.members if m.rank < self.workers]
         late = [m for m in workers if m.incarnation and not (m.ready or m.ended)]
-        if late and any(m.report for m in workers) and all(m.report or m.ended or m in late for m in workers):
-            for m in late:
-                m.ended = True
-                m.process.kill()
+        over = any(m.report for m in workers) and all(m.report or m.ended or m in late for m in workers)
+        alone = self.has_keeper and all(m.ended for m in self.members[:-1])
+        for m in [*(late if over else ()), *(self.members[-1:] if alone else ())]:
+            m.ended = True
+            m.process.kill()
 
     def _start_again(self, member: Member, how: str) -> None:
         """Start the next incarnation of a member that was killed."""

@@ -52,6 +52,8 @@ class Place:
     incarnation: int = 0
     store: str = ""  # folder of the run's FileStore and journals, if `shoal run` started the process
     store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
+    keeper: bool = False  # whether `shoal run` started one, so that workers may come and go
+    returns: bool = True  # whether a worker that is started again finds its place in its loop
     on_host: int | None = None  # nodes on this host, if `shoal run` started the process
     control: int | None = None  # file descriptor of the connection to the launcher
     strategy: str | None = None
@@ -66,7 +68,8 @@ class Place:
     def identity(self, strategy: Strategy) -> NodeIdentity:
         """The identity of this node under `strategy`. The last nodes are its servers."""
         workers = self.nodes - strategy.servers * self.servers
-        return NodeIdentity(self.rank, workers, strategy.servers, self.servers, self.incarnation)
+        place = self.rank, workers, strategy.servers, self.servers, self.incarnation
+        return NodeIdentity(*place, elastic=self.keeper and self.returns and strategy.is_elastic)
 
     @property
     def connection(self) -> dict[str, Any]:
@@ -161,7 +164,7 @@ class Place:
         if self.store_connection is not None:
             return _relayed_store(self.store_connection)
         if self.store:
-            return file_store(self.store, self.nodes * self.group)
+            return file_store(self.store, self.nodes * self.group + self.keeper)
         if self.launched not in ("torchrun", "slurm"):
             return None
         return _shared_store(self.launched, self.transport, self.timeout)

@@ -11,6 +11,9 @@ from typing import Any
 
 from shoal.launch.process_handle import ProcessHandle
 
+UNNEEDED = {"needed": False}
+"""The report of a keeper in a run whose workers do not come and go after all."""
+
 
 @dataclass
 class Member:
@@ -38,6 +41,11 @@ class Member:
         self.heard_at = time.monotonic()
         if self.first_progress is None:
             self.first_progress = (time.monotonic(), said.get("step", 0))
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it has not said that nobody needs it."""
+        return self.report != UNNEEDED
 
     @property
     def step_seconds(self) -> float:

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from shoal.core.errors import Diverged
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import Gradient, NoMoreSteps
+from shoal.core.replica import NOISE, Gradient, NoMoreSteps
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.local_shards import LocalShards, Replicated, local
 from shoal.replicas.module import reset_momentum
 from shoal.replicas.optimizer import Schedule, describe_options, load_state, needs_closure, saved_state
+from shoal.replicas.passes import Passes
 from shoal.replicas.served import ServedReplica
 from shoal.replicas.watch import Watch
 
@@ -72,7 +73,9 @@ class AttachedReplica:
         self._steppers = [Stepper(optimizer, self._flat) for optimizer in optimizers]
         self._now = self._steppers[0]  # that is being stepped
         self.x = self._flat.x
-        self.batches = 0  # batches that shard() has handed out
+        self.passes = Passes()  # over the training data, that shard() deals out
+        self.is_idle = False  # whether the step at hand is without a batch, in which other workers have one
+        self._model = model
         self.in_group = False  # whether this process is a part of a worker
         self.tells_servers = True  # of changes in the optimizer's groups: theirs takes the steps
         self._has_ended = False  # the loop, while those of other workers may go on
@@ -104,6 +107,13 @@ class AttachedReplica:
     def is_sharded(self) -> bool:
         """Whether this process holds only a shard of some parameter."""
         return bool(self._shards.by_id)
+
+    @property
+    def untrained(self) -> list[Tensor]:
+        """The model's other parameters, which are not trained, and its buffers; of DTensors local shards."""
+        known = {id(p) for p in self._flat.parameters}
+        frozen = (local(p).detach() for p in self._model.parameters() if id(p) not in known)
+        return [*frozen, *map(local, self._model.buffers())]
 
     def enter(self) -> None:
         """The loop hands over: take in what it has left in shards, which are no views on `x`."""
@@ -227,7 +237,7 @@ class AttachedReplica:
     def _count(self) -> int:
         """The samples of the gradient; 0 if mixed precision overflowed, so that only other workers count."""
         samples, self._now.samples = self._now.samples or 1, 0
-        if self._overflowed:
+        if self._overflowed or self.is_idle:
             return 0
         self._check_finite()
         return samples
@@ -268,7 +278,7 @@ class AttachedReplica:
 
     def descend(self, g: Tensor) -> None:
         """Run the user's own optimizer step, unless mixed precision overflowed at every worker."""
-        if self._overflowed and not g.any():
+        if (self._overflowed or self.is_idle) and not g.any():
             return
         if g is not self._g or g._version != self._untouched:
             if self._has_ended and len(self._steppers) > 1:
@@ -307,16 +317,40 @@ class AttachedReplica:
             reset_momentum(stepper.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the optimizers and of torch's global generator, and the number of batches taken."""
+        """The states of the optimizers and of torch's global generator, and the place in the data."""
         states = [saved_state(stepper.optimizer) for stepper in self._steppers]
-        return {"optimizers": states, "noise": torch.get_rng_state(), "batches": self.batches}
+        return {"optimizers": states, NOISE: torch.get_rng_state(), "passes": self.passes.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`, except for learning rates: those are set by the user's scheduler."""
         for stepper, own in zip(self._steppers, state["optimizers"], strict=True):
             load_state(stepper.optimizer, own)
-        torch.set_rng_state(state["noise"])
-        self.batches = state["batches"]
+            stepper.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
+        if NOISE in state:
+            torch.set_rng_state(state[NOISE])
+        self.passes.load(state["passes"])
+
+    # -- workers that come and go --------------------------------------------------------------
+
+    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+        """From `step` on deal the training data to so many workers, of whom this is number `place`."""
+        self.passes.redeal(place, workers, step, since, absent)
+
+    @property
+    def place_in_data(self) -> str:
+        """Where the loop is in its training data, in words."""
+        return str(self.passes)
+
+    def end_of(self, passes: int) -> int:
+        """Raise TypeError: the loop alone knows its end."""
+        raise TypeError("the end of your own loop is not known beforehand")
+
+    def deal(self) -> None:
+        """Nothing: the place in the data is a part of the state, as the loop must find it again."""
+        return
+
+    def take_deal(self, deal: dict[str, Any] | None) -> None:
+        """Nothing: see `deal`."""
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:

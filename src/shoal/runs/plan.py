@@ -18,12 +18,13 @@ from shoal.core.crew_sizes import CrewSizes
 from shoal.core.identity import NodeIdentity
 from shoal.core.limits import PATIENCE_SECONDS, above
 from shoal.core.task import Data, Task
-from shoal.core.vector import named_weights
+from shoal.core.vector import named_weights, trainable
 from shoal.core.words import DURABILITY, REJOINING, SCALING, TRANSPORTS, check_durability, refuse_mpi
 from shoal.engine.engine import Engine
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
 from shoal.launch.join import check_collective, local_threads
+from shoal.launch.keeper_process import KeeperPlace
 from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
 from shoal.layouts.whole_model import DataParallel
@@ -38,7 +39,7 @@ from shoal.storage.checkpoint import LEG, Checkpoints, save_model
 from shoal.storage.leg_edge import LegEdge
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Deal, Setting, Strategy
+from shoal.vocabulary.strategy import Setting, Strategy
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,22 @@ class Plan:
     @property
     def is_elastic(self) -> bool:
         """Whether workers that average among themselves go on without one that dies, which may come back."""
-        averages = not (self.strategy.servers or self.strategy.survives or self.strategy.independent)
-        dealt_anew = self.strategy.deal == Deal() and not (self.balance or self.crew or self.group > 1)
-        return self.transport != "sim" and self.workers > 1 and averages and dealt_anew
+        dealt_anew = self.strategy.is_elastic and not (self.balance or self.crew or self.group > 1)
+        return self.transport != "sim" and self.workers > 1 and dealt_anew
+
+    def keeper_place(self, folder: Path) -> KeeperPlace:
+        """Where the keeper meets the workers. Over gRPC their messages pass through it."""
+        parameters, layout = trainable(build_model(self.task, self.seed))
+        return KeeperPlace(
+            self.workers,
+            str(folder),
+            self.transport,
+            self.timeout,
+            self.patience,
+            self.min_workers,
+            vector_bytes=layout.numel * parameters[0].element_size(),
+            manifest=layout.manifest(parameters[0].dtype),
+        )
 
     @property
     def workers_return(self) -> bool:

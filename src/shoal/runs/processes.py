@@ -28,6 +28,7 @@ from shoal.launch.control import Control, Reporter, leave_with_parent
 from shoal.launch.crew import Crew
 from shoal.launch.drive import drive
 from shoal.launch.join import choose_mean, connect, file_store
+from shoal.launch.keeper_process import FORK_SERVER, keep
 from shoal.launch.member import Member
 from shoal.launch.peak_memory import PeakMemory
 from shoal.launch.process_handle import ProcessHandle
@@ -46,14 +47,10 @@ from shoal.replicas.served import ServedReplica
 from shoal.runs.curve import Curve, Snapshot, holders, holds_solution, put_together
 from shoal.runs.group_processes import GroupMember, join_processes, position_folder, whole_snapshots
 from shoal.runs.joined_legs import LegOutcome, summarise_legs
-from shoal.runs.keeper_process import keep_roster
 from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report
 from shoal.storage.checkpoint import load_model, save_model
 from shoal.vocabulary.node import Node
-
-FORK_SERVER = "shoal.launch.fork_server"
-"""The module that keeps signals from the fork server. It comes first: the others take seconds."""
 
 SLOW_IMPORTS = ("torch._dynamo",)
 """Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
@@ -228,7 +225,7 @@ def _node_process(
     try:
         torch.set_num_threads(plan.threads_of(place[0]))
         if place[0] == plan.nodes:
-            keep_roster(plan, incarnation, control, _folder(plan, root))
+            keep(plan.keeper_place(_folder(plan, root)), incarnation, control)
             control.tell("done")
         else:
             control.tell("done", **_live(plan, place, incarnation, control, root, data))
@@ -270,7 +267,7 @@ def _live(
     began = engine.channel.now() - elapsed
     if resumed is None and (before := plan.edge_before(root)) is not None:
         before.enter(engine)
-    engine.service.excuse(finished)
+    engine.excuse(finished)
     curve.begin(engine, engine.channel.now() - began, None if member is None else member.whole_bytes)
     try:
         drive(plan.strategy.live(Node(engine)))

@@ -69,7 +69,7 @@ class EASGD(Strategy):
         await s.serve(lambda push: s.x.add_(push.body))
 
     def solution(self, node: Node) -> torch.Tensor:
-        return node.keep("centre", node.x) if self.synchronous else node.x
+        return node.keep("centre", node.x, shared=True) if self.synchronous else node.x
 
     async def _exchange(self, w: Node) -> torch.Tensor:
         """Pull the centre by the spring; returns the force on the worker."""

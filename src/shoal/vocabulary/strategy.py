@@ -96,6 +96,11 @@ class Strategy(ABC):
         """How the training data is dealt out."""
         return Deal()
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers average among themselves, so that they can go on without one that dies."""
+        return not (self.servers or self.survives or self.independent) and self.deal == Deal()
+
     def steps_per_update(self, workers: int) -> float:
         """How many workers' steps move the model as far as one step of one worker.
 
@@ -145,6 +150,8 @@ class Strategy(ABC):
                 if members.is_joining:
                     await engine.work.join()
                 await self._work(node)
+                if engine.last_round is not None:
+                    await engine.last_round()
                 await members.part()
                 return
             except Demoted:

@@ -19,6 +19,8 @@ MOST_MARKS = 200
 SILENT_SECONDS = 5.0
 """A node that has not reported for so long is shown as silent: it reports once a second at least."""
 
+AWAY = ("dead", "joining")
+
 Event = Mapping[str, Any]
 Frame = dict[str, Any]
 """t, loss, samples, bytes, staleness, two sentences, and for each node: state, step, steps, loss, samples/s,
@@ -68,12 +70,16 @@ class Timeline:
         if event.get("lost"):  # its figures are those of its last report
             event = {**self._nodes.get(rank, event), "state": "dead", "awaits": ""}
         self._nodes[rank] = event
-        if (reached := finite(event.get("test_accuracy"))) is not None and rank == 0:  # the script's own test
+        if (reached := finite(event.get("test_accuracy"))) is not None and self._is_first(rank):
             samples = sum(int(node.get("samples") or 0) for node in self._nodes.values())
             self.points.append({"seconds": self._seconds, "samples": samples, "test_accuracy": reached})
         self.phase = "running"
         if now is not None:
             self._heard[rank] = now
+
+    def _is_first(self, rank: int) -> bool:
+        """Whether no worker before it is there, whose test of the script's own would be the one to show."""
+        return all(self._nodes[k].get("state") in AWAY for k in self._nodes if k < rank)
 
     def finish(self, how: str, verdict: str = "", points: Sequence[Mapping[str, Any]] = ()) -> None:
         """The run has ended: how, what it shows, and its learning curve."""

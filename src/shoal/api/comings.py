@@ -1,0 +1,89 @@
+"""Comings: what must be right in a loop to which workers come back, and what is said of those who went."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import nn
+
+from shoal.api.agreement import OPTIONS, compare_options, merge_present_buffers, show_options
+from shoal.api.loop_data import LoopData
+from shoal.core.transport import Message
+from shoal.engine.engine import Engine
+from shoal.launch.drive import drive
+from shoal.replicas.attached import AttachedReplica
+from shoal.vocabulary.strategy import Sends, Strategy
+
+
+class Comings:
+    """One worker's loop among workers that come and go. `buffers` is how those of `model` are merged."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        strategy: Strategy,
+        replica: AttachedReplica,
+        data: LoopData,
+        model: nn.Module,
+        buffers: str,
+    ) -> None:
+        assert engine.membership is not None, "nobody comes or goes in this run"
+        self.knows_its_place = not engine.incarnation  # whether the loop goes on where the others are
+        self._engine = engine
+        self._members = members = engine.membership
+        self._replica = replica
+        self._data = data
+        self._model, self._buffers = model, buffers
+        self._is_back = engine.incarnation > 0  # and has taken no step yet
+        self._steps_alike = strategy.sends is Sends.MEAN_GRADIENTS
+        self._told_lost = 0
+        if self._steps_alike:
+            members.handlers[OPTIONS] = self._compare
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first of those that took part in the last average."""
+        last = self._members.outcome
+        if last is None:  # before the first average, or after this worker has come back
+            return self._engine.rank == min(self._members.present) and not self._engine.incarnation
+        return self._engine.rank == min(last.contributors)
+
+    def before_step(self) -> None:
+        """Raise ValueError if this worker came back, and its loop cannot know where the others are."""
+        if not self._is_back:
+            return
+        self._is_back, step = False, self._engine.t
+        if not (self.knows_its_place or self._data.has_begun):
+            raise ValueError(
+                f"{self._engine.name} was started again while the others are before step {step}, and its "
+                "loop would do its first steps again. Read the data through shoal.shard(loader), or begin "
+                "your loop with step training.resumed_from"
+            )
+        if self._steps_alike:
+            drive(show_options(self._engine, self._members, self._replica.options))
+
+    def after_step(self) -> None:
+        """Warn of batches that nobody can take again."""
+        lost = self._data.passes.lost
+        if lost > self._told_lost and self.is_first:
+            new = lost - self._told_lost
+            warnings.warn(
+                f"{'1 batch' if new == 1 else f'{new} batches'} of killed workers will not be trained on in "
+                "this pass: nobody else can read them again from a stream, or from shares of a "
+                "DistributedSampler",
+                stacklevel=4,
+            )
+        self._told_lost = lost
+
+    async def last_round(self) -> None:
+        """Merge the buffers of those who have come to the end, and warn of what nobody has done."""
+        await merge_present_buffers(self._engine, self._members, self._model, self._buffers)
+        if (left := self._data.passes.left_over) and self.is_first:
+            warnings.warn(
+                f"{left} samples that killed workers were dealt after the last average before the end of the "
+                "loop are not in the model",
+                stacklevel=4,
+            )
+
+    async def _compare(self, m: Message) -> None:
+        compare_options(self._engine, m, self._replica.options)

@@ -1,0 +1,55 @@
+"""What is saved of a user's own loop between two steps, and how its run is told from another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from torch import Tensor, nn
+
+from shoal.core.codec import Codec
+from shoal.core.vector import named_weights
+from shoal.engine.engine import Engine
+from shoal.launch.between_steps import BetweenSteps
+from shoal.launch.control import Control
+from shoal.launch.environment import Place
+from shoal.launch.worker_group import GroupNumbers
+from shoal.replicas.attached import AttachedReplica
+from shoal.runs.curve import holds_solution
+from shoal.storage.checkpoint import Checkpoints
+from shoal.vocabulary.node import Node
+from shoal.vocabulary.strategy import Strategy
+
+
+def saves_of(
+    place: Place,
+    strategy: Strategy,
+    codec: Codec,
+    control: Control,
+    model: nn.Module,
+    replica: AttachedReplica,
+) -> BetweenSteps:
+    """The hook that saves checkpoints of the node at `place`, if there are any, and stops it."""
+    saved, in_group = None, GroupNumbers(place) if place.group > 1 else None
+    if place.checkpoint is not None:
+        config = {
+            "strategy": repr(strategy),
+            "codec": repr(codec),
+            "workers": place.identity(strategy).workers,
+            "servers": place.servers,
+            "parameters": replica.x.numel(),
+            **({} if place.group == 1 else {"group": place.group}),
+        }
+        position = None if place.group == 1 else place.position
+        saved = Checkpoints(place.checkpoint, config, place.nodes * place.group, position=position)
+    return BetweenSteps(control, saved, place.every, partial(_weights, strategy, model, replica), in_group)
+
+
+def _weights(
+    strategy: Strategy, model: nn.Module, replica: AttachedReplica, engine: Engine
+) -> Mapping[str, Tensor] | None:
+    """The solution by the names of the model's parameters, at a node that holds all of it; else None."""
+    cut = engine.identity.shards > 1 or replica.in_group
+    if cut or not holds_solution(strategy, engine):
+        return None
+    return named_weights(model, strategy.solution(Node(engine)), replica.parameters)

@@ -1,0 +1,149 @@
+"""The keeper's process: one more of a run whose workers come and go. It runs no code of the user's."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.core.identity import NodeIdentity
+from shoal.engine.channel import Channel
+from shoal.engine.keeper import Keeper
+from shoal.engine.mailbox import Mailbox
+from shoal.engine.progress import Progress
+from shoal.launch.control import Control, leave_with_parent
+from shoal.launch.drive import drive
+from shoal.launch.join import Access, connect, file_store
+from shoal.launch.member import UNNEEDED, Member
+from shoal.launch.recovery import message_limit
+from shoal.launch.stop_signals import ctrl_c_ignored
+from shoal.storage.journal import Journal
+from shoal.transports.rendezvous import Store
+
+FORK_SERVER = "shoal.launch.fork_server"
+"""The module that keeps signals from the fork server. It comes first: the others take seconds."""
+
+ROSTER = "shoal/roster"
+"""The key under which worker 0 of a script says what its model is, or that nobody needs a keeper."""
+
+LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class KeeperPlace:
+    """Where the keeper of a run meets the workers, and what passes through it, over gRPC.
+
+    With fewer than `least` workers the others wait for more.
+    """
+
+    workers: int
+    folder: str
+    transport: str
+    timeout: float
+    patience: float
+    least: int = 1
+    access: Access | None = None
+    vector_bytes: int = 0
+    manifest: str = ""
+
+    def identity(self, incarnation: int) -> NodeIdentity:
+        """That of the keeper: it comes after the workers."""
+        return NodeIdentity(self.workers, self.workers, incarnation=incarnation, elastic=True)
+
+    def open_store(self) -> Store:
+        """The store in which all of them find each other."""
+        return file_store(self.folder, self.workers + 1)
+
+
+def announce(store: Store, vector_bytes: int, manifest: str, *, is_kept: bool) -> None:
+    """Worker 0 of a script tells the keeper whether anybody needs it, and what the model is."""
+    store.set(ROSTER, json.dumps({"vector_bytes": vector_bytes, "manifest": manifest} if is_kept else None))
+
+
+def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | None = None) -> None:
+    """Keep the roster of a run whose workers come and go, until all have gone.
+
+    The keeper of a script has looked into the `store` already, and said that it is ready.
+    """
+    me, is_ready = place.identity(incarnation), store is not None
+    transport = connect(
+        place.transport,
+        me,
+        store or place.open_store(),
+        vector_bytes=place.vector_bytes,
+        timeout=place.timeout,
+        patience=place.patience,
+        manifest=place.manifest,
+        access=place.access,
+    )
+    channel = Channel(transport, me)
+    cut_off = (
+        0.0 if place.transport == "processes" else place.timeout
+    )  # how long it may be, and the run go on
+    keeper = Keeper(
+        me,
+        channel,
+        Mailbox(channel, me, Progress(me.workers), recovery=cut_off),
+        Journal(Path(place.folder) / "keeper", "memory", message_limit(0)),
+        least=place.least,
+        relays=place.transport == "grpc",
+        on_wait=lambda why: control.tell("warning", text=why),
+    )
+    if not is_ready:
+        control.tell("ready")
+    control.await_go()
+    drive(keeper.live())
+    drive(transport.close())
+
+
+def start_keeper(place: KeeperPlace, incarnation: int) -> Member:
+    """Start the keeper of a script's run, which ends at once if its strategy needs none."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([FORK_SERVER, __name__])
+    with ctrl_c_ignored():  # the fork server inherits this and keeps it
+        forkserver.ensure_running()
+    name = place.identity(incarnation).name
+    ours, theirs = context.Pipe()
+    process = context.Process(name=name, target=_main, args=(place, incarnation, theirs), daemon=True)
+    with theirs:
+        process.start()
+    return Member(place.workers, name, process, ours, incarnation)
+
+
+def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
+    leave_with_parent()
+    control = Control(connection)
+    control.defer_sigterm()
+    torch.set_num_threads(1)
+    try:
+        control.tell("ready")  # who never calls attach() must not have to wait for the keeper
+        store = place.open_store()
+        model = _await_model(store, control)
+        if model is None:
+            control.tell("done", **UNNEEDED)
+        else:
+            keep(replace(place, **model), incarnation, control, store)
+            control.tell("done")
+    except BaseException as error:
+        control.tell_failure(error)
+    finally:
+        control.close()
+
+
+def _await_model(store: Store, control: Control) -> dict[str, Any] | None:
+    """Wait until worker 0 has called attach(): what its model is, or None if nobody needs a keeper.
+
+    A launcher that is gone ends the wait.
+    """
+    while not store.check([ROSTER]):
+        control.heard()
+        time.sleep(LOOK_SECONDS)
+    model: dict[str, Any] | None = json.loads(store.get(ROSTER))
+    return model

@@ -1,0 +1,209 @@
+"""Passes: which batches of a user's training data each worker is dealt, while workers come and go.
+
+A pass over the data is dealt out in steps, one batch for each worker. Every worker knows what all are dealt,
+so that those who are there can deal again what one that died was dealt since the last average.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.replicas.batches import steps_per_epoch
+
+
+@dataclass(frozen=True, eq=False)
+class Dealing:
+    """The rest of a pass, dealt to so many workers.
+
+    `items` are samples, of which each batch takes `batch`; without `batch` they are batches. None stands for
+    a stream, whose batches nobody knows beforehand.
+    """
+
+    items: Sequence[Any] | None
+    batch: int | None = None
+    drop_last: bool = False
+    workers: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Batches of each worker; the last may be empty for some, if there are not enough items."""
+        assert self.items is not None, "nobody knows how long a stream is"
+        number = len(self.items)
+        if self.batch is None:
+            return -(-number // self.workers)
+        if self.drop_last:
+            return number // (self.batch * self.workers)
+        return min(1, number) if number < self.workers else steps_per_epoch(number, self.batch, self.workers)
+
+    def taken(self, steps: int) -> int:
+        """How many items so many steps take."""
+        if self.items is None:
+            return steps * self.workers
+        if steps >= self.steps:
+            return len(self.items)
+        return steps * self.workers * (self.batch or 1)
+
+    def share(self, place: int, step: int) -> list[Any]:
+        """The items of the worker at `place` in one step; the last step takes the remainder."""
+        assert self.items is not None, "nobody knows what comes in a stream"
+        size = self.workers * (self.batch or 1)
+        is_last = step == self.steps - 1 and not (self.drop_last and self.batch)
+        return list(self.items[step * size : None if is_last else (step + 1) * size][place :: self.workers])
+
+    def shares(self, place: int, begin: int = 0) -> list[list[Any]]:
+        """Those of all steps from `begin` on."""
+        return [self.share(place, step) for step in range(begin, self.steps)]
+
+    def check_is_enough(self) -> None:
+        """Raise ValueError if there are too few samples to begin a pass with."""
+        if self.items is not None and self.batch is not None and not self.drop_last:
+            steps_per_epoch(len(self.items), self.batch, self.workers)
+
+
+class Passes:
+    """One worker's place in the passes over its training data.
+
+    Without `shared` data every worker has its own, which nobody else can take over.
+    """
+
+    def __init__(self, place: int = 0, workers: int = 1) -> None:
+        self.place, self.workers = place, workers
+        self.batches = 0  # that this worker was dealt in all
+        self.lost = 0  # batches that died with a worker: nobody can deal them again
+        self.dealing: Dealing | None = None  # that the loop reads at present
+        self.done = 0  # steps of it
+        self._number = 0  # of the pass
+        self._reading = 0  # the pass that the loop has begun last
+        self._taken = 0  # items of it that were dealt before this dealing
+        self._again: list[Any] = []  # items that come before the others: they were dealt to one that died
+        self._order: Sequence[Any] | None = None
+        self._is_shared = True
+        self._log: deque[tuple[int, Dealing, int]] = deque()  # since the last average: step, what was dealt
+
+    def __str__(self) -> str:
+        if not self._is_shared:
+            return "data of its own"
+        again = f", {len(self._again)} of them once more" if self._again else ""
+        return f"batch {self.batches} (pass {self._number + 1}, {self._taken} dealt so far{again})"
+
+    # -- the loop reads ------------------------------------------------------------------------
+
+    def begin(
+        self,
+        number: int,
+        order: Sequence[Any] | None,
+        batch: int | None = None,
+        drop_last: bool = False,
+        shared: bool = True,
+    ) -> bool:
+        """The loop begins that pass, over these items. False if others have been through it already."""
+        if number < self._number:
+            return False
+        if number > self._number:
+            self._settle()
+            self._number, self._taken = number, 0
+        self._order, self._is_shared, self._reading = order, shared, number
+        self.dealing = self._dealt(batch, drop_last)
+        if not self._taken and not self._again:
+            self.dealing.check_is_enough()
+        return True
+
+    def is_at(self, number: int) -> bool:
+        """Whether the loop has not begun another pass since, beside this one."""
+        return self._reading == number
+
+    def left(self) -> list[list[Any]]:
+        """What this worker is dealt from here on, step by step."""
+        if self.dealing is None:
+            return []
+        return self.dealing.shares(self.place if self._is_shared else 0, self.done)
+
+    def is_own(self, index: int) -> bool:
+        """Whether the batch at `index` of a stream comes next at this worker."""
+        if self.dealing is None:
+            return False
+        place = self.place if self._is_shared else 0
+        return index == self._taken + self.done * self.dealing.workers + place
+
+    def is_short(self, length: int) -> bool:
+        """Whether a stream of that length has a batch for others in this step, and none for this worker."""
+        return self._is_shared and self._taken + self.done * self.workers < length
+
+    def take(self, step: int, since: int) -> None:
+        """The loop gets its next batch before `step`; the last average was before step `since`."""
+        assert self.dealing is not None, "no pass has begun"
+        while self._log and self._log[0][0] < since:
+            self._log.popleft()
+        self._log.append((step, self.dealing, self.done))
+        self.done += 1
+        self.batches += 1
+
+    # -- workers come and go -------------------------------------------------------------------
+
+    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
+        """From `step` on deal to so many workers, of whom this is number `place`.
+
+        What was dealt since step `since` to the workers at the `absent` places comes next, once more.
+        """
+        undone = [(dealing, n) for t, dealing, n in self._log if since <= t < step]
+        self._log.clear()
+        if not self._is_shared:
+            self.lost += len(undone) * len(absent)
+            self.place, self.workers = place, workers
+            return
+        self._settle()
+        for dealing, n in undone:
+            for k in absent:
+                if dealing.items is None:
+                    self.lost += 1
+                else:
+                    self._again += dealing.share(k, n)
+        self.place, self.workers = place, workers
+        if self.dealing is not None:
+            self.dealing = self._dealt(self.dealing.batch, self.dealing.drop_last)
+
+    @property
+    def left_over(self) -> int:
+        """Items that were dealt to workers that died, and that nobody has taken since."""
+        if self.dealing is None or self.dealing.items is None:
+            return len(self._again)
+        return max(0, len(self._again) - self.dealing.taken(self.done))
+
+    def state(self) -> dict[str, Any]:
+        """Where this worker is, as plain values."""
+        return {
+            "number": self._number,
+            "taken": self._taken,
+            "again": list(self._again),
+            "done": self.done,
+            "shared": self._is_shared,
+            "batches": self.batches,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave; the loop begins anew, or has begun an earlier pass."""
+        if state["number"] > self._number:
+            self.dealing = None  # the rest of the pass that the loop reads is no longer this worker's
+        self._number, self._taken, self._again = state["number"], state["taken"], list(state["again"])
+        self.done, self._is_shared, self.batches = state["done"], state["shared"], state["batches"]
+        self._log.clear()
+        if self.dealing is not None:
+            self.dealing = self._dealt(self.dealing.batch, self.dealing.drop_last)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Count the steps of this dealing as taken."""
+        if self.dealing is not None:
+            taken = self.dealing.taken(self.done)
+            self._taken += max(0, taken - len(self._again))
+            self._again = self._again[taken:]
+        self.done = 0
+
+    def _dealt(self, batch: int | None, drop_last: bool) -> Dealing:
+        """The rest of the pass, dealt to those who are there."""
+        rest = None if self._order is None else [*self._again, *self._order[self._taken :]]
+        return Dealing(rest, batch, drop_last, self.workers if self._is_shared else 1)

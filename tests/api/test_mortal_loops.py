@@ -1,0 +1,179 @@
+"""Workers of a user's own loop are killed: the others go on, they come back, and every sample counts once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts import final_weights
+from scripts import run_loop as run_a_script
+from shoal.core.errors import WorkerFailed
+from shoal.launch.crew import Crew
+
+run_loop = partial(run_a_script, script=Path(__file__).with_name("mortal_loop.py"), workers=3, strategy=None)
+pytestmark = [pytest.mark.usefixtures("warm_scripts"), pytest.mark.slow, pytest.mark.timeout(120)]
+
+SAMPLES = 60
+
+
+def ended(printed: list[str]) -> list[torch.Tensor]:
+    """The final weights of those who came to the end, which all have the same."""
+    found = [final_weights(lines) for lines in printed if "weights" in lines]
+    assert found
+    assert all(torch.equal(own, found[0]) for own in found)
+    assert sum("is first" in lines for lines in printed) == 1
+    return found
+
+
+def kill(*moments: str) -> list[str]:
+    return ["--kill", *moments]
+
+
+@pytest.mark.parametrize(
+    ("moments", "epochs"),
+    [
+        (["1:3"], 8),
+        (["0:5"], 8),
+        (["1:4", "2:4"], 8),
+        (["1:eval"], 2),
+        (["0:end"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_every_sample_counts_once_an_epoch_whoever_is_killed(moments, epochs):
+    printed = run_loop("--epochs", str(epochs), *kill(*moments))
+    for counts in ended(printed):
+        assert torch.equal(counts, torch.full((SAMPLES,), float(epochs)))
+    if epochs > 2:
+        assert sum("goes on from" in lines for lines in printed) == len(moments)
+        assert len(ended(printed)) == 3
+
+
+def test_over_grpc_they_come_back_too():
+    printed = run_loop("--epochs", "8", *kill("1:3"), transport="grpc")
+    assert [counts.unique().tolist() for counts in ended(printed)] == [[8.0]] * 3
+
+
+@pytest.mark.parametrize("samples", [61, 62])  # so that a pass may end with fewer samples than workers
+def test_batches_of_one_sample_and_a_kill_in_the_last_step_of_a_pass(samples):
+    options = ["--epochs", "2", "--batch", "1", "--pause", "0.01", "--samples", str(samples)]
+    printed = run_loop(*options, *kill("2:20"))
+    for counts in ended(printed):
+        assert torch.equal(counts, torch.full((samples,), 2.0))
+
+
+def test_with_local_steps_no_sample_counts_twice_and_what_is_lost_is_said():
+    printed = run_loop("--epochs", "8", "--period", "4", *kill("1:13", "0:39"))
+    counts = ended(printed)[0]
+    lost = [int(line.split("UserWarning: ")[1].split()[0]) for line in said(printed, "are not in the model")]
+    assert counts.max() <= 8.0
+    assert 8 * SAMPLES - int(counts.sum()) == sum(lost)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local", "bmuf", "diloco", "slowmo"])
+def test_every_strategy_that_averages_ends_with_one_model(strategy):
+    options = {} if strategy == "sync" else {"strategy_options": {"period": "4"}}
+    printed = run_loop("--epochs", "8", "--gamma", "0.9", *kill("1:4"), strategy=strategy, **options)
+    assert len(ended(printed)) == 3
+    assert "goes on from" in printed[1]
+    buffers = {line for lines in printed for line in lines.splitlines() if line.startswith("buffers")}
+    assert len(buffers) == 1
+
+
+def test_a_stream_goes_on_and_what_is_lost_is_said():
+    printed = run_loop("--data", "stream", "--epochs", "8", *kill("1:3"))
+    counts = ended(printed)[0]
+    assert said(printed, "1 batch of killed workers will not be trained on")
+    assert int(counts.sum()) == 8 * SAMPLES - 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "strategy", "sentence"),
+    [
+        (["--data", "own"], None, "Read the data through shoal.shard"),
+        (["--gamma", "0.9", "--per-batch", "wrong"], "sync", "has not brought its learning rate to step"),
+        (["--uneven", "0"], None, "Take equally many batches for a step at every worker"),
+    ],
+    ids=["no shard", "learning rate", "uneven"],
+)
+def test_a_loop_that_would_go_wrong_ends_with_a_sentence(arguments, strategy, sentence):
+    with pytest.raises(WorkerFailed, match=sentence):
+        run_loop("--epochs", "12", *arguments, *kill("1:3"), strategy=strategy)
+
+
+def test_where_the_script_s_strategy_needs_no_keeper_a_killed_worker_ends_the_run():
+    with pytest.raises(WorkerFailed, match="worker 1 failed: it was ended by SIGKILL"):
+        run_loop("--strategy-in-code", "gossip", "--epochs", "12", *kill("1:3"))
+
+
+def test_a_scheduler_is_brought_to_its_step_by_the_loop():
+    falls = ["--gamma", "0.99", "--per-batch", "right"]
+    printed = run_loop("--epochs", "8", *falls, *kill("1:3"), strategy="sync")
+    assert len(ended(printed)) == 3
+
+
+def test_a_checkpoint_knows_what_was_dealt_again(tmp_path):
+    saves = {"checkpoint": str(tmp_path), "every": 1}
+    with pytest.raises(WorkerFailed, match="exit code 9"):
+        run_loop("--epochs", "12", "--stop-after", "43", *kill("1:3"), **saves)
+    printed = run_loop("--epochs", "12", **saves)
+    assert [counts.unique().tolist() for counts in ended(printed)] == [[12.0]] * 3
+
+
+class Assassin(threading.Thread):
+    """Kills workers and the keeper of a crew in turn, each when it is there and another worker is, too."""
+
+    def __init__(self, crews: list[Crew], kills: int, seed: int) -> None:
+        super().__init__()
+        self.killed: list[str] = []
+        self._crews, self._left, self._dice = crews, kills, random.Random(seed)
+        self._over = threading.Event()
+
+    def __enter__(self) -> Assassin:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while len(self.killed) < self._left and not self._over.wait(self._dice.uniform(0.1, 0.5)):
+            members = self._crews[0].members if self._crews and self._crews[0]._went_at else []
+            there = [m for m in members[:-1] if m.ready and not m.ended]
+            if len(there) < 2:
+                continue
+            victim = members[-1] if self._dice.random() < 0.2 else self._dice.choice(there)
+            if victim.ready and not victim.ended:
+                os.kill(victim.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                self.killed.append(victim.name)
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills", "epochs"),
+    [(1, 5, 30), *(pytest.param(k, 20, 120, marks=pytest.mark.soak) for k in range(2, 6))],
+)
+def test_workers_and_the_keeper_are_killed_again_and_again(crews, seed, kills, epochs):
+    with Assassin(crews, kills, seed) as assassin:
+        printed = run_loop("--epochs", str(epochs), "--pause", "0.02")
+    crews.clear()  # with the pipes of its processes
+    assert len(assassin.killed) == kills, "the run was over before all kills"
+    assert {tuple(counts.unique().tolist()) for counts in ended(printed)} == {(float(epochs),)}
+
+
+def said(printed: list[str], sentence: str) -> list[str]:
+    return [line for lines in printed for line in lines.splitlines() if sentence in line]
+
+
+@pytest.fixture(autouse=True)
+def quietly(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.CRITICAL, logger="shoal"):
+        yield

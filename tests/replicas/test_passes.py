@@ -1,0 +1,151 @@
+"""Passes: while workers come and go, every sample of a pass is in a batch of one of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import chain
+
+import pytest
+
+from shoal.replicas.passes import Passes
+
+PASSES = 3
+
+
+class Crew:
+    """Workers that read in step, average every `period` steps, and die and come back in between."""
+
+    def __init__(self, seed, *, workers, samples, batch, period, drop_last=False):
+        self.dice = random.Random(seed)
+        self.everybody, self.samples, self.batch, self.period = range(workers), samples, batch, period
+        self.drop_last = drop_last
+        self.there = {rank: Passes(rank, workers) for rank in self.everybody}
+        self.dealt = list(self.everybody)
+        self.counted = Counter()  # samples that are in the model
+        self.brought = {rank: [] for rank in self.everybody}  # since the last average
+        self.step = self.edge = 0
+
+    def order(self, number):
+        order = list(range(self.samples))
+        random.Random(number).shuffle(order)
+        if self.batch is None:  # batches of the user's own
+            return [order[k : k + 3] for k in range(0, self.samples, 3)]
+        return order
+
+    def run(self):
+        for number in range(PASSES):
+            for passes in self.there.values():
+                assert passes.begin(number, self.order(number), self.batch, self.drop_last)
+            while self.any_left():
+                self.one_step(number)
+        self.average()
+        return self.counted
+
+    def any_left(self):
+        lengths = {len(passes.left()) for passes in self.there.values()}
+        assert len(lengths) == 1  # all take equally many steps
+        return lengths.pop() > 0
+
+    def one_step(self, number):
+        for rank, passes in self.there.items():
+            share = passes.left()[0]
+            self.brought[rank] += share if self.batch else [i for own in share for i in own]
+            passes.take(self.step, self.edge)
+        self.step += 1
+        if len(self.there) > 1 and self.dice.random() < 0.15:
+            del self.there[self.dice.choice(list(self.there))]
+        if self.step % self.period == 0:
+            self.average(number)
+
+    def average(self, number=None):
+        for rank in self.there:
+            self.counted.update(self.brought[rank])
+        self.brought = {rank: [] for rank in self.everybody}
+        absent = [place for place, rank in enumerate(self.dealt) if rank not in self.there]
+        away = [rank for rank in self.everybody if rank not in self.there]
+        back = [rank for rank in away if self.dice.random() < 0.5] if number is not None else []
+        if absent or back:
+            self.dealt = sorted([*self.there, *back])
+            for rank, passes in self.there.items():
+                place = self.dealt.index(rank)
+                passes.redeal(place, len(self.dealt), self.step, self.edge, absent)
+            state = next(iter(self.there.values())).state()
+            for rank in back:
+                self.there[rank] = joined = Passes()
+                joined.load(state)
+                joined.redeal(self.dealt.index(rank), len(self.dealt), self.step, self.step, [])
+                for n in range(number + 1):  # its loop runs from the top
+                    assert joined.begin(n, self.order(n), self.batch, self.drop_last) == (n == number)
+        self.edge = self.step
+
+
+@pytest.mark.parametrize("batch", [1, 4, None], ids=["of 1", "of 4", "batches"])
+@pytest.mark.parametrize("seed", range(40))
+def test_every_sample_counts_once_a_pass_whoever_dies_and_comes_back(seed, batch):
+    crew = Crew(seed, workers=4, samples=53, batch=batch, period=1)
+    assert crew.run() == Counter(dict.fromkeys(range(53), PASSES))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_with_local_steps_a_later_pass_makes_up_for_what_died_and_the_rest_is_told(seed):
+    crew = Crew(seed, workers=4, samples=53, batch=2, period=5)
+    counted = crew.run()
+    left_over = {passes.left_over for passes in crew.there.values()}
+    assert len(left_over) == 1
+    assert counted.total() == PASSES * 53 - left_over.pop()
+    assert max(counted.values()) <= PASSES
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_drop_last_drops_what_does_not_fill_a_batch_for_each_and_doubles_nothing(seed):
+    counted = Crew(seed, workers=3, samples=40, batch=4, period=1, drop_last=True).run()
+    assert max(counted.values()) <= PASSES
+    assert counted.total() > PASSES * 40 / 2
+
+
+def stream(passes, length):
+    """The indices that a worker takes of a stream, one by one."""
+    for index in range(length):
+        if passes.is_own(index):
+            yield index
+
+
+def test_a_stream_goes_on_with_those_who_are_there_and_counts_what_died():
+    one, two = Passes(0, 2), Passes(1, 2)
+    for passes in (one, two):
+        passes.begin(0, None, 8)
+    first, second = stream(one, 9), stream(two, 9)
+    taken = []
+    for step in range(2):
+        for passes, own in ((one, first), (two, second)):
+            taken.append(next(own))
+            passes.take(step, step)
+    one.redeal(0, 1, 2, 1, [1])  # the other one has died before the second average
+    assert taken == [0, 1, 2, 3]
+    assert one.lost == 1
+    for step, index in enumerate(first, start=2):
+        taken.append(index)
+        one.take(step, step)
+    assert taken == list(range(9))
+
+
+def test_a_stream_that_ends_within_a_step_leaves_some_without_a_batch():
+    one, two = Passes(0, 2), Passes(1, 2)
+    for passes in (one, two):
+        passes.begin(0, None, 8)
+        for step, _ in enumerate(stream(passes, 3)):
+            passes.take(step, step)
+    assert not one.is_short(3)
+    assert two.is_short(3)
+
+
+def test_data_that_each_worker_has_for_itself_is_nobody_else_s():
+    passes = Passes(0, 2)
+    passes.begin(0, list(range(20)), 4, shared=False)
+    own = passes.left()
+    passes.take(0, 0)
+    passes.redeal(0, 1, 1, 0, [1])
+    assert passes.lost == 1
+    assert passes.left() == own[1:]
+    assert list(chain(*own)) == list(range(20))
