@@ -123,9 +123,8 @@ class Membership:
         }
         mailbox.shown = (LOST, JOINED)
         mailbox.incarnations |= {**channel.transport.incarnations, identity.rank: identity.incarnation}
-        group.handlers = self.handlers
-        kind = type(channel.transport)
-        self._rings = cast(Regroups, channel.transport) if offers(kind, Regroups) else None
+        group.handlers, transport = self.handlers, channel.transport
+        self._rings = cast(Regroups, transport) if offers(type(transport), Regroups) else None
         self._regroup()
 
     # -- a round -------------------------------------------------------------------------------
