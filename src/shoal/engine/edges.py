@@ -174,7 +174,7 @@ class Edges:
         return here is not None and here.is_whole and here.epoch == self._membership.epoch
 
     async def _note_head(self, m: Message) -> None:
-        if m.version == self._membership.epoch:
+        if m.version >= self._membership.epoch:  # it may come before the keeper's word of that epoch
             self._arrival = StateArrival(m)
 
     async def _note_part(self, m: Message) -> None:
