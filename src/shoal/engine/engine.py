@@ -37,6 +37,7 @@ from shoal.engine.membership import Membership
 from shoal.engine.one_sided import OneSided
 from shoal.engine.pool import Pool
 from shoal.engine.progress import Progress
+from shoal.engine.returns import Returns
 from shoal.engine.rounds import Rounds
 from shoal.engine.service import Keeping, Service
 from shoal.engine.variables import Variables
@@ -97,6 +98,7 @@ class Engine:
             mean, self.group, mailbox, progress, self.gradients, replica, ends_known=steps is not None
         )
         self.work = Work(me, channel, progress, replica, self.client, self.rounds, self.averages, steps)
+        self.returns = Returns(me, channel, progress, self.rounds, self.work)
         if balanced and not me.is_server and me.workers > 1:
             self.work.balance = Balance(
                 me, channel, mailbox, progress, self.variables, replica, self.work.is_last
