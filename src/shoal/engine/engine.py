@@ -104,17 +104,10 @@ class Engine:
                 me, channel, mailbox, progress, self.variables, replica, self.work.is_last
             )
         self.membership = self._join_roster() if me.elastic and not me.is_server else None
-        self.service = Service(
-            me,
-            channel,
-            mailbox,
-            coding,
-            progress,
-            replica,
-            self.one_sided,
-            Keeping(self.state, self.load, self._bound(between_steps), log),
-            Pool(me.workers, steps or 0) if me.rank == me.workers else None,
-        )
+        keeping = Keeping(self.state, self.load, self._bound(between_steps), log)
+        pool = Pool(me.workers, steps or 0) if me.rank == me.workers else None
+        parts = me, channel, mailbox, coding, progress, replica, self.one_sided
+        self.service = Service(*parts, keeping, pool)
         self.work.between_steps = self._bound(between_steps)
         self.last_round: Callable[[], Awaitable[None]] | None = None  # before workers that come and go part
         self.gradients.duration = None if duration is None else partial(duration, self)
