@@ -217,7 +217,7 @@ class Membership:
         epoch = self.epoch
         await self._suspect(rank for rank in self.present if rank in self._mailbox.gone)
         try:
-            if any(map(self._mailbox.has_left, self.present)):  # in order, so that no change may follow
+            if any(map(self._mailbox.has_left, self._finished.keys() & {*self.present})):
                 await self._mailbox.let_pass(CHANGE_SECONDS, self.handlers)
                 self._end_if_over()
                 raise lost
