@@ -244,7 +244,7 @@ def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
 @pytest.mark.timeout(60)
 def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_the_least_number(crews, tmp_path):
     def worker_1_once_a_spare_waits(crew: Crew) -> Member | None:
-        return crew.members[1] if all(line.poll() for _, line in crew.spares._waiting) else None
+        return crew.members[1] if any(line.poll() for _, line in crew.spares._waiting) else None
 
     def only_at_first(event: dict[str, object]) -> None:
         crews[0].start = start_anew
