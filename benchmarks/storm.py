@@ -15,7 +15,7 @@ survivors    seconds from a worker's notice of a kill, in an average, to the end
 victim       seconds from a kill until the first step of the worker that took its place; median and longest
 taking part  workers that train, on average over the run
 lost, doubled  samples that should be in the model and are not, or are there twice: by the weights of all
-             averages, or by what the server has counted
+             averages, or by what the server has counted; gossip strategies have neither
 
 The last line is JSON: the same figures for each strategy. `--events` writes who was killed, and who trained
 again when, for each strategy: docs/elastic_picture.py draws it.
@@ -170,15 +170,16 @@ def measure(word: str, options: argparse.Namespace, samples: int) -> tuple[dict[
         result, storm = train(word, options, epochs, options.every, seed)
         stormy.append(result)
         storms.append(storm)
-    missing = [epochs * samples - result.samples for result in stormy]
+    counts = not shoal.strategies.STRATEGIES.read(STRATEGIES.get(word, word)).survives
+    missing = [epochs * samples - result.samples for result in stormy] if counts else []
     recoveries = [s for result in stormy for node in result.nodes for s in node.get("recoveries", ())]
     return {
         "efficiency": _rate(stormy) / _rate(plain),
         "survivors_seconds": _spread(recoveries),
         "victim_seconds": _spread([s for storm in storms for s in storm.victims]),
         "taking_part": sum(storm.taking_part for storm in storms) / len(storms),
-        "samples_lost": sum(max(0, m) for m in missing),
-        "samples_doubled": sum(max(0, -m) for m in missing),
+        "samples_lost": sum(max(0, m) for m in missing) if counts else None,
+        "samples_doubled": sum(max(0, -m) for m in missing) if counts else None,
         "kills": sum(storm.kills for storm in storms),
         "seconds": [[result.seconds for result in results] for results in (plain, stormy)],
         "accuracy": [[result.test_accuracy for result in results] for results in (plain, stormy)],
@@ -212,7 +213,7 @@ def show(figures: dict[str, dict[str, Any]], options: argparse.Namespace) -> Non
             f"{span[0]:.1f} s, {span[1]:.1f}" if span else "-"
             for span in (row["survivors_seconds"], row["victim_seconds"])
         ]
-        counts = [str(row["samples_lost"]), str(row["samples_doubled"])]
+        counts = ["-" if n is None else str(n) for n in (row["samples_lost"], row["samples_doubled"])]
         taking = f"{row['taking_part']:.2f} of {options.workers}"
         table.add_row(word, str(row["kills"]), f"{row['efficiency']:.0%}", *spans, taking, *counts)
     Console().print(table)

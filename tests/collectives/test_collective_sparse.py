@@ -207,7 +207,7 @@ class Hostile(Strategy):
 
     async def worker(self, w):
         if w.rank == 1:
-            await w.send(0, Message("swap", self.payload, count=1.0))
+            await w.engine.group.send(0, Message("swap", self.payload, count=1.0))
         else:
             await DOUBLING(w.engine.group, w.x, 1.0)
 

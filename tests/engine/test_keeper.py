@@ -98,7 +98,7 @@ def goodbye(*ranks):
 
 def test_it_tells_members_and_joiners_of_every_change():
     join, settled = Join(src=1, incarnation=1), Settled(src=1, incarnation=1, version=2)
-    script = Script(Message("lost", src=1), join, settled, *goodbye(0, 1))
+    script = Script(Suspects(src=0, seq=1), join, settled, *goodbye(0, 1))
     keep(script)
     assert script.said == [
         (0, "change", 1, [[0, 0], []]),
@@ -116,24 +116,42 @@ def test_it_believes_a_suspicion_of_this_epoch_only():
 
 def test_its_successor_goes_on_from_its_journal_and_tells_again():
     disk = Disk()
-    keep(Script(Message("lost", src=1), *goodbye(0)), disk)
+    keep(Script(Suspects(src=0, seq=1), *goodbye(0)), disk)
     again = Script(*goodbye(0))
     keeper = keep(again, disk, incarnation=1)
     assert keeper.roster.epoch == 1
-    assert again.said == [(0, "change", 1, [[0, 0], []])]
+    assert again.said == [(rank, "change", 1, [[0, 0], []]) for rank in (0, 1)]
+
+
+def test_of_two_that_suspect_each_other_the_first_goes_on():
+    roster = Roster(2)
+    roster.suspect(0, suspected=1, epoch=0)
+    roster.suspect(1, suspected=0, epoch=0)
+    assert roster.members == {0: 0}
+
+
+def test_a_loss_that_no_member_sees_changes_nothing_and_who_is_back_is_told_where_the_run_is():
+    script = Script(Message("lost", src=1), Message("joined", src=1), *goodbye(0, 1))
+    assert keep(script).roster.epoch == 0
+    assert script.said == [(1, "change", 0, [[0, 0, 1, 0], []])]
+
+
+def test_it_ends_when_all_members_are_lost_and_nobody_may_come_back():
+    script = Script(Message("lost", src=1), Message("lost", src=0))
+    assert keep(script).roster.members == {0: 0, 1: 0}
 
 
 def test_its_successor_begins_an_epoch_if_messages_between_workers_were_lost_with_it():
     disk = Disk()
-    keep(Script(Message("lost", src=1), *goodbye(0)), disk)
+    keep(Script(Suspects(src=0, seq=1), *goodbye(0)), disk)
     again = Script(*goodbye(0))
     keep(again, disk, incarnation=1, relays=True)
-    assert again.said == [(0, "change", 2, [[0, 0], []])]
+    assert again.said == [(rank, "change", 2, [[0, 0], []]) for rank in (0, 1)]
 
 
 def test_below_the_least_number_it_says_that_training_waits():
     said = []
-    script = Script(Message("lost", src=1), Join(src=1, incarnation=1), *goodbye(0, 1))
+    script = Script(Suspects(src=0, seq=1), Join(src=1, incarnation=1), *goodbye(0, 1))
     keep(script, least=2, on_wait=said.append)
     assert said == ["training waits: it needs 2 workers, and 1 are there"]
     assert script.said[0] == (0, "change", 1, [[0, 0], [1, 1]])

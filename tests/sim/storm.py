@@ -124,7 +124,7 @@ class Storm:
                 delay=dice.choice([0.0, 0.1, 0.5, 2.0, 5.0]),
                 until=dice.uniform(1.0, 10.0),
             ),
-            cls._draw_faults(dice, mortal),
+            cls._draw_trouble(seed, workers, servers, cls._draw_faults(dice, mortal)),
             dice.randint(1, 8) * (1 if keeps_every_update else 4),
             {rank: cls._draw_crashes(dice) for rank in servers},
             keeps_every_update,
@@ -135,6 +135,22 @@ class Storm:
         faults = Faults(noticed_after=dice.choice([0.2, 1.0]), restart_after=dice.choice([0.1, 0.5, 2.0]))
         for _ in range(dice.randint(0, 4)):
             faults = faults.kill(dice.choice(mortal), dice.uniform(0.0, 8.0))
+        return faults
+
+    @staticmethod
+    def _draw_trouble(seed: int, workers: int, servers: range, faults: Faults) -> Faults:
+        """Add partitions that heal before anybody is given up, clocks that jump and slow disks of servers."""
+        dice, nodes = random.Random(f"trouble {seed}"), workers + len(servers)
+        faults = replace(faults, patience=10.0)
+        for _ in range(dice.choice([0, 0, 1, 2])):
+            side = dice.sample(range(nodes), dice.randint(1, nodes - 1))
+            faults = faults.partition(side, dice.uniform(0.0, 8.0), dice.choice([0.2, 1.0, 3.0]))
+        for _ in range(dice.choice([0, 0, 1, 2])):
+            by = dice.choice([-1, 1]) * dice.choice([0.5, 20.0, 1e6])
+            faults = faults.clock_jump(dice.randrange(nodes), dice.uniform(0.0, 8.0), by)
+        for _ in range(dice.choice([0, 0, 1, 2])):
+            seconds = dice.choice([0.1, 0.5, 2.0])
+            faults = faults.slow_disk(dice.choice(servers), dice.uniform(0.0, 8.0), seconds)
         return faults
 
     @staticmethod
@@ -185,6 +201,7 @@ class Watched(Disk):
 
     def __init__(self, seed: str, **options: Any) -> None:
         super().__init__(**options)
+        self.replaced = (*self.replaced, "_sure")
         self.story: list[Message] = []
         self.cut: list[list[Message]] = []  # what each crash undid
         self._sure = 0  # of the story: what a crash does not undo

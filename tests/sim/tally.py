@@ -4,6 +4,7 @@ import torch
 
 from marks import Tally
 from shoal.core.replica import Gradient
+from shoal.engine.engine import Instrument
 from shoal.replicas.batches import Batches
 from shoal.sim import Compute, Faults, Simulation
 
@@ -51,6 +52,84 @@ class TallyReplica:
         self.batches.take_deal(deal)
 
 
+class Watched(Simulation):
+    """Sees whether all members died at a time, and writes down what is wrong.
+
+    A worker's count of completed rounds went back, or one was given up that nothing had happened to.
+    """
+
+    all_members_died = False
+
+    def __init__(self, *args, **options):
+        self._completed = {}
+        self._harmed, self._admitted = {}, {}  # rank -> when something last happened to it, and it was let in
+        self.wrong = []
+        super().__init__(*args, observers=[Rounds(self)], **options)
+        self._switch.links.on_break = self._harm
+
+    def _harm(self, *ranks):
+        self._harmed.update(dict.fromkeys(ranks, self.seconds))
+
+    def _bury(self, rank):
+        super()._bury(rank)
+        self._harm(rank)
+        self._count_members(self.keeper.roster)
+
+    def _keeper(self, incarnation):
+        keeper = super()._keeper(incarnation)
+        roster = keeper.roster
+        begin, suspect, admit = roster.begin_epoch, roster.suspect, roster.admit
+
+        def begin_epoch():
+            begin()
+            self._count_members(roster)
+
+        def admitted(rank, incarnation):
+            before = dict(roster.joiners)
+            may = admit(rank, incarnation)
+            if before != roster.joiners:
+                self._admitted[rank] = self.seconds
+            return may
+
+        def suspected(rank, other, epoch):
+            before = {**roster.members, **roster.joiners}
+            suspect(rank, other, epoch)
+            if other in before and other not in {**roster.members, **roster.joiners} and rank != other:
+                self._look_for_a_cause(rank, other, before[other])
+
+        roster.begin_epoch, roster.suspect, roster.admit = begin_epoch, suspected, admitted
+        return keeper
+
+    def _look_for_a_cause(self, rank, other, incarnation):
+        if self._is_dead(other, incarnation) or self._switch.links.is_broken(rank, other):
+            return
+        if self._harmed.get(other, -1.0) < self._admitted.get(other, 0.0):
+            self.wrong.append(f"worker {other} was given up at {self.seconds:g} s, though nothing happened")
+
+    def _count_members(self, roster):
+        members = roster.members.items()
+        self.all_members_died |= all(self._is_dead(rank, incarnation) for rank, incarnation in members)
+
+    def _is_dead(self, rank, incarnation):
+        return self._ends[rank].is_gone or self.nodes[rank].incarnation > incarnation
+
+    def note(self, engine):
+        process, completed = (engine.rank, engine.incarnation), engine.membership.completed
+        if completed < self._completed.get(process, 0):
+            self.wrong.append(
+                f"worker {engine.rank} went from {self._completed[process]} to {completed} rounds"
+            )
+        self._completed[process] = completed
+
+
+class Rounds(Instrument):
+    def __init__(self, run):
+        self._run = run
+
+    def step(self, engine):
+        self._run.note(engine)
+
+
 class Stuck(Exception):
     """A run was not over long after the last fault."""
 
@@ -75,7 +154,7 @@ def tally(
     """
     fixed = strategy is not None and strategy.deal.fixed
     first = TallyReplica(0, workers, samples, batch, seed, fixed)
-    run = Simulation(
+    run = Watched(
         strategy or Tally(period),
         lambda rank: TallyReplica(rank, workers, samples, batch, seed, fixed),
         workers=workers,

@@ -13,10 +13,10 @@ from shoal.testing.problems import Slope, simulate
 
 SEEDS, CHUNK = 10_000, 100
 MOST = 600  # seeds for each mutant; it is done with the first that catches it
-RARE = {  # mutants that one schedule in dozens catches: they take seconds
-    "a_new_incarnation_takes_itself_for_the_member_that_died",
-    "joiners_take_part_before_the_edge_that_was_agreed",
-    "one_that_was_given_up_wrongly_goes_on",
+RARE = {  # mutants that one schedule in a hundred catches: they take seconds
+    "a_joiner_that_asks_again_at_the_end_is_sent_away",
+    "the_keeper_tells_before_it_has_written",
+    "who_is_back_is_not_told_where_the_run_is",
 }
 
 

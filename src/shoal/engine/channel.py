@@ -24,8 +24,8 @@ class Channel:
         self.transport = transport
         self.timeout = timeout
         self.meter = Meter()
+        self.waited = 0.0  # seconds in all that it has waited with a limit: deadlines are counted in these
         self.now = transport.now
-        self.recv = transport.recv  # unmetered; raises TimeoutError
         self.drain = transport.drain  # unmetered; never waits
         self.on_send: Sequence[Sent] = ()
         self.on_receive: Sequence[Received] = ()
@@ -50,6 +50,24 @@ class Channel:
         meter.messages_sent += 1
         for tell in self.on_send:
             tell(dst, m)
+
+    async def recv(self, timeout: float | None = None) -> Message:
+        """The next message, unmetered. Raises TimeoutError after `timeout` seconds.
+
+        `waited` grows by what was waited, and not by what the clock has jumped, as far as that can be told.
+        """
+        if timeout is None:
+            return await self.transport.recv()
+        began = self.now()
+        try:
+            m = await self.transport.recv(timeout)
+        except TimeoutError:
+            self.waited += timeout
+            raise
+        elapsed = self.now() - began
+        if 0 <= elapsed <= timeout:  # else the clock has jumped
+            self.waited += elapsed
+        return m
 
     async def tell(self, dst: int, m: Message) -> None:
         """Send a word about the run itself, which is not metered: it belongs to no average and no model."""

@@ -19,7 +19,7 @@ from shoal.engine.averages import Averages
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import Dealt, Join, RunOver, Settled, StateHead, StatePart
 from shoal.engine.mailbox import Mailbox
-from shoal.engine.membership import Membership
+from shoal.engine.membership import Membership, RunIsOver
 from shoal.engine.progress import Progress
 from shoal.engine.state_transfer import StateArrival, messages
 
@@ -142,7 +142,7 @@ class Edges:
 
         Raises RunIsOver if the run ends first.
         """
-        members, keeper, asks_at = self._membership, self._identity.keeper, self._channel.now()
+        members, keeper, asks_at = self._membership, self._identity.keeper, self._channel.waited
         handlers = {
             **members.handlers,
             StateHead().tag: self._note_head,
@@ -150,23 +150,22 @@ class Edges:
             RunOver().tag: self._note_end,
         }
         while not self._has_state:
-            now = self._channel.now()
             if (
                 self._is_over
                 or self._mailbox.has_left(keeper)
                 or self._mailbox.lost_for(keeper) > KEEPER_SECONDS
             ):
                 raise RunIsOver
-            if now >= asks_at:
+            if self._channel.waited >= asks_at:
                 await self._channel.tell(keeper, Join())
-                asks_at = now + ASK_SECONDS
-            await self._mailbox.attend(handlers, max(0.0, asks_at - now))
+                asks_at = self._channel.waited + ASK_SECONDS
+            await self._mailbox.attend(handlers, asks_at - self._channel.waited)
         assert self._arrival is not None
         state = self._arrival.state()
         self._take_over(state)
         members.enter(state["completed"], state["dealt"])
         self._crossed, self.block_began = members.completed, self._progress.block_began
-        await self._channel.tell(keeper, Settled(version=members.epoch))
+        await members.tell_keeper(Settled(version=members.epoch))
         self._arrival = None
         return self._deal_again({}, range(len(members.dealt)))
 
@@ -176,7 +175,7 @@ class Edges:
         return here is not None and here.is_whole and here.epoch == self._membership.epoch
 
     async def _note_head(self, m: Message) -> None:
-        if m.version == self._membership.epoch:
+        if m.version >= self._membership.epoch:  # it may come before the keeper's word of that epoch
             self._arrival = StateArrival(m)
 
     async def _note_part(self, m: Message) -> None:
@@ -189,7 +188,3 @@ class Edges:
     def close(self) -> None:
         """Nobody can join any more: a worker has come to the end."""
         self._is_over = True
-
-
-class RunIsOver(Exception):
-    """A worker came to join when there was nothing left to do."""

@@ -37,6 +37,7 @@ from shoal.engine.membership import Membership
 from shoal.engine.one_sided import OneSided
 from shoal.engine.pool import Pool
 from shoal.engine.progress import Progress
+from shoal.engine.returns import Returns
 from shoal.engine.rounds import Rounds
 from shoal.engine.service import Keeping, Service
 from shoal.engine.variables import Variables
@@ -97,22 +98,16 @@ class Engine:
             mean, self.group, mailbox, progress, self.gradients, replica, ends_known=steps is not None
         )
         self.work = Work(me, channel, progress, replica, self.client, self.rounds, self.averages, steps)
+        self.returns = Returns(me, channel, progress, self.rounds, self.work)
         if balanced and not me.is_server and me.workers > 1:
             self.work.balance = Balance(
                 me, channel, mailbox, progress, self.variables, replica, self.work.is_last
             )
         self.membership = self._join_roster() if me.elastic and not me.is_server else None
-        self.service = Service(
-            me,
-            channel,
-            mailbox,
-            coding,
-            progress,
-            replica,
-            self.one_sided,
-            Keeping(self.state, self.load, self._bound(between_steps), log),
-            Pool(me.workers, steps or 0) if me.rank == me.workers else None,
-        )
+        keeping = Keeping(self.state, self.load, self._bound(between_steps), log)
+        pool = Pool(me.workers, steps or 0) if me.rank == me.workers else None
+        parts = me, channel, mailbox, coding, progress, replica, self.one_sided
+        self.service = Service(*parts, keeping, pool)
         self.work.between_steps = self._bound(between_steps)
         self.last_round: Callable[[], Awaitable[None]] | None = None  # before workers that come and go part
         self.gradients.duration = None if duration is None else partial(duration, self)

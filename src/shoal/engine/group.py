@@ -76,7 +76,7 @@ class Group:
 
     async def send(self, dst: int, m: Message) -> None:
         """Send a message exactly; the caller may change its tensors afterwards."""
-        m.version = self.epoch
+        m.version = self._stamp
         await self._channel.send(self._members[dst], m)
 
     def uncompressed(self, like: Tensor) -> Group:
@@ -97,11 +97,16 @@ class Group:
         return await self._found(tag, src)
 
     async def _found(self, tag: str, src: int, needed: Container[int] = ()) -> Message:
-        return await self._mailbox.find(tag, self._members[src], needed, self.handlers, self.epoch)
+        return await self._mailbox.find(tag, self._members[src], needed, self.handlers, self._stamp)
+
+    @property
+    def _stamp(self) -> int:
+        """The version of what these workers send each other; 0 is left to messages of the algorithm."""
+        return self.epoch + 1
 
     def holds(self, tag: str, sources: Iterable[int]) -> bool:
         """Whether a message with that tag has arrived from each of these; never waits."""
-        return self._mailbox.holds(tag, [self._members[src] for src in sources], self.epoch)
+        return self._mailbox.holds(tag, [self._members[src] for src in sources], self._stamp)
 
 
 Mean: TypeAlias = Callable[[Group, Tensor, float], Awaitable[tuple[Tensor, float]]]

@@ -35,14 +35,23 @@ class Roster:
         self.has_changed = False
         self.evicted: set[int] = set()  # who may not know that they are no longer in it
         self._least = least
+        self._let_in: set[int] = set()  # since this epoch began
 
     def lose(self, rank: int) -> None:
-        """That worker has vanished."""
-        if rank in self.members or rank in self.joiners:
-            self.members.pop(rank, None)
-            self.joiners.pop(rank, None)
-            self.evicted.add(rank)
-            self.has_changed = True
+        """That worker has vanished, or others cannot reach it."""
+        self.members.pop(rank, None)
+        self.joiners.pop(rank, None)
+        self.evicted.add(rank)
+        self.has_changed = True
+
+    def suspect(self, rank: int, suspected: int, epoch: int) -> None:
+        """That worker lost its connection to another in this epoch, and needs one without it.
+
+        An older suspicion may be of somebody who has come back since, and so may one of whom the next epoch
+        lets in. Of two that suspect each other, the first to say so goes on.
+        """
+        if epoch == self.epoch and rank in self.members and suspected not in self._let_in:
+            self.lose(suspected)
 
     def leave(self, rank: int) -> None:
         """That worker has left in order, at its end."""
@@ -52,13 +61,13 @@ class Roster:
 
     def admit(self, rank: int, incarnation: int) -> bool:
         """That process wants to join; whether it may."""
+        if self.joiners.get(rank) == incarnation or self.members.get(rank) == incarnation:
+            return True  # it asks again; others may have given it its state by now
         if self.is_over or not self.members:
             return False
-        if self.joiners.get(rank) == incarnation or self.members.get(rank) == incarnation:
-            return True  # it asks again
         self.lose(rank)
         self.joiners[rank] = incarnation
-        self.has_changed = True
+        self._let_in.add(rank)
         return True
 
     def settle(self, rank: int, incarnation: int, epoch: int) -> None:
@@ -81,6 +90,7 @@ class Roster:
         """Make what has changed a new epoch."""
         self.epoch += 1
         self.has_changed = False
+        self._let_in.clear()
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -130,6 +140,7 @@ class Keeper:
             saved, _ = self._log.recover()
             if saved is not None:
                 self.roster.load(saved)
+            self.roster.evicted.update(range(self.identity.workers))
             self._has_told = False  # the one before may have died in the middle of telling
             self.roster.has_changed = self._relays
         while self.roster.members:
@@ -143,6 +154,8 @@ class Keeper:
                 self._has_told = True
             elif self.roster.has_changed:
                 self._on_wait(self.roster.shortage)
+            if self._is_cut_off and not await self.mailbox.sees_a_return():
+                break
             await self._hear(await self.mailbox.next())
             while self.mailbox.has_arrived():
                 await self._hear(await self.mailbox.next())
@@ -151,13 +164,17 @@ class Keeper:
         if self._log is not None:
             self._log.close()
 
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether no member can be reached: all are dead, or they go on and this keeper is cut off."""
+        return all(map(self.mailbox.has_lost, self.roster.members))
+
     async def _hear(self, m: Message) -> None:
         roster, rank = self.roster, m.src
-        if isinstance(m, Lost):
-            roster.lose(rank)
-        elif m.tag == Suspects().tag:
-            if m.version == roster.epoch:  # an older suspicion may be of somebody who has come back since
-                roster.lose(m.seq)
+        if m.tag == Suspects().tag:
+            roster.suspect(rank, m.seq, m.version)
+        elif isinstance(m, Joined):
+            await self._tell([rank])  # what it was told meanwhile is lost
         elif isinstance(m, Left):
             roster.leave(rank)
         elif m.tag == Join().tag:
@@ -171,7 +188,7 @@ class Keeper:
         elif m.tag == Finished().tag:
             roster.is_over = True
             self._keep()
-        elif not isinstance(m, Joined):
+        elif not isinstance(m, Lost):  # if a member is, the others say so: this keeper itself may be cut off
             self.channel.note_fault(f"the keeper knows no message {m.tag!r}")
 
     def _keep(self) -> None:

@@ -66,7 +66,7 @@ class Mailbox:
         self._answers: dict[Question, Message] = {}
         self._returned: set[int] = set()  # peers that came back and have not been asked again
         self._awaited: tuple[str, int | None] | None = None  # what it waits for, and from whom
-        self._epoch = 0  # what comes from an earlier one is dropped
+        self._stale = 0  # what comes with this version or a lower one is dropped, but for 0, which is none
         self._exempt: Container[str] = ()  # tags of messages that are not
 
     @property
@@ -99,7 +99,7 @@ class Mailbox:
         while not self.has_arrived():
             workers = self._identity.workers
             lost_at = max((at for rank, at in self._lost_at.items() if rank < workers), default=-inf)
-            left = lost_at + self._recovery - self._channel.now()
+            left = lost_at + self._recovery - self._channel.waited
             if left <= 0:
                 return False
             with suppress(TimeoutError):
@@ -136,15 +136,14 @@ class Mailbox:
 
     async def let_pass(self, seconds: float, handlers: Handlers) -> None:
         """Let time pass, and hand what arrives to these handlers."""
-        now = self._channel.now
-        until = now() + seconds
-        while (left := until - now()) > 0:
+        until = self._channel.waited + seconds
+        while (left := until - self._channel.waited) > 0:
             await self.attend(handlers, left)
 
-    def holds(self, tag: str, sources: Iterable[int], epoch: int | None = 0) -> bool:
-        """Whether a message of that epoch, or of any, with that tag has arrived from each; never waits."""
+    def holds(self, tag: str, sources: Iterable[int], version: int | None) -> bool:
+        """Whether a message of that version, or of any, with that tag has arrived from each; never waits."""
         self.has_arrived()
-        here = (m for m in self._stash if m.tag == tag and (epoch is None or m.version == epoch))
+        here = (m for m in self._stash if m.tag == tag and (version is None or m.version == version))
         return {m.src for m in here}.issuperset(sources)
 
     async def find(
@@ -153,16 +152,17 @@ class Mailbox:
         src: int | None,
         needed: Container[int] = (),
         handlers: Handlers | None = None,
-        epoch: int | None = None,
+        version: int | None = None,
     ) -> Message:
         """The next message with that tag (from `src`); waits for it. Raises PeerLost if `src` goes first.
 
         So it does if one of those `needed` is lost, without whom `src` itself may wait for ever. Messages
-        that have a handler are handled while it waits. With `epoch`, only a message of that one will do.
+        that have a handler are handled while it waits. With `version`, only a message of that one will do.
         """
 
         def wanted(m: Message) -> bool:
-            return m.tag == tag and (src is None or m.src == src) and (epoch is None or m.version == epoch)
+            right = version is None or m.version == version
+            return m.tag == tag and (src is None or m.src == src) and right
 
         for i, m in enumerate(self._stash):
             if wanted(m):
@@ -170,15 +170,18 @@ class Mailbox:
                 return m
         if self._watch is not None and src is not None:
             self._watch(src)
-        since = None if src is None else self._channel.now()
+        since = None if src is None else self._channel.waited
+        incarnation = None if src is None else self.incarnations.get(src)
         while True:
+            if src is not None and self.incarnations.get(src) != incarnation:
+                raise PeerLost(f"{self._identity.name_of(src)} was started again before it sent {tag!r}.")
             for rank in self.gone:  # the first to go is the cause
                 if rank == src or (rank in needed and rank in self._lost_at):
                     raise self._lost(rank, repr(tag), src)
             await self._handle(handlers or {})
             m = await self._receive(repr(tag), src, since=since)
             if m.src == src:
-                since = self._channel.now()
+                since = self._channel.waited
             if self._take_in(m):
                 if wanted(m):
                     return m
@@ -203,7 +206,7 @@ class Mailbox:
         dst, asked = question[0], self._open[question]
         if dst in self.gone:
             self.has_arrived()  # a notice that a lost server is back may have been waiting here
-        since = self._channel.now()
+        since = self._channel.waited
         try:
             while question not in self._answers:
                 if self._returned:
@@ -214,7 +217,7 @@ class Mailbox:
                     raise self._lost(dst, what)
                 m = await self._receive(what, dst, reminds=isinstance(asked, More), since=since)
                 if m.src == dst:
-                    since = self._channel.now()
+                    since = self._channel.waited
                 if self._take_in(m):
                     self._stash.append(m)
         finally:
@@ -242,16 +245,19 @@ class Mailbox:
         return rank in self._lost_at
 
     def lost_for(self, rank: int) -> float:
-        """Seconds since that node has vanished; 0 if it has not, or has come back."""
-        return self._channel.now() - self._lost_at[rank] if rank in self._lost_at else 0.0
+        """Seconds waited since that node has vanished; 0 if it has not, or has come back."""
+        return self._channel.waited - self._lost_at[rank] if rank in self._lost_at else 0.0
 
     def has_left(self, rank: int) -> bool:
         """Whether that node has ended in order."""
         return rank in self.gone and rank not in self._lost_at
 
-    def fence(self, epoch: int, exempt: Container[str]) -> None:
-        """From now on drop what was sent in an earlier epoch, but for messages with these tags."""
-        self._epoch, self._exempt = epoch, exempt
+    def fence(self, version: int, exempt: Container[str]) -> None:
+        """From now on drop what has this version or a lower one, but for messages with these tags.
+
+        What has none stays: it belongs to no collective.
+        """
+        self._stale, self._exempt = version, exempt
         self._stash = deque(m for m in self._stash if not self._is_stale(m))
 
     def forget_departures(self) -> None:
@@ -272,8 +278,10 @@ class Mailbox:
             known = m.src in self.gone
             self.gone[m.src] = "left" if isinstance(m, Left) else "was lost"
             self._progress.note_departure(m.src)
-            if isinstance(m, Lost) and not known:
-                self._lost_at[m.src] = self._channel.now()
+            if isinstance(m, Left):  # perhaps while it could not be reached
+                self._lost_at.pop(m.src, None)
+            elif not known:
+                self._lost_at[m.src] = self._channel.waited
                 self._channel.note_fault(f"{self._identity.name_of(m.src)} was lost")
         else:
             self._channel.count_received(m)
@@ -295,6 +303,8 @@ class Mailbox:
             self.note(m)
             return m.tag in self.shown
         self._channel.count_received(m)
+        if m.clock and m.src < self._identity.workers and not self._identity.is_server:
+            self._progress.note_place(m.src, m.clock)
         if isinstance(m, Answer):
             question = (m.src, m.seq)
             if question in self._open and question not in self._answers:
@@ -305,11 +315,11 @@ class Mailbox:
         return not (isinstance(m, Wait) or self._is_stale(m))
 
     def _is_stale(self, m: Message) -> bool:
-        return m.version < self._epoch and m.tag not in self._exempt and not isinstance(m, Notice)
+        return 0 < m.version <= self._stale and m.tag not in self._exempt
 
     def _may_come_back(self, rank: int) -> bool:
         since = self._lost_at.get(rank)
-        return since is not None and self._channel.now() < since + self._recovery
+        return since is not None and self._channel.waited < since + self._recovery
 
     def _lost(self, rank: int, what: str, src: int | None = None) -> PeerLost:
         name_of = self._identity.name_of
@@ -349,7 +359,7 @@ class Mailbox:
         if (channel.timeout is None or for_ever) and self._retry is None and src not in self._lost_at:
             m = await channel.recv()
         else:
-            m = await self._arrival(began if since is None else since, src, reminds)
+            m = await self._arrival(channel.waited if since is None else since, src, reminds)
         self._awaited = None
         channel.count_wait(m.src, channel.now() - began)
         return m
@@ -359,16 +369,16 @@ class Mailbox:
         channel, timeout = self._channel, self._channel.timeout
         deadline = inf if timeout is None else began + timeout
         while True:
-            pauses = [deadline - channel.now(), inf if self._retry is None else self._retry]
+            pauses = [deadline - channel.waited, inf if self._retry is None else self._retry]
             if reminds and timeout is not None:
                 pauses.append(timeout / 3)
             if src in self._lost_at:
-                pauses.append(self._lost_at[src] + self._recovery - channel.now())
+                pauses.append(self._lost_at[src] + self._recovery - channel.waited)
             try:
                 pause = max(0.0, min(pauses))
                 return await channel.recv(pause if isfinite(pause) else None)
             except TimeoutError:
-                if channel.now() >= deadline:
+                if channel.waited >= deadline:
                     raise PeerLost(
                         f"{self._identity.name} waited {timeout:g} s for {self.waiting} at step "
                         f"{self._progress.t}; nothing came."

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from shoal.core.errors import PeerLost
 from shoal.core.identity import NodeIdentity
-from shoal.core.transport import JOINED, Message, Regroups, offers
+from shoal.core.transport import JOINED, LOST, Message, Regroups, offers
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import TAGS, Change, Finished, Present, RoundResult, Suspects
 from shoal.engine.group import Group
@@ -48,6 +48,10 @@ class LeftEarly(PeerLost):
 
 class Demoted(Exception):
     """The keeper does not count this worker among the members: it must join again."""
+
+
+class RunIsOver(Exception):
+    """A worker comes to join, or would have to, when there is nothing left to do."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,7 @@ class Membership:
         self._channel = channel
         self._mailbox = mailbox
         self._group = group
-        self._roll: dict[
-            int, tuple[int, bool]
-        ] = {}  # rank -> rounds completed, and whether it knows the last
+        self._roll: dict[int, tuple[int, bool]] = {}  # rank -> rounds completed; does it know the last?
         self._has_called = True  # whether the roll of this epoch is complete
         self._joins_at = math.inf  # the round after which the joiners of this epoch take part
         self._early_change: Message | None = None  # lists workers that this one has not heard of
@@ -107,6 +109,8 @@ class Membership:
         self._given: dict[int, RoundOutcome] = {}  # by another member
         self._finished: dict[int, int] = {}  # rank -> rounds that it had completed when it ended
         self._is_forming = False
+        self._suspected: set[int] = set()  # to whom a connection broke in this epoch
+        self._told: list[Message] = []  # to the keeper in this epoch, which it may not have heard
         self.recoveries: list[float] = []  # seconds from a loss or a change in a round to the round's end
         self._disturbed_at: float | None = None
         self.handlers = {
@@ -114,13 +118,13 @@ class Membership:
             Present().tag: self._note_present,
             RoundResult().tag: self._note_outcome,
             Finished().tag: self._note_finished,
+            LOST: self._note_loss,
             JOINED: self._note_return,
         }
-        mailbox.shown = (JOINED,)
+        mailbox.shown = (LOST, JOINED)
         mailbox.incarnations |= {**channel.transport.incarnations, identity.rank: identity.incarnation}
-        group.handlers = self.handlers
-        kind = type(channel.transport)
-        self._rings = cast(Regroups, channel.transport) if offers(kind, Regroups) else None
+        group.handlers, transport = self.handlers, channel.transport
+        self._rings = cast(Regroups, transport) if offers(type(transport), Regroups) else None
         self._regroup()
 
     # -- a round -------------------------------------------------------------------------------
@@ -192,8 +196,17 @@ class Membership:
         return max((completed for completed, _ in self._roll.values()), default=self.completed)
 
     async def _wait(self, what: str, for_ever: bool = False) -> None:
-        """Wait for a message of the membership and deal with it. Raises EpochChanged."""
+        """Wait for a message of the membership and deal with it. Raises EpochChanged.
+
+        Raises RunIsOver if only a change would help, and the keeper has left: the others have finished.
+        """
+        self._end_if_over()
         await self._mailbox.attend_to(what, self.handlers, for_ever)
+
+    def _end_if_over(self) -> None:
+        if self._suspected and self._mailbox.has_left(self._identity.keeper):
+            self.is_joining = True
+            raise RunIsOver
 
     async def _await_change(self, lost: PeerLost) -> None:
         """A member is lost, or cannot be reached: wait until the keeper has said who goes on.
@@ -201,15 +214,15 @@ class Membership:
         It may be waiting for others to join. Where somebody is only silent, it may have no reason to say
         anything: raises what was `lost` when that has lasted for as long as one waits for a message.
         """
-        epoch, gone = self.epoch, list(filter(self._mailbox.has_lost, self.present))
-        for rank in gone:
-            await self._channel.tell(self._identity.keeper, Suspects(seq=rank, version=epoch))
+        epoch = self.epoch
+        await self._suspect(rank for rank in self.present if rank in self._mailbox.gone)
         try:
-            if any(map(self._mailbox.has_left, self.present)):  # in order, so that no change may follow
+            if any(map(self._mailbox.has_left, self._finished.keys() & {*self.present})):
                 await self._mailbox.let_pass(CHANGE_SECONDS, self.handlers)
+                self._end_if_over()
                 raise lost
             while self.epoch == epoch:
-                await self._wait("change", for_ever=bool(gone))
+                await self._wait("change", for_ever=bool(self._suspected))
         except EpochChanged:
             return
         except PeerLost:
@@ -228,19 +241,34 @@ class Membership:
         if any(incarnation > known.get(rank, 0) for rank, incarnation in (*listed[0], *listed[1])):
             self._early_change = m  # until this worker has heard that they are back
             return
-        me, (members, joiners) = self._identity.rank, ([rank for rank, _ in pairs] for pairs in listed)
-        self.epoch, self.present, self.joiners = m.version, tuple(members), tuple(joiners)
-        self._early_change = None
+        self._begin_epoch(m.version, *listed)
+        if self.is_joining:
+            return
+        await self._answer_roll()
+        await self._suspect_absent((*listed[0], *listed[1]))
+        if self._is_forming:
+            raise EpochChanged
+
+    def _begin_epoch(self, epoch: int, members: list[list[int]], joiners: list[list[int]]) -> None:
+        """Go by the keeper's new list. Raises Demoted if this worker was a member, and is none in it."""
+        self.epoch, self._early_change = epoch, None
+        self.present, self.joiners = (tuple(rank for rank, _ in pairs) for pairs in (members, joiners))
         self._mailbox.fence(self.epoch, exempt=TAGS)
         self._given.clear()
+        self._suspected.clear()
+        self._told.clear()
         self._joins_at = math.inf
-        is_member = [me, self._identity.incarnation] in listed[0]  # not one who died and had this rank
+        for rank in self.joiners:  # who joins again has not ended
+            self._finished.pop(rank, None)
+        me = self._identity
+        is_member = [me.rank, me.incarnation] in members  # not one who died and had this rank
         was_joining, self.is_joining = self.is_joining, not is_member
         if self.is_joining and not was_joining:
             raise Demoted
-        if self.is_joining:
-            return
-        self._roll = {me: (self.completed, self.completed in self._outcomes)}
+
+    async def _answer_roll(self) -> None:
+        """Say where this worker is to all who are there in this epoch."""
+        self._roll = {self._identity.rank: (self.completed, self.completed in self._outcomes)}
         self._has_called = False
         self._regroup()
         here = Present(seq=self.completed, count=float(self.completed in self._outcomes), version=self.epoch)
@@ -250,12 +278,34 @@ class Membership:
         for earlier in early:
             await self.handlers[earlier.tag](earlier)
         await self._see_to_roll()
-        if self._is_forming:
-            raise EpochChanged
+
+    async def _suspect_absent(self, listed: Iterable[list[int]]) -> None:
+        """Suspect those in a list who have gone, or are back as another incarnation, since it was made."""
+        known, gone = self._mailbox.incarnations, self._mailbox.gone
+        await self._suspect(rank for rank, n in listed if n < known.get(rank, 0) or rank in gone)
+
+    async def _note_loss(self, m: Message) -> None:
+        """Messages of this epoch may be lost for good, even if the peer is there again by now."""
+        if not self.is_joining and m.src in (*self.present, *self.joiners):
+            await self._suspect([m.src])
 
     async def _note_return(self, m: Message) -> None:
+        if m.src == self._identity.keeper:
+            for word in list(self._told):
+                await self._channel.tell(m.src, word)
         if self._early_change is not None:
             await self._change(self._early_change)
+
+    async def _suspect(self, ranks: Iterable[int]) -> None:
+        """Tell the keeper, once an epoch, that this worker needs an epoch without these."""
+        for rank in sorted({*ranks} - self._suspected):
+            self._suspected.add(rank)
+            await self.tell_keeper(Suspects(seq=rank, version=self.epoch))
+
+    async def tell_keeper(self, m: Message) -> None:
+        """Tell the keeper, and tell it again when it was away and is back in the same epoch."""
+        self._told.append(m)
+        await self._channel.tell(self._identity.keeper, m)
 
     async def _note_present(self, m: Message) -> None:
         if m.version > self.epoch:
@@ -271,6 +321,8 @@ class Membership:
         self._has_called = True
         self._joins_at = self._furthest + 1
         knowing = [rank for rank in self.present if self._roll[rank] == (self._furthest, True)]
+        if not knowing and self.completed < self._furthest:
+            await self._suspect([self._identity.rank])  # it cannot catch up, and must get the whole state
         if not knowing or knowing[0] != self._identity.rank:
             return
         for rank in self.present:
@@ -338,7 +390,11 @@ class Membership:
 
     async def part(self) -> None:
         """Return when every member has all outcomes: until then one may need this worker's."""
-        for rank in (*self._others, self._identity.keeper):
-            await self._channel.tell(rank, Finished(seq=self.completed, version=self.epoch))
-        while any(rank not in self._finished for rank in self._others):
-            await self._wait("finished")
+        told = None
+        while told is None or any(rank not in self._finished for rank in self._others):
+            if told != self.epoch:  # in each anew: with a connection, what was told before may be lost
+                told = self.epoch
+                for rank in (*self._others, self._identity.keeper):
+                    await self._channel.tell(rank, Finished(seq=self.completed, version=told))
+            else:
+                await self._wait("finished")

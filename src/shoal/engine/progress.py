@@ -22,6 +22,7 @@ class Progress:
         self.samples_before = 0  # own samples before the checkpoint that this run resumed from
         self.has_ended = False  # whether this worker's data has, while others may go on
         self._workers = workers
+        self._places: dict[int, int] = {}  # of other workers: batches of their shares that are done
         self._gone: set[int] = set()  # workers; a set of those that stay would be large at each of thousands
 
     # -- a worker's steps ----------------------------------------------------------------------
@@ -107,6 +108,14 @@ class Progress:
         """A node has gone."""
         if rank < self._workers:
             self._gone.add(rank)
+
+    def note_place(self, rank: int, place: int) -> None:
+        """That worker has said that so many batches of its share are done."""
+        self._places[rank] = max(place, self._places.get(rank, 0))
+
+    def place_of(self, rank: int) -> int:
+        """Batches of that worker's share that it has said to be done."""
+        return self._places.get(rank, 0)
 
     def note_return(self, rank: int) -> None:
         """A worker that was lost is back."""

@@ -253,6 +253,27 @@ class Round(Message):
 
 
 @dataclass(slots=True)
+class Back(Message):
+    """A worker that was started again asks where things stand; `count` is 1 if it asks for the model."""
+
+    tag: str = "back"
+
+
+@dataclass(slots=True)
+class Known(Message):
+    """To one that is back: where the sender stands, batches done, first one taken over, its step."""
+
+    tag: str = "known"
+
+
+@dataclass(slots=True)
+class Ready(Message):
+    """One that was back takes part from the round in `seq` on."""
+
+    tag: str = "ready"
+
+
+@dataclass(slots=True)
 class HelpOffer(Message):
     """A worker that has done its own share offers to do batches of another's."""
 

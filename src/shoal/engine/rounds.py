@@ -6,6 +6,7 @@ or behind. Workers that have gone, or take part in no further round, are left ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -51,27 +52,56 @@ class Rounds:
         self._rng = rng
         self._held: dict[tuple[int, int], Message] = {}  # (sender, round) -> arrived, not taken yet
         self._latest: dict[int, int] = {}  # sender -> the last round it has sent something for
-        self._speaks_at = 0.0
+        self._spoke_at = -math.inf
+        self._ready: dict[int, tuple[int, int]] = {}  # who was back -> as which incarnation, from which round
+        self.hosts: Handlers = {}  # for messages of workers that are back
+        self.shift = 0  # rounds that this worker, which was back, is ahead of its place in its share
+        self._is_parting = False
+        self.has_parted = False  # whether no worker takes part in any further round
 
     # -- who is there --------------------------------------------------------------------------
 
     @property
     def others(self) -> list[int]:
         """The other workers that have not gone, beginning with the next after this one."""
-        rank, size, works = self._identity.rank, self._identity.workers, self._progress.works
-        return [k % size for k in range(rank + 1, rank + size) if works(k % size)]
+        rank, size = self._identity.rank, self._identity.workers
+        return [k % size for k in range(rank + 1, rank + size) if self._is_there(k % size)]
 
     def here(self, ranks: Iterable[int]) -> list[int]:
         """Those of them that have not gone and take part in further rounds, as far as this worker knows."""
         self._sort_in()
-        works, latest = self._progress.works, self._latest
-        return [k for k in ranks if works(k) and latest.get(k, 0) < OVER]
+        return [k for k in ranks if self._is_in(k) and self._latest.get(k, 0) < OVER]
 
     def draw(self, ranks: Iterable[int]) -> int | None:
         """One of them that has not gone, at random; None if there is none."""
         self._sort_in()
-        left = [k for k in ranks if self._progress.works(k)]
+        left = [k for k in ranks if self._is_in(k)]
         return left[int(torch.randint(len(left), (1,), generator=self._rng()))] if left else None
+
+    def _is_in(self, rank: int) -> bool:
+        """Whether that worker takes part in this round."""
+        return self._is_there(rank) and self._progress.t >= self._ready.get(rank, (0, 0))[1]
+
+    def _is_there(self, rank: int) -> bool:
+        """Whether that worker has not gone, and is not back without having said that it takes part."""
+        incarnation, _ = self._ready.get(rank, (0, 0))
+        return self._progress.works(rank) and self._mailbox.incarnations.get(rank, 0) <= incarnation
+
+    def forget(self, rank: int) -> None:
+        """That worker was started again: what it said of rounds is of one that is dead."""
+        self._latest.pop(rank, None)
+        self._held.pop((rank, OVER), None)
+
+    async def let_in(self, rank: int, incarnation: int, begins: int) -> None:
+        """That worker, which was back, takes part from this round on."""
+        self._ready[rank] = incarnation, begins
+        await self.skip(self._progress.t, rank)
+        if self._is_parting:
+            await self.give(OVER, [rank])
+
+    async def skip(self, t: int, rank: int) -> None:
+        """Tell that worker that nothing comes for the rounds up to this one: it need not wait."""
+        await self._channel.send(rank, Round(seq=STILL_THERE - 1 - t))
 
     # -- giving and taking ---------------------------------------------------------------------
 
@@ -79,10 +109,16 @@ class Rounds:
         """Send to these in round `t`. Exact; waits for nobody."""
         rank, size = self._identity.rank, self._identity.workers
         for k in sorted(to, key=lambda k: (k - rank) % size):  # so that not all send to worker 0 first
-            await self._channel.send(k, Round(parts=parts, seq=t, count=count))
+            await self._channel.send(k, Round(parts=parts, seq=t, count=count, clock=self.place))
+
+    @property
+    def place(self) -> int:
+        """Batches of its own share that this worker has done."""
+        return self._progress.clock - self.shift
 
     async def take(self, t: int, src: int, wait: bool = True) -> Message | None:
         """What `src` sent in round `t`. None if it took no part or, without `wait`, if it is not there."""
+        wait = wait and (t == OVER or self._is_in(src))
         if not wait:
             self._sort_in()
         while wait and (src, t) not in self._held and self._latest.get(src, STILL_THERE) < t:
@@ -94,11 +130,13 @@ class Rounds:
 
     async def hear(self, tag: str, src: int) -> Message | None:
         """The next message of `src` with that tag; waits for it. None if `src` has gone."""
+        incarnations = self._mailbox.incarnations
+        before = incarnations.get(src)
         try:
-            m = await self._mailbox.find(tag, src, handlers=self.answers)
+            m = await self._mailbox.find(tag, src, handlers={**self.answers, **self.hosts})
         except PeerLost:
-            if self._progress.works(src):  # it is there, but has been silent for too long
-                raise
+            if self._progress.works(src) and incarnations.get(src) == before:
+                raise  # it is there, but has been silent for too long
             return None
         return self._here(m)
 
@@ -107,6 +145,7 @@ class Rounds:
         own = self._progress.take_unmerged()
         if counts:
             self._progress.merge(own * self._identity.workers)
+        await self._mailbox.attend(self.hosts, 0.0)
         await self._reassure()
 
     # -- the end -------------------------------------------------------------------------------
@@ -114,12 +153,14 @@ class Rounds:
     async def part(self) -> list[Message]:
         """Take part in no further round, and wait until nobody does; the messages that nobody took."""
         me = self._identity
-        others = [k for k in range(me.workers) if k != me.rank]
-        await self.give(OVER, [k for k in others if self._progress.works(k)])
-        for k in others:
-            await self.take(OVER, k)
+        others, works = [k for k in range(me.workers) if k != me.rank], self._progress.works
+        self._is_parting = True
+        await self.give(OVER, [k for k in others if works(k)])
+        while going_on := [k for k in others if works(k) and self._latest.get(k, STILL_THERE) < OVER]:
+            await self.take(OVER, going_on[0])
+        self.has_parted = True
         left, self._held = self._held, {}
-        return [m for _, m in sorted(left.items(), key=lambda item: item[0])]
+        return [m for (_, t), m in sorted(left.items(), key=lambda item: item[0]) if t < OVER]
 
     async def average(self, x: Tensor) -> Tensor:
         """The mean of the `x` of all who are left, the same bits for all; `x` itself if one goes meanwhile.
@@ -127,20 +168,20 @@ class Rounds:
         Exact: codecs are not applied. Up a binary tree and down again: 3 n bytes a worker at most.
         """
         me, progress, send = self._identity, self._progress, self._channel.send
-        left = [k for k in range(me.workers) if k == me.rank or progress.works(k)]
+        left = [k for k in range(me.workers) if k == me.rank or self._is_there(k)]
         place = left.index(me.rank)
         children = left[2 * place + 1 : 2 * place + 3]
         total = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)  # half could not hold the sum
         tally = torch.tensor([1.0, progress.samples], dtype=torch.float64)  # workers, samples
         try:
             for k in children:
-                m = await self._mailbox.find("total", k, needed=left)
+                m = await self._mailbox.find("total", k, left, self.hosts)
                 total += m.parts[0].to(x.device)
                 tally += m.parts[1]
             if place > 0:
                 parent = left[(place - 1) // 2]
                 await send(parent, PartialSum(parts=(total, tally)))
-                total, tally = (await self._mailbox.find("average", parent, needed=left)).parts
+                total, tally = (await self._mailbox.find("average", parent, left, self.hosts)).parts
             else:
                 total /= float(tally[0])
         except PeerLost as lost:  # workers no longer agree on who is left: nobody may wait in vain
@@ -164,16 +205,17 @@ class Rounds:
         return m
 
     def _note(self, m: Message) -> None:
-        self._latest[m.src] = max(m.seq, self._latest.get(m.src, STILL_THERE))
+        latest = m.seq if m.seq >= STILL_THERE else STILL_THERE - 1 - m.seq  # below it, rounds are skipped
+        self._latest[m.src] = max(latest, self._latest.get(m.src, STILL_THERE))
         if m.seq >= 0:
             self._held[m.src, m.seq] = m
 
     async def _reassure(self) -> None:
         """Tell those who are done, now and then, that this worker is not: they give up after a silence."""
         timeout, now = self._channel.timeout, self._channel.now()
-        if timeout is None or now < self._speaks_at:
+        if timeout is None or 0 <= now - self._spoke_at < timeout / 3:  # below 0: the clock has gone back
             return
-        self._speaks_at = now + timeout / 3
+        self._spoke_at = now
         self._sort_in()
         done = [k for k, latest in self._latest.items() if latest == OVER and self._progress.works(k)]
         await self.give(STILL_THERE, done)

@@ -30,6 +30,10 @@ ASKED = 8
 """How many others a worker offers its help to before it is done."""
 
 
+NONE_TAKEN = 1 << 62
+"""A place in a share after all others."""
+
+
 class Work:
     """The batches of one worker.
 
@@ -50,6 +54,8 @@ class Work:
     ) -> None:
         is_back = identity.incarnation > 0 and not identity.is_server
         self.last_step = 0 if is_back and steps is not None else steps
+        self._share = steps
+        self._first: dict[int, int] = {}  # owner -> the first of its batches that this worker has taken over
         self.is_helping = False  # whether the batches it does now are others'
         self.balance: Balance | None = None
         self.between_steps: Callable[[], Awaitable[None]] | None = None
@@ -107,6 +113,17 @@ class Work:
         """Wait until this worker, which joins a run under way, has the state to go on from."""
         assert self.edges is not None, "nobody joins a run whose workers do not come and go"
         self.last_step = await self.edges.enter()
+
+    def go_on(self, step: int, place: int, end: int) -> None:
+        """This worker is back: from this step on it does its batches from `place` to before `end`."""
+        assert self._share is not None, "nobody comes back to a loop of the user's"
+        self.last_step = step + max(0, min(end, self._share) - place)
+        self._progress.go_to(step)
+        self._replica.seek(self._identity.rank, place)
+
+    def first_taken(self, owner: int) -> int:
+        """The first batch of that worker's share that this one has taken over."""
+        return self._first.get(owner, NONE_TAKEN)
 
     def finish_step(self) -> None:
         """The step is done."""
@@ -209,6 +226,7 @@ class Work:
             if answer is not None and answer.body.numel():
                 owner, first, end = answer.body.tolist()
                 self._taken.append((owner, first, end))
+                self._first[owner] = min(first, self.first_taken(owner))
                 return
 
     async def _end(self) -> None:

@@ -84,10 +84,13 @@ def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | 
         access=place.access,
     )
     channel = Channel(transport, me)
+    cut_off = (
+        0.0 if place.transport == "processes" else place.timeout
+    )  # how long it may be, and the run go on
     keeper = Keeper(
         me,
         channel,
-        Mailbox(channel, me, Progress(me.workers)),
+        Mailbox(channel, me, Progress(me.workers), recovery=cut_off),
         Journal(Path(place.folder) / "keeper", "memory", message_limit(0)),
         least=place.least,
         relays=place.transport == "grpc",

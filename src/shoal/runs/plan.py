@@ -205,7 +205,22 @@ class Plan:
     @property
     def workers_return(self) -> bool:
         """Whether a worker that dies is restarted."""
-        return self.is_elastic or (bool(self.strategy.servers) and self.restarts)
+        return self.is_elastic or self._peers_return or (bool(self.strategy.servers) and self.restarts)
+
+    @property
+    def all_leave_models(self) -> bool:
+        """Whether every worker leaves its model at the end: nobody knows who comes too late to have one."""
+        return self.is_elastic or self._peers_return
+
+    @property
+    def _peers_return(self) -> bool:
+        """Whether a worker that dies is taken back by others that have no server and form no average.
+
+        A checkpoint has all workers at the same step, and one that was back is ahead of its share.
+        """
+        alike = self.strategy.survives and not self.strategy.independent
+        whole = not (self.checkpoint or self.balance or self.crew or self.group > 1)
+        return self.transport == "processes" and self.workers > 1 and alike and whole
 
     @property
     def restarts(self) -> bool:

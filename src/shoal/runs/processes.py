@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_buffers, trainable
-from shoal.engine.edges import RunIsOver
 from shoal.engine.engine import Engine, Instrument
+from shoal.engine.membership import RunIsOver
 from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
@@ -165,7 +165,7 @@ def _gather(
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Test the snapshots that the nodes have written, and return the final model and the learning curve."""
     there = [number // plan.group for number, said in enumerate(reports) if "snapshots" in said]
-    ranks = there if plan.is_elastic else holders(plan.strategy, plan.workers, plan.servers, there)
+    ranks = there if plan.all_leave_models else holders(plan.strategy, plan.workers, plan.servers, there)
     modules, copies = [], []
     for rank in ranks:
         if not reports[rank * plan.group]:
@@ -179,7 +179,7 @@ def _gather(
         copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
         for name, buffer in named_buffers(modules[-1]):
             buffer.copy_(left[f"buffer.{name}"])
-    if plan.is_elastic:  # whoever was the first worker at the time took the copies of then
+    if plan.all_leave_models:  # whoever was the first worker at the time took the copies of then
         once = {copy.samples: copy for copy in chain(*copies)}
         modules, copies = modules[:1], [[once[samples] for samples in sorted(once)]]
     buffers = [load_model(path) for path in sorted(folder.glob("buffers-*.safetensors"), key=_rank)]
@@ -300,7 +300,7 @@ def _ended(
 ) -> dict[str, Any]:
     """Leave the trained model in the folder, and the run. Returns the report."""
     rank = engine.rank
-    holds = plan.is_elastic or holds_solution(plan.strategy, engine)  # where workers go, all leave the model
+    holds = plan.all_leave_models or holds_solution(plan.strategy, engine)
     if holds:
         curve.end(engine)
     drive(engine.transport.close())  # not after a failure: peers notice that by the lost connection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,9 @@ class Disk:
     `snapshot_every` is the number of messages after which a snapshot is due.
     """
 
+    replaced: tuple[str, ...] = ("_snapshot", "_safe", "_unsafe", "_since_snapshot")
+    """What a snapshot replaces."""
+
     def __init__(
         self,
         *,
@@ -37,6 +40,8 @@ class Disk:
         self._safe: list[Message] = []
         self._unsafe: list[Message] = []
         self._since_snapshot = 0
+        self.write: Callable[[], tuple[bool, bool]] = _at_once  # was it busy with an earlier one; is it now?
+        self._before: dict[str, Any] = {}  # what is there as long as a snapshot is being written
 
     def append(self, m: Message) -> None:
         self._pass("append")
@@ -49,6 +54,8 @@ class Disk:
         self._pass("sync")
         self._safe += self._unsafe
         self._unsafe = []
+        if not all(self.write()):
+            self._before = {}
         self._pass("synced")
 
     def snapshot_is_due(self) -> bool:
@@ -56,9 +63,13 @@ class Disk:
 
     def snapshot(self, state: dict[str, Any]) -> None:
         self._pass("snapshot")
+        before = {name: getattr(self, name) for name in self.replaced}
         self._snapshot = _copy(state)
         self._safe, self._unsafe = [], []
         self._since_snapshot = 0
+        was_busy, is_busy = self.write()
+        earlier = self._before if was_busy else {}
+        self._before = (earlier or before) if is_busy else {}
         self._pass("snapshotted")
 
     def recover(self) -> tuple[dict[str, Any] | None, Iterable[Message]]:
@@ -72,11 +83,20 @@ class Disk:
         self._unsafe = []
         self._since_snapshot = len(self._safe)
 
+    def undo_snapshot(self) -> None:
+        """The node was killed while its disk was slow: if it wrote a snapshot, there is the one before."""
+        self.__dict__.update(self._before)
+
     def _pass(self, point: str) -> None:
         here = (point, self._passed[point])
         self._passed[point] += 1
         if here in self._crashes:
             raise Crash
+
+
+def _at_once() -> tuple[bool, bool]:
+    """No disk is slow."""
+    return False, False
 
 
 def _copy(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import combinations
 from math import isfinite
 from typing import Any
@@ -19,11 +20,11 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Parameters, Replica
 from shoal.core.vector import Layout
 from shoal.engine.channel import Channel
-from shoal.engine.edges import RunIsOver
 from shoal.engine.engine import Engine, Hook, Instrument
 from shoal.engine.group import Mean
 from shoal.engine.keeper import Keeper
 from shoal.engine.mailbox import Mailbox
+from shoal.engine.membership import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Faults, Weather
@@ -86,7 +87,7 @@ class Simulation:
         self._compute = compute or Compute()
         self._batch = batch
         self._faults = faults or Faults()
-        self._faults.check(workers, nodes + elastic)
+        self._check_faults(nodes, disk is not None)
         self._compute.check(workers)
         self._switch = Switch(self.kernel, network or Network(), seed, weather)
         self._ends = [self._switch.add() for _ in range(nodes)]
@@ -124,19 +125,27 @@ class Simulation:
         worker = self._replica(rank) if own is None else own
         return Engine(end, worker, me, duration=duration, **self._common)
 
+    def _check_faults(self, nodes: int, servers_write: bool) -> None:
+        elastic = self._elastic
+        writers = [*(range(self.workers, nodes) if servers_write else ()), *([nodes] if elastic else ())]
+        self._faults.check(self.workers, nodes + elastic, writers)
+        if self._faults.partitions and self.strategy.one_sided:
+            raise ValueError(f"{type(self.strategy).__name__} shares memory, which a partition cannot cut")
+
     def _first_keeper(self) -> Keeper:
-        """Add the keeper, and have each worker hear when another comes back, as on a real mesh."""
+        """Add the keeper, and have it and each worker hear when another comes back, as on a real mesh."""
         self._disks[len(self._ends)] = Disk()
-        for end, other in combinations(self._ends[: self.workers], 2):
+        keeper = self._switch.add()
+        for end, other in combinations([*self._ends[: self.workers], keeper], 2):
             end.acquaint(other)
-        self._ends.append(self._switch.add())
+        self._ends.append(keeper)
         return self._keeper(0)
 
     def _keeper(self, incarnation: int) -> Keeper:
         """Make the keeper of a run whose workers come and go; it is the last node."""
         me = self.identity(len(self._ends) - 1, incarnation)
         channel = Channel(self._ends[me.rank], me)
-        mailbox = Mailbox(channel, me, Progress(me.workers))
+        mailbox = Mailbox(channel, me, Progress(me.workers), recovery=self._faults.recovery)
         return Keeper(me, channel, mailbox, self._disks[me.rank])
 
     def _plainly_served(self, me: NodeIdentity) -> Parameters:
@@ -153,13 +162,30 @@ class Simulation:
             self._spawn(node)
         if self.keeper is not None:
             self._spawn_keeper(self.keeper)
-        for rank, moment in self._faults.kills:
-            self.kernel.at(moment, lambda rank=rank: self._kill(rank))  # type: ignore[misc]
+        self._plan_faults()
         try:
             self.kernel.run()
         finally:
             self.kernel.close()
         return self
+
+    def _plan_faults(self) -> None:
+        faults, at = self._faults, self.kernel.at
+        for rank, moment in faults.kills:
+            at(moment, partial(self._kill, rank))
+        for partition in faults.partitions:
+            self._switch.links.plan(partition, faults.patience)
+        for rank, moment, by in faults.clock_jumps:
+            at(moment, partial(self._ends[rank].move_clock, by))
+        for rank in {rank for rank, _, _ in faults.slow_disks}:
+            self._disks[rank].write = partial(self._write, rank)
+
+    def _write(self, rank: int) -> tuple[bool, bool]:
+        """Have a node wait for its disk where that is slow; whether the disk was busy, and is now."""
+        end = self._ends[rank]
+        was_busy = end.is_writing
+        end.write_until(self._faults.write_ends(rank, self.kernel.now))
+        return was_busy, end.is_writing
 
     def worker(self, rank: int) -> Engine:
         """The worker of that rank."""
@@ -247,6 +273,8 @@ class Simulation:
         """Handle the crash of a node: its peers notice it, and it may restart."""
         self._ends[rank].vanish(self._faults.noticed_after)
         if rank in self._disks:
+            if self._ends[rank].is_writing:
+                self._disks[rank].undo_snapshot()
             self._disks[rank].drop_unsynced()
         if isfinite(self._faults.restart_after):
             self.kernel.expect(self._faults.restart_after, lambda: self._restart(rank))

@@ -16,6 +16,7 @@ from shoal.core.seeds import derive
 from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
 from shoal.sim.faults import Weather
 from shoal.sim.kernel import Kernel, Process, suspended
+from shoal.sim.links import Links
 from shoal.sim.models import Network, Wires
 
 _ENTRY = Struct("<dddqqq")  # of the fingerprint, beside the tag: when, samples, from whom, to whom, how much
@@ -27,6 +28,7 @@ class Switch:
     def __init__(self, kernel: Kernel, network: Network, seed: int, weather: Weather | None = None) -> None:
         self.kernel = kernel
         self.ends: list[SimTransport] = []
+        self.links = Links(kernel, self.ends)
         self.windows: dict[int, Window] = {}
         self._weather = weather
         self._dice = random.Random(derive(seed, "weather"))
@@ -44,14 +46,21 @@ class Switch:
         """Deliver `m` after its time on the network. Bad weather may lose, duplicate or delay it."""
         weather, dice = self._weather, self._dice
         if weather is None or m.tag in NOTICES or self.kernel.now >= weather.until:
-            self.transfer(src, dst, m, partial(self.ends[dst].deliver, m))
+            self.transfer(src, dst, m, self._arrival(src, dst, m))
             return
         for _ in range(2 if dice.random() < weather.double else 1):
             if dice.random() >= weather.loss:
                 late = dice.random() * weather.delay
                 copy = m.copied(m.src, tuple(p.clone() for p in m.parts))
-                arrive = partial(self.ends[dst].deliver, copy)
+                arrive = self._arrival(src, dst, copy)
                 self.kernel.after(late, partial(self.transfer, src, dst, copy, arrive))
+
+    def _arrival(self, src: int, dst: int, m: Message) -> Callable[[], None]:
+        """What happens when `m`, sent now, comes to the end of its way."""
+        links = self.links
+        if not links.is_used or src == dst:
+            return partial(self.ends[dst].deliver, m)
+        return partial(links.arrive, src, dst, links.connection(src, dst), m)
 
     def transfer(self, src: int, dst: int, m: Message, then: Callable[[], None]) -> None:
         """Occupy the network with `m`, and call `then` when it has arrived."""
@@ -94,6 +103,8 @@ class SimTransport:
         self.incarnations: dict[int, int] = {}
         self._acquainted: set[int] = set()  # peers to notify when this node goes or restarts
         self._told: set[int] = set()  # peers that have been notified
+        self._ahead = 0.0  # seconds that its clock is ahead of virtual time
+        self._busy_until = 0.0  # when its disk has done what it was given
 
     @property
     def size(self) -> int:
@@ -105,23 +116,45 @@ class SimTransport:
         """Whether this node has closed its transport, rather than crashed."""
         return self._farewell == LEFT
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether this node has closed its transport or crashed."""
+        return self._farewell is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this node waits for its disk."""
+        return self._busy_until > self._kernel.now
+
     def now(self) -> float:
-        """Virtual seconds since the start."""
-        return self._kernel.now
+        """Virtual seconds since the start, as the clock of this node has it."""
+        return self._kernel.now + self._ahead
+
+    def move_clock(self, by: float) -> None:
+        """The clock of this node leaps."""
+        self._ahead += by
+
+    def write_until(self, moment: float) -> None:
+        """The node waits for its disk until that virtual second: nothing leaves or enters it before."""
+        self._busy_until = moment
 
     async def send(self, dst: int, m: Message) -> None:
-        """Copy `m` and hand it to the network; the sender does not wait."""
+        """Copy `m` and hand it to the network; the sender does not wait, but for its own disk."""
+        if self._busy_until > self._kernel.now:
+            await self._written()
         peer = self._switch.ends[dst]
+        if dst not in self._acquainted:
+            self.acquaint(peer)
         if peer._farewell is not None:
             peer._tell(self.rank)
             return
-        if dst not in self._acquainted:
-            self.acquaint(peer)
         parts = m.parts and tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])
         self._switch.carry(self.rank, dst, m.copied(self.rank, parts))
 
     async def recv(self, timeout: float | None = None) -> Message:
         """Wait for the next message to arrive. Raises TimeoutError after `timeout` virtual seconds."""
+        if self._busy_until > self._kernel.now:
+            await self._written()
         deadline = None if timeout is None else self._kernel.now + timeout
         if timeout is not None and not self._mailbox:
             self._kernel.after(timeout, self._wake)
@@ -142,6 +175,10 @@ class SimTransport:
         assert self.process is not None
         self._kernel.at(self._kernel.now + seconds, self.process.resume)
         await suspended()
+
+    async def _written(self) -> None:
+        """Wait until the disk has done what it was given."""
+        await self.sleep(self._busy_until - self._kernel.now)
 
     async def close(self) -> None:
         """Leave, and notify the peers of this node."""
@@ -166,8 +203,11 @@ class SimTransport:
         self._parked = False
         self._told.clear()
         self._mailbox.clear()
+        self._busy_until = 0.0
         for peer in peers:
-            if peer._farewell is not None:
+            if self._switch.links.is_broken(self.rank, peer.rank):
+                self.hear_of(peer, LOST)
+            elif peer._farewell is not None:
                 peer._told.discard(self.rank)
                 peer._tell(self.rank)
 
@@ -209,6 +249,16 @@ class SimTransport:
         if self._farewell is None:
             self._mailbox.append(m)
             self._wake()
+
+    def hear_of(self, peer: SimTransport, tag: str) -> None:
+        """Take in a notice about a peer whose connection broke, or is there again."""
+        if tag == JOINED:
+            peer._told.discard(self.rank)
+        self.deliver(Message(tag, src=peer.rank, incarnation=peer._life))
+
+    def knows(self, peer: int) -> bool:
+        """Whether this node is notified when that one goes."""
+        return peer in self._acquainted
 
     def acquaint(self, peer: SimTransport) -> None:
         """Have each of the two nodes notified when the other goes, even if they never exchange a message."""

@@ -11,6 +11,9 @@ from shoal.topologies import both_ways
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Decentral, Sends, Setting
 
+WHOLE = 1.0
+"""Count of a message with the whole copy, to a neighbour that was back or that one that was back meets."""
+
 
 @dataclass(frozen=True)
 class CHOCO(Decentral):
@@ -19,6 +22,7 @@ class CHOCO(Decentral):
     What the codec loses stays in that difference, so no error is ever lost.
     """
 
+    in_rounds = True
     sends = Sends.DIFFERENCES
 
     topology: str = "ring"  # W: Metropolis-Hastings weights on a graph that stays and leads both ways
@@ -44,12 +48,16 @@ class CHOCO(Decentral):
         nothing = torch.zeros_like(w.x)
         own = w.keep("own copy", nothing, mutual=True)  # x hat, as the neighbours have it
         copies = {k: w.keep(f"copy of {k}", nothing, mutual=True) for k in weights}
+        met = {k: -1 if w.incarnation else w.incarnation_of(k) for k in weights}  # who has this one's copy
         async for t in w.rounds():
             w.descend(await w.grad())
             news = w.encode("difference", w.x - own, times=len(weights), feedback=False)
             own += w.decode(news)
             present = w.here(weights)
-            await w.give(t, present, *news)
+            new = [k for k in present if met[k] != w.incarnation_of(k)]
+            await w.give(t, [k for k in present if k not in new], *news)
+            await w.give(t, new, own, count=WHOLE)
             for k, m in (await w.take(t, present)).items():
-                copies[k] += w.decode(m.parts)
+                copies[k].copy_(m.body if m.count == WHOLE else copies[k] + w.decode(m.parts))
+                met[k] = w.incarnation_of(k)
                 w.x.add_(copies[k] - own, alpha=gamma * weights[k])

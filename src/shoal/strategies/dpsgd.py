@@ -16,6 +16,8 @@ class DPSGD(Decentral):
     The neighbours' models travel while the gradient is computed, at the model as it was before.
     """
 
+    in_rounds = True
+
     topology: str = "ring"  # W: Metropolis-Hastings weights on any graph whose edges lead both ways
     overlap: bool = True  # False: neighbours mix what the step has made of their models
 

@@ -20,6 +20,8 @@ MODES = ("model", "grad")
 class GossipGraD(Decentral):
     """Each step takes the mean with one other, 1, 2, 4, ... places away; then places are dealt out anew."""
 
+    in_rounds = True
+
     partners: str = "dissemination"  # to one, from another; hypercube: both ways with one
     mode: str = "model"  # "grad" takes the mean of gradients: models then drift apart
     shuffle: bool = True  # deal the places out anew after every ceil(log2 N) steps

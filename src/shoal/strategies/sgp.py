@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from shoal.core.limits import at_least
 from shoal.topologies import named
@@ -19,6 +20,8 @@ class SGP(Decentral):
     Weights follow every unevenness of the graph, so that z tends to the mean where the model alone would not.
     """
 
+    in_rounds = True
+
     topology: str = "one_peer"
     overlap: int = 0  # tau: steps that a share may be late before it is waited for
 
@@ -32,8 +35,7 @@ class SGP(Decentral):
 
     async def worker(self, w: Node) -> None:
         graph, first = named(self.topology), w.t
-        biased = w.keep("biased", w.x)  # x; what the model itself holds is z = x / w
-        weight = w.keep("weight", torch.ones(1, dtype=torch.float64))  # w
+        biased, weight = _mass(w)
         async for t in w.rounds():
             g = await w.grad()
             w.x.copy_(biased)
@@ -53,10 +55,15 @@ class SGP(Decentral):
             torch.div(biased, float(weight), out=w.x)
 
     async def finish(self, w: Node) -> None:
-        biased, weight = w.keep("biased", w.x), w.keep("weight", torch.ones(1, dtype=torch.float64))
+        biased, weight = _mass(w)
         for m in await w.part():
             biased += m.body
             weight += m.count
         wide = torch.promote_types(biased.dtype, torch.float32)
         total = await w.average(torch.cat((biased.to(wide), weight.to(biased.device, wide))))
         w.x.copy_(total[:-1] / total[-1])  # the sum of all x over that of all w: more than the mean of z
+
+
+def _mass(w: Node) -> tuple[Tensor, Tensor]:
+    """x and w; what the model itself holds is z = x / w. Who is back brings a weight of 1, as at first."""
+    return w.keep("biased", w.x), w.keep("weight", torch.ones(1, dtype=torch.float64))

@@ -292,6 +292,8 @@ class Node:
         rounds, work = self.engine.rounds, self.engine.work
         if self.size > 1:
             rounds.answers = {**(answers or {}), **({HELP: work.give_away} if helps else {})}
+            if rounds.answers:  # else it computes undisturbed, and sees between two steps who is back
+                rounds.answers |= rounds.hosts
             if helps:
                 work.begin_helping()
         async for t in self.steps():
@@ -302,6 +304,10 @@ class Node:
     def others(self) -> list[int]:
         """The other workers that have not gone, beginning with the next after this one."""
         return self.engine.rounds.others
+
+    def incarnation_of(self, rank: int) -> int:
+        """How often another worker was started again, as far as this one has heard."""
+        return self.engine.mailbox.incarnations.get(rank, 0)
 
     def here(self, ranks: Iterable[int]) -> list[int]:
         """Those of them that take part in further rounds, as far as this worker knows."""
@@ -353,6 +359,7 @@ class Node:
 
     async def send(self, dst: int, m: Message) -> None:
         """Send a message exactly. Does not wait for `dst`; tensors may be changed afterwards."""
+        m.clock = m.clock or self.engine.rounds.place
         await self.engine.channel.send(self.engine.identity.rank_of(dst), m)
 
     async def recv(self, tag: str, src: int | None = None) -> Message:

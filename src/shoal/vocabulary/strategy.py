@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -268,6 +270,23 @@ class Decentral(Strategy):
 
     sends: ClassVar[Sends] = Sends.MODELS
     survives: ClassVar[bool] = True
+    in_rounds: ClassVar[bool] = False  # whether workers wait for each other's messages, round by round
+
+    async def _work(self, node: Node) -> None:
+        returns = node.engine.returns
+        returns.share = partial(self.share, node)
+        if node.incarnation and node.size > 1:
+            await returns.come_back(self.in_rounds, partial(self.take_share, node))
+        await super()._work(node)
+
+    def share(self, w: Node) -> dict[str, Tensor]:
+        """What one that died and is back goes on from: a copy of this worker's solution."""
+        return {"x": self.solution(w)}
+
+    def take_share(self, w: Node, share: Mapping[str, Tensor]) -> None:
+        """Go on from what another shared."""
+        w.x.copy_(share["x"])
+        self.solution(w).copy_(w.x)
 
     async def finish(self, w: Node) -> None:
         """Wait until all are done, answering them; then take the mean of all models."""

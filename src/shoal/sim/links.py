@@ -1,0 +1,124 @@
+"""Links: which nodes reach each other. A partition cuts links; a connection that is cut for long breaks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+from shoal.core.transport import JOINED, LEFT, LOST, Message
+from shoal.sim.faults import Partition
+from shoal.sim.kernel import Kernel
+
+Pair: TypeAlias = "tuple[int, int]"
+"""Two nodes, the lower rank first."""
+
+
+class End(Protocol):
+    """A node's end of its links."""
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it closed in order."""
+        ...
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it closed or crashed."""
+        ...
+
+    def deliver(self, m: Message) -> None:
+        """A message arrives."""
+        ...
+
+    def hear_of(self, peer: Any, tag: str) -> None:
+        """The connection to a peer broke, or is there again."""
+        ...
+
+    def knows(self, peer: int) -> bool:
+        """Whether it has a connection to that node."""
+        ...
+
+
+class Links:
+    """The connections between simulated nodes while partitions come and heal.
+
+    What is sent over a link that is cut is held back. If the link heals in time it arrives then; if not, the
+    connection breaks: both nodes are told that the other is lost, what was under way is dropped, and when the
+    link heals both are told that the other is back, in the same incarnation if it was not restarted.
+    """
+
+    def __init__(self, kernel: Kernel, ends: Sequence[End]) -> None:
+        self.is_used = False
+        self.on_break: Callable[[int, int], None] = lambda one, other: None  # of a connection
+        self._kernel = kernel
+        self._ends = ends
+        self._sides: list[frozenset[int]] = []  # one side of each partition that lasts
+        self._broken: set[Pair] = set()
+        self._connections: Counter[Pair] = Counter()  # how many have broken between these two
+        self._held: defaultdict[Pair, list[tuple[int, Message]]] = defaultdict(list)
+
+    def plan(self, partition: Partition, patience: float) -> None:
+        """Have a partition happen; a link that is cut for `patience` seconds breaks."""
+        self.is_used = True
+        begin, end = partition.at, partition.at + partition.seconds
+        self._kernel.at(begin, partial(self._sides.append, partition.ranks))
+        if patience < partition.seconds:
+            self._kernel.at(begin + patience, partial(self._break, partition.ranks))
+        self._kernel.at(end, partial(self._heal, partition.ranks))
+
+    def connection(self, src: int, dst: int) -> int:
+        """The number of the connection that a message is sent over."""
+        return self._connections[_pair(src, dst)]
+
+    def is_broken(self, one: int, other: int) -> bool:
+        """Whether these two have been told that the other is lost."""
+        return _pair(one, other) in self._broken
+
+    def arrive(self, src: int, dst: int, connection: int, m: Message) -> None:
+        """A message arrives at the far end of a link, if the link and its connection are still there."""
+        pair = _pair(src, dst)
+        if connection != self._connections[pair] or pair in self._broken:
+            return
+        if self._is_cut(pair):
+            self._held[pair].append((dst, m))
+        else:
+            self._ends[dst].deliver(m)
+
+    def _break(self, side: frozenset[int]) -> None:
+        for pair in self._across(side):
+            if pair not in self._broken:
+                self._broken.add(pair)
+                self._connections[pair] += 1
+                self._held.pop(pair, None)
+                self.on_break(*pair)
+                for one, other in (pair, pair[::-1]):
+                    self._ends[one].hear_of(self._ends[other], LOST)
+
+    def _heal(self, side: frozenset[int]) -> None:
+        self._sides.remove(side)
+        for pair in self._across(side):
+            if self._is_cut(pair):
+                continue  # by another partition
+            for dst, m in self._held.pop(pair, ()):
+                self._ends[dst].deliver(m)
+            if pair in self._broken:
+                self._broken.discard(pair)
+                for one, other in (pair, pair[::-1]):
+                    peer = self._ends[other]
+                    self._ends[one].hear_of(peer, LEFT if peer.has_left else LOST if peer.is_gone else JOINED)
+
+    def _across(self, side: frozenset[int]) -> Iterator[Pair]:
+        """The links that lead out of this side, where two nodes know of each other."""
+        for one, other in ((a, b) for a in sorted(side) for b in range(len(self._ends)) if b not in side):
+            if self._ends[one].knows(other):
+                yield _pair(one, other)
+
+    def _is_cut(self, pair: Pair) -> bool:
+        one, other = pair
+        return any((one in side) != (other in side) for side in self._sides)
+
+
+def _pair(one: int, other: int) -> Pair:
+    return (one, other) if one < other else (other, one)

@@ -1,0 +1,94 @@
+"""Workers without a server that die and come back, in virtual time."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from shoal.sim import Compute, Faults, Network
+from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, Strom
+from shoal.testing.problems import Slope, simulate
+
+ALL = [Gossip(), ADPSGD(), DPSGD(), SGP(), SGP(overlap=1), CHOCO(), GossipGraD(), Strom()]
+WORKERS, STEPS = 4, 10
+
+
+@dataclass(frozen=True)
+class Noted(Slope):
+    """Writes down which batches were done."""
+
+    done: list[tuple[int, int]] = field(default_factory=list)
+
+    def gradient(self, rank, step, x):
+        self.done.append((rank, step))
+        return super().gradient(rank, step, x)
+
+
+def train(strategy, problem, faults, workers=WORKERS, steps=STEPS, jitter=0.2, latency=0.01):
+    return simulate(
+        strategy,
+        problem,
+        workers=workers,
+        steps=steps,
+        compute=Compute(mean=1.0, jitter=jitter),
+        network=Network(latency=latency),
+        faults=faults,
+    )
+
+
+def returns(*kills, restart_after=1.0):
+    faults = Faults(noticed_after=0.1, restart_after=restart_after)
+    for rank, moment in kills:
+        faults = faults.kill(rank, moment)
+    return faults
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=repr)
+@pytest.mark.parametrize(
+    "kills", [((1, 0.3),), ((1, 4.4),), ((0, 2.2), (1, 2.4), (0, 6.1))], ids=["soon", "amid", "several"]
+)
+def test_it_does_the_rest_of_its_share_and_ends_with_the_model_of_all(strategy, kills):
+    problem = Noted()
+    run = train(strategy, problem, returns(*kills))
+    assert run.finished == list(range(WORKERS))
+    assert all(torch.equal(run.worker(0).x, run.worker(rank).x) for rank in range(WORKERS))
+    times = Counter(problem.done)
+    assert set(times) == {(rank, step) for rank in range(WORKERS) for step in range(STEPS)}
+    assert sum(times.values()) - len(times) <= len(kills)  # the batch it was at when it died
+    assert {rank for (rank, _), n in times.items() if n > 1} <= {rank for rank, _ in kills}
+
+
+@pytest.mark.parametrize("strategy", [Gossip(), DPSGD()], ids=repr)
+def test_who_comes_when_the_others_have_ended_comes_too_late(strategy):
+    run = train(strategy, Slope(), returns((1, 9.5), restart_after=30.0))
+    assert run.worker(1).t == 0
+    assert run.worker(0).x.item() < -4
+
+
+def test_dpsgd_goes_on_from_the_model_of_another_two_rounds_ahead_of_it():
+    """By hand, with steps of exactly a second: a worker gives its model, computes, mixes, and steps.
+
+    Worker 1 dies in its third step and is back at 4.2. Worker 0 sees that between two steps: at 5.0 it says
+    that it has been in round 4, so that worker 1 is to take part from round 6 on, with 6 of its 8 batches
+    left; at 6.0 it gives its model, -6. At 7.0 it hears that worker 1 takes part, which has done round 6
+    alone by then: -7. They do round 7 together: -8. It is the last of worker 0; worker 1 does four more: -12.
+    """
+    run = train(
+        DPSGD(), Slope(), returns((1, 2.5), restart_after=1.7), workers=2, steps=8, jitter=0.0, latency=0.0
+    )
+    assert [run.worker(rank).x.item() for rank in (0, 1)] == [-10.0, -10.0]
+
+
+def test_gossip_is_helped_with_what_one_that_was_away_has_left():
+    """Worker 1 is away for six of its ten steps; the others take over half of what is left, and so on."""
+    problem = Noted()
+    run = train(Gossip(), problem, returns((1, 2.5), restart_after=6.0))
+    assert set(problem.done) == {(rank, step) for rank in range(WORKERS) for step in range(STEPS)}
+    assert run.seconds < 14  # alone it would have been at it until 8.5 + 8
+
+
+def test_the_weights_of_push_sum_add_up_to_the_number_of_workers_again():
+    run = train(SGP(), Slope(), returns((1, 4.4)))
+    weights = [run.worker(rank).variables.state()["weight"].item() for rank in range(WORKERS)]
+    assert sum(weights) == pytest.approx(WORKERS)
