@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import marks
 import sabotage
 import shoal
 from sampling import sampled
@@ -89,6 +90,20 @@ def test_resuming_with_a_server_in_virtual_time_is_bit_equal(strategy, tmp_path)
     resumed = shoal.run(blobs(), strategy, **settings, checkpoint=tmp_path)
     assert torch.equal(weights(resumed), weights(straight))
     assert resumed.samples == straight.samples
+
+
+@pytest.mark.parametrize(("n_push", "n_fetch", "every"), [(1, 1, 5), (4, 1, 7), (2, 3, 3)])
+def test_pushes_beside_pulls_that_were_under_way_are_applied_once(
+    n_push, n_fetch, every, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(marks, "SECONDS", 0.0)
+    server = {"optimizer": "sgd", "rate": 4.0, "warmup": 0}
+    strategy = shoal.Downpour(n_push=n_push, n_fetch=n_fetch, overlap=True, **server)
+    settings = {"workers": 4, "transport": "sim", "compute": Compute(mean=1.0, jitter=0.3), "tests": 0}
+    shoal.run(marks.marks(), strategy, checkpoint=tmp_path, every=every, **settings)
+    shutil.rmtree(max(path for path in tmp_path.iterdir() if path.is_dir()))  # the end
+    resumed = shoal.run(marks.marks(), strategy, checkpoint=tmp_path, **settings)
+    assert resumed.model.marks.unique().tolist() == [-1.0]
 
 
 @pytest.mark.slow

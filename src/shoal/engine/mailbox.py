@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from math import inf, isfinite
@@ -23,6 +23,7 @@ from shoal.engine.protocol import (
     Lost,
     More,
     Notice,
+    Pull,
     Wait,
     typed,
 )
@@ -231,8 +232,9 @@ class Mailbox:
         return answer
 
     def state(self) -> dict[str, int]:
-        """The number of the last request to each server."""
-        return {str(rank): number for rank, number in self._numbers.items()}
+        """The number of the last request to each server, but for pulls under way: those are made again."""
+        open_pulls = Counter(dst for (dst, _), m in self._open.items() if isinstance(m, Pull))
+        return {str(rank): number - open_pulls[rank] for rank, number in self._numbers.items()}
 
     def load(self, state: dict[str, int]) -> None:
         """Number requests from where a checkpoint left off."""
