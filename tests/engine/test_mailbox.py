@@ -47,7 +47,16 @@ def test_a_peer_that_leaves_is_named():
 def test_requests_are_numbered_from_where_a_checkpoint_left_off():
     async def body(p):
         p.mailbox.load({"1": 41})
-        _, number = await p.mailbox.ask(1, Pull())
+        _, number = await p.mailbox.ask(1, Push())
         return number, p.mailbox.state()
 
     assert play(body, nothing, servers=1)[0] == (42, {"1": 42})
+
+
+def test_a_pull_under_way_at_a_checkpoint_takes_its_number_again():
+    async def body(p):
+        for request in (Push(), Pull(), Push()):
+            await p.mailbox.ask(1, request)
+        return p.mailbox.state()
+
+    assert play(body, nothing, servers=1)[0] == {"1": 2}

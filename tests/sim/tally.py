@@ -73,7 +73,8 @@ class Watched(Simulation):
     def _bury(self, rank):
         super()._bury(rank)
         self._harm(rank)
-        self._count_members(self.keeper.roster)
+        if self.keeper is not None:
+            self._count_members(self.keeper.roster)
 
     def _keeper(self, incarnation):
         keeper = super()._keeper(incarnation)
@@ -127,7 +128,8 @@ class Rounds(Instrument):
         self._run = run
 
     def step(self, engine):
-        self._run.note(engine)
+        if engine.membership is not None:
+            self._run.note(engine)
 
 
 class Stuck(Exception):

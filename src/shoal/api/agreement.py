@@ -66,7 +66,7 @@ async def show_options(engine: Engine, members: Membership, options: Sequence[st
     letters = torch.frombuffer(bytearray("\n".join(options).encode()), dtype=torch.uint8)
     for rank in members.present:
         if rank != engine.rank:
-            await engine.channel.tell(rank, Message(OPTIONS, (letters,), version=members.epoch))
+            await engine.channel.tell(rank, Message(OPTIONS, (letters,)))
 
 
 def compare_options(engine: Engine, m: Message, options: Sequence[str]) -> None:

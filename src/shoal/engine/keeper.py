@@ -169,10 +169,16 @@ class Keeper:
         """Whether no member can be reached: all are dead, or they go on and this keeper is cut off."""
         return all(map(self.mailbox.has_lost, self.roster.members))
 
+    def _has_gone_since(self, m: Message) -> bool:
+        """Whether who said this is dead by now, or cut off: then it says so again when it is back."""
+        rank = m.src
+        return self.mailbox.has_lost(rank) or m.incarnation < self.mailbox.incarnations.get(rank, 0)
+
     async def _hear(self, m: Message) -> None:
         roster, rank = self.roster, m.src
         if m.tag == Suspects().tag:
-            roster.suspect(rank, m.seq, m.version)
+            if not self._has_gone_since(m):
+                roster.suspect(rank, m.seq, m.version)
         elif isinstance(m, Joined):
             await self._tell([rank])  # what it was told meanwhile is lost
         elif isinstance(m, Left):

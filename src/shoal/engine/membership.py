@@ -16,10 +16,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-import torch
 from torch import Tensor
 
 from shoal.core.errors import PeerLost
@@ -29,6 +27,7 @@ from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import TAGS, Change, Finished, Present, RoundResult, Suspects
 from shoal.engine.group import Group
 from shoal.engine.mailbox import Mailbox
+from shoal.engine.round_outcome import RoundOutcome
 
 Formation: TypeAlias = Callable[[], Awaitable[tuple[Tensor, float]]]
 """Forms the average of what this worker brings, over the group as it is then: average and total weight."""
@@ -52,27 +51,6 @@ class Demoted(Exception):
 
 class RunIsOver(Exception):
     """A worker comes to join, or would have to, when there is nothing left to do."""
-
-
-@dataclass(frozen=True)
-class RoundOutcome:
-    """What came of a round: all members have the same."""
-
-    average: Tensor
-    total: float
-    contributors: tuple[int, ...]
-    dealt: tuple[int, ...]  # to whom batches are dealt from the next edge on
-
-    def message(self, round: int, epoch: int) -> RoundResult:
-        """The outcome for a member that lacks it."""
-        ranks = [torch.tensor(ranks, dtype=torch.int64) for ranks in (self.contributors, self.dealt)]
-        return RoundResult(parts=(self.average, *ranks), seq=round, count=self.total, version=epoch)
-
-    @classmethod
-    def of(cls, m: Message, like: Tensor) -> RoundOutcome:
-        """The outcome in a message."""
-        average, contributors, dealt = m.parts
-        return cls(average.to(like.device), m.count, tuple(contributors.tolist()), tuple(dealt.tolist()))
 
 
 class Membership:
@@ -109,6 +87,7 @@ class Membership:
         self._given: dict[int, RoundOutcome] = {}  # by another member
         self._finished: dict[int, int] = {}  # rank -> rounds that it had completed when it ended
         self._is_forming = False
+        self._listed: dict[int, int] = {}  # rank -> incarnation, of those whom the epoch lists
         self._suspected: set[int] = set()  # to whom a connection broke in this epoch
         self._told: list[Message] = []  # to the keeper in this epoch, which it may not have heard
         self.recoveries: list[float] = []  # seconds from a loss or a change in a round to the round's end
@@ -214,10 +193,10 @@ class Membership:
         It may be waiting for others to join. Where somebody is only silent, it may have no reason to say
         anything: raises what was `lost` when that has lasted for as long as one waits for a message.
         """
-        epoch = self.epoch
-        await self._suspect(rank for rank in self.present if rank in self._mailbox.gone)
+        epoch, left = self.epoch, set(filter(self._has_left_early, self.present))
+        await self._suspect(rank for rank in self.present if rank in self._mailbox.gone and rank not in left)
         try:
-            if any(map(self._mailbox.has_left, self._finished.keys() & {*self.present})):
+            if left:  # in order, so that no change may follow
                 await self._mailbox.let_pass(CHANGE_SECONDS, self.handlers)
                 self._end_if_over()
                 raise lost
@@ -227,6 +206,11 @@ class Membership:
             return
         except PeerLost:
             raise lost from None
+
+    def _has_left_early(self, rank: int) -> bool:
+        """Whether a member has ended in order, and not a successor that came too late to be one."""
+        known = self._mailbox.incarnations.get(rank, 0)
+        return self._mailbox.has_left(rank) and known == self._listed.get(rank, 0)
 
     # -- what is heard -------------------------------------------------------------------------
 
@@ -253,6 +237,7 @@ class Membership:
         """Go by the keeper's new list. Raises Demoted if this worker was a member, and is none in it."""
         self.epoch, self._early_change = epoch, None
         self.present, self.joiners = (tuple(rank for rank, _ in pairs) for pairs in (members, joiners))
+        self._listed = {pair[0]: pair[1] for pair in (*members, *joiners)}
         self._mailbox.fence(self.epoch, exempt=TAGS)
         self._given.clear()
         self._suspected.clear()

@@ -27,6 +27,9 @@ LINK = LinkCost(1e-4, 1e-9)
 LAYERS = (Matrix(3, 40, 60), Matrix(2410, 50, 40))
 LENGTH = 2410 + 2000 + 7
 
+FIRST = 1
+"""The version of what workers send each other in an average, while nobody has come or gone."""
+
 
 class Made(Parameters):
     """A replica whose gradients are what they are said to be made of."""
@@ -273,9 +276,9 @@ class Lies(Averages):
         if w.rank == 0:
             await super().worker(w)
             return
-        await w.send(0, Message(PREFIX + TERMS, self.word, count=1.0))
+        await w.send(0, Message(PREFIX + TERMS, self.word, count=1.0, version=FIRST))
         if self.factors is not None:
-            await w.send(0, Message(PREFIX + FACTORS, self.factors))
+            await w.send(0, Message(PREFIX + FACTORS, self.factors, version=FIRST))
             await stripes(w.engine.group, Matrices(1, LAYERS).others(self.gradients[1][0][0]), 1.0)
         await w.recv("never")
 
@@ -341,7 +344,7 @@ def test_rows_beyond_all_bounds_are_only_a_reason_not_to_send_any():
             if w.rank == 0:
                 await super().worker(w)
                 return
-            await w.send(0, Message(PREFIX + TERMS, terms(2**62, -1), count=1.0))
+            await w.send(0, Message(PREFIX + TERMS, terms(2**62, -1), count=1.0, version=FIRST))
             await stripes(w.engine.group, self.gradients[1][0][0], 1.0)
 
     _, seen = average(gradients, strategy=Boasts(gradients=gradients))
@@ -383,7 +386,7 @@ def test_who_is_lost_is_named_by_those_who_wait_for_somebody_else():
             if w.rank == 0:
                 await super().worker(w)
                 return
-            await w.send(0, Message(PREFIX + TERMS, terms(3), count=1.0))
+            await w.send(0, Message(PREFIX + TERMS, terms(3), count=1.0, version=FIRST))
             await w.recv("never")
 
     layers = (Matrix(0, 40, 60),)
