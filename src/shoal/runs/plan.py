@@ -189,18 +189,20 @@ class Plan:
         return self.transport != "sim" and self.workers > 1 and dealt_anew
 
     def keeper_place(self, folder: Path) -> KeeperPlace:
-        """Where the keeper meets the workers. Over gRPC their messages pass through it."""
-        parameters, layout = trainable(build_model(self.task, self.seed))
-        return KeeperPlace(
+        """Where the keeper meets the workers. Over gRPC it passes their messages on, and knows the model."""
+        place = KeeperPlace(
             self.workers,
             str(folder),
             self.transport,
             self.timeout,
             self.patience,
             self.min_workers,
-            vector_bytes=layout.numel * parameters[0].element_size(),
-            manifest=layout.manifest(parameters[0].dtype),
         )
+        if self.transport != "grpc":
+            return place
+        parameters, layout = trainable(build_model(self.task, self.seed))
+        size = layout.numel * parameters[0].element_size()
+        return replace(place, vector_bytes=size, manifest=layout.manifest(parameters[0].dtype))
 
     @property
     def workers_return(self) -> bool:

@@ -107,7 +107,7 @@ class GlooAllReduce(TransportAllReduce):
         patience = _Patience(deadline, away, self.schedule.workers)
         try:
             if self._gpus is None:
-                _finish_on_cpu(works, patience.is_over)
+                finish_on_cpu(works, patience.is_over)
             else:
                 finish_on_gpu(works, patience.is_over)
         except RuntimeError as error:
@@ -191,12 +191,14 @@ class _Patience:
         return now > self._deadline
 
 
-def _finish_on_cpu(works: Sequence[dist.Work], give_up: Callable[[], bool]) -> None:
-    """Wait until all is done. Raises RuntimeError on failure, or when `give_up` says so."""
+def finish_on_cpu(
+    works: Sequence[dist.Work], give_up: Callable[[], bool], look_up: timedelta = LOOK_UP
+) -> None:
+    """Wait until all is done. Raises RuntimeError on failure, or when `give_up` says so at a `look_up`."""
     for work in works:
         while not work.is_completed():
             with contextlib.suppress(RuntimeError):  # not done yet; or failed, which the last wait raises
-                work.wait(LOOK_UP)
+                work.wait(look_up)
             if not work.is_completed() and give_up():
                 raise RuntimeError("an all-reduce was not done in time, or a worker was lost")
         work.wait()

@@ -6,7 +6,6 @@ and an all-reduce that somebody has left is broken off: whoever is left forms an
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.core.errors import PeerLost
-from shoal.transports.gloo.all_reduce import NO_TIMEOUT, GlooGroup, break_group
+from shoal.transports.gloo.all_reduce import NO_TIMEOUT, GlooGroup, break_group, finish_on_cpu
 from shoal.transports.gloo.nccl import finish_on_gpu, join_gpus, leave_gpus
 from shoal.transports.gloo.transport import devices, new_group
 from shoal.transports.rendezvous import Store
@@ -95,13 +94,13 @@ class GlooRing:
         if self._is_broken:
             raise PeerLost(f"the {self._name} is broken")
         try:
-            if self._group is None:
-                self._form(v, give_up)
+            group = self._group or self._form(v, give_up)
             if self._gpus is not None:
                 finish_on_gpu([self._gpus.allreduce([v])], give_up)
             else:
                 staged = v.cpu()
-                self._finish(staged, give_up)
+                work = group.allreduce(staged, dist.ReduceOp.SUM, NO_TIMEOUT)
+                finish_on_cpu([work], give_up, LOOK_UP)
                 if v.is_cuda:
                     v.copy_(staged)
         except RuntimeError as error:
@@ -117,7 +116,7 @@ class GlooRing:
             leave_gpus(self._gpus)
         self._group = self._gpus = None
 
-    def _form(self, v: Tensor, give_up: Callable[[], bool]) -> None:
+    def _form(self, v: Tensor, give_up: Callable[[], bool]) -> GlooGroup:
         """Wait for the others, and connect. Raises RuntimeError if they do not come."""
         keys = [f"here/{place}" for place in range(self._size)]
         self._store.set(keys[self._place], "")
@@ -127,20 +126,11 @@ class GlooRing:
                 raise RuntimeError("not all have come")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        self._group = new_group(
+        self._group = group = new_group(
             self._store, "gloo", self._place, self._size, devices(), CONNECTING_SECONDS, threads=1
         )
         if v.is_cuda:
             self._gpus = join_gpus(
                 self._store, self._place, self._size, v.device, CONNECTING_SECONDS, frozenset()
             )
-
-    def _finish(self, v: Tensor, give_up: Callable[[], bool]) -> None:
-        assert self._group is not None
-        work = self._group.allreduce(v, dist.ReduceOp.SUM, NO_TIMEOUT)
-        while not work.is_completed():
-            with contextlib.suppress(RuntimeError):  # not done yet; or failed, which the last wait raises
-                work.wait(LOOK_UP)
-            if not work.is_completed() and give_up():
-                raise RuntimeError("not all are there any more")
-        work.wait()
+        return group
