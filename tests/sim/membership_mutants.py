@@ -291,3 +291,44 @@ def the_keeper_tells_before_it_has_written(patch: pytest.MonkeyPatch) -> None:
 def a_joiner_that_asks_again_at_the_end_is_sent_away(patch: pytest.MonkeyPatch) -> None:
     admit = Roster.admit
     patch.setattr(Roster, "admit", lambda self, *who: not self.is_over and admit(self, *who))
+
+
+# -- open places -------------------------------------------------------------------------------------------
+
+
+@mutant
+def places_that_nobody_has_are_dealt_to(patch: pytest.MonkeyPatch) -> None:
+    made = Membership._made
+
+    def too_many(self, average, total):
+        outcome, me = made(self, average, total), self._identity
+        open_places = range(len(me.first_workers), me.workers)
+        return dataclasses.replace(outcome, dealt=tuple(sorted({*outcome.dealt, *open_places})))
+
+    patch.setattr(Membership, "_made", too_many)
+
+
+@mutant
+def the_keeper_takes_every_place_for_a_member(patch: pytest.MonkeyPatch) -> None:
+    begin = Keeper.__init__
+
+    def with_everybody(self, identity, *rest, **options):
+        begin(self, identity, *rest, **options)
+        self.roster.members = dict.fromkeys(range(identity.workers), 0)
+
+    patch.setattr(Keeper, "__init__", with_everybody)
+
+
+@mutant
+def one_that_joins_believes_in_the_first_members(patch: pytest.MonkeyPatch) -> None:
+    enter = Membership.enter
+
+    def forgetful(self, completed, dealt):
+        first, me = self._identity.first_workers, self._identity.rank
+        enter(self, completed, dealt if me in first else sorted({*dealt, *first}))
+
+    patch.setattr(Membership, "enter", forgetful)
+
+
+OPEN_PLACES = [*MUTANTS][-3:]
+"""Mutants that only runs with more places than workers at the start can catch."""

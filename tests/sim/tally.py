@@ -140,6 +140,7 @@ def tally(
     faults=None,
     *,
     workers=4,
+    begins_with=None,
     samples=50,
     batch=3,
     epochs=2,
@@ -154,12 +155,13 @@ def tally(
 
     `before` is called with the nodes before they begin.
     """
-    fixed = strategy is not None and strategy.deal.fixed
-    first = TallyReplica(0, workers, samples, batch, seed, fixed)
+    fixed, dealt = strategy is not None and strategy.deal.fixed, begins_with or workers
+    first = TallyReplica(0, dealt, samples, batch, seed, fixed)
     run = Watched(
         strategy or Tally(period),
-        lambda rank: TallyReplica(rank, workers, samples, batch, seed, fixed),
+        lambda rank: TallyReplica(rank, dealt, samples, batch, seed, fixed),
         workers=workers,
+        begins_with=begins_with,
         steps=first.batches.end_of(epochs),
         passes=epochs,
         compute=options.pop("compute", None) or Compute(mean=1.0, jitter=0.1),

@@ -87,7 +87,7 @@ class Engine:
         self.progress = progress = Progress(me.workers)
         self.variables = Variables()
         self.mailbox = mailbox = Mailbox(channel, me, progress, retry=retry, recovery=recovery)
-        place = {"rank": me.rank, "workers": me.workers, "begins": begins}
+        place = {"rank": me.rank, "workers": len(me.first_workers), "begins": begins}
         self.coding = coding = Coding(codec, channel, like=replica.x, layout=layout, seed=seed, **place)
         self.one_sided = OneSided(replica, me, channel)
         self.client = Client(me, channel, mailbox, coding, progress, replica, self.one_sided)

@@ -27,9 +27,9 @@ class Roster:
     the run is over.
     """
 
-    def __init__(self, workers: int, least: int = 1) -> None:
+    def __init__(self, first: Iterable[int], least: int = 1) -> None:
         self.epoch = 0
-        self.members = dict.fromkeys(range(workers), 0)
+        self.members = dict.fromkeys(first, 0)
         self.joiners: dict[int, int] = {}
         self.is_over = False  # whether a worker has finished: nobody may join any more
         self.has_changed = False
@@ -128,7 +128,7 @@ class Keeper:
         self.identity = identity
         self.channel = channel
         self.mailbox = mailbox
-        self.roster = Roster(identity.workers, least)
+        self.roster = Roster(identity.first_workers, least)
         self._log = log
         self._relays = relays
         self._on_wait = on_wait

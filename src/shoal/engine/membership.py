@@ -66,7 +66,7 @@ class Membership:
         mailbox: Mailbox,
         group: Group,
     ) -> None:
-        everybody = tuple(range(identity.workers))
+        everybody = tuple(identity.first_workers)
         self.epoch = 0
         self.completed = 0  # rounds
         self.present = self.dealt = everybody
@@ -104,7 +104,8 @@ class Membership:
         mailbox.incarnations |= {**channel.transport.incarnations, identity.rank: identity.incarnation}
         group.handlers, transport = self.handlers, channel.transport
         self._rings = cast(Regroups, transport) if offers(type(transport), Regroups) else None
-        self._regroup()
+        if identity.rank in everybody:
+            self._regroup()
 
     # -- a round -------------------------------------------------------------------------------
 
