@@ -74,7 +74,16 @@ class Schedule:
             dice.choice(COLLECTIVES),
             workers,
         )
-        return run if dice.random() < 0.5 else run.beginning_with(dice.randint(spared + 1, workers), dice)
+        if dice.random() < 0.5:
+            run = run.beginning_with(dice.randint(spared + 1, workers), dice)
+        return run if dice.random() < 0.7 else run.leaving([k for k in mortal if k < workers], dice)
+
+    def leaving(self, mortal: list[int], dice: random.Random) -> Schedule:
+        """The same, where one or two say goodbye, unless they have died."""
+        faults = self.faults
+        for _ in range(dice.randint(1, 2)):
+            faults = faults.leave(dice.choice(mortal), dice.uniform(0, 15))
+        return replace(self, faults=faults)
 
     def beginning_with(self, some: int, dice: random.Random) -> Schedule:
         """The same with fewer workers at the start. Most of the others join later."""

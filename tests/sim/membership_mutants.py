@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from shoal.core.transport import LOST
+from shoal.engine.edges import Edges
 from shoal.engine.engine import Engine
+from shoal.engine.goodbye import Goodbye
 from shoal.engine.group import Group
 from shoal.engine.keeper import Keeper, Roster
 from shoal.engine.mailbox import Mailbox
@@ -269,7 +271,7 @@ def one_that_is_cut_off_to_the_end_waits_for_ever(patch: pytest.MonkeyPatch) -> 
     async def wait(self, what, for_ever=False):
         await self._mailbox.attend_to(what, self.handlers, for_ever)
 
-    patch.setattr(Membership, "_wait", wait)
+    patch.setattr(Membership, "wait", wait)
 
 
 # -- slow disks --------------------------------------------------------------------------------------------
@@ -332,3 +334,24 @@ def one_that_joins_believes_in_the_first_members(patch: pytest.MonkeyPatch) -> N
 
 OPEN_PLACES = [*MUTANTS][-3:]
 """Mutants that only runs with more places than workers at the start can catch."""
+
+
+# -- goodbyes ----------------------------------------------------------------------------------------------
+
+
+@mutant
+def who_says_goodbye_goes_before_the_others_know(patch: pytest.MonkeyPatch) -> None:
+    async def at_once(self):
+        return True
+
+    patch.setattr(Goodbye, "say", at_once)
+
+
+@mutant
+def what_one_that_says_goodbye_has_not_handed_over_counts_as_done(patch: pytest.MonkeyPatch) -> None:
+    cross = Edges._deal_again
+
+    def but_for_those(self, undone, was):
+        return cross(self, {} if self._membership._leaving else undone, was)
+
+    patch.setattr(Edges, "_deal_again", but_for_those)

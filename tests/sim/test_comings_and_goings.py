@@ -110,6 +110,15 @@ def test_one_that_joins_beyond_the_first_workers_takes_part(period):
     assert all(w.membership.size == 4 for w in at_the_end(run))  # which block momentum follows
 
 
+@pytest.mark.parametrize("period", [1, 3])
+def test_one_that_says_goodbye_leaves_its_undone_batches_to_the_others(period):
+    run = tally(Faults().join(2, 1.5).leave(2, 4.5), workers=3, begins_with=2, period=period)
+    assert [w.rank for w in at_the_end(run)] == [0, 1]
+    assert run.worker(2).samples > 0
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+    assert not any(w.meter.faults for w in at_the_end(run))  # nobody was lost
+
+
 def test_a_place_that_nobody_takes_is_not_waited_for():
     run = tally(workers=5, begins_with=2)
     assert [w.rank for w in at_the_end(run)] == [0, 1]

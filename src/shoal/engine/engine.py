@@ -29,6 +29,7 @@ from shoal.engine.channel import Channel
 from shoal.engine.client import Client
 from shoal.engine.coding import Coding
 from shoal.engine.edges import Edges
+from shoal.engine.goodbye import Goodbye
 from shoal.engine.gradients import Background, Gradients
 from shoal.engine.group import Group, Mean
 from shoal.engine.log import Log
@@ -288,6 +289,11 @@ class Engine:
         self.service.excuse(finished)
         if finished and self.work.edges is not None:
             self.work.edges.close()
+
+    async def say_goodbye(self) -> bool:
+        """Leave a run that goes on; whether the others know. If not, they must see this node vanish."""
+        assert self.membership is not None, "nobody leaves a run whose workers do not come and go"
+        return await Goodbye(self.identity, self.channel, self.mailbox, self.membership).say()
 
     def _join_roster(self) -> Membership:
         """Have averages and edges of rounds follow those who come and go."""

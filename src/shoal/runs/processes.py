@@ -20,7 +20,7 @@ from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.task import Data, Task
 from shoal.core.vector import named_buffers, trainable
 from shoal.engine.engine import Engine, Instrument
-from shoal.engine.membership import RunIsOver
+from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.audience import Audience
 from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps

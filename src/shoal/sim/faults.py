@@ -7,6 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 
+class Departure(BaseException):
+    """Ends a simulated worker between two steps, with a goodbye."""
+
+
 class Crash(BaseException):
     """Ends a simulated node at once, as kill -9 would."""
 
@@ -38,6 +42,7 @@ class Faults:
     clock_jumps: tuple[tuple[int, float, float], ...] = ()  # (rank, virtual second, seconds forward)
     slow_disks: tuple[tuple[int, float, float], ...] = ()  # (rank, virtual second, for how long)
     joins: tuple[tuple[int, float], ...] = ()  # (rank, virtual second)
+    leaves: tuple[tuple[int, float], ...] = ()  # (rank, virtual second), in an elastic run
 
     @property
     def recovery(self) -> float:
@@ -56,6 +61,10 @@ class Faults:
     def join(self, rank: int, moment: float) -> Faults:
         """Add a worker: it takes that place, which nobody has had so far, at that virtual second."""
         return replace(self, joins=(*self.joins, (rank, moment)))
+
+    def leave(self, rank: int, moment: float) -> Faults:
+        """Add a goodbye: the worker of an elastic run leaves it before its first step after that second."""
+        return replace(self, leaves=(*self.leaves, (rank, moment)))
 
     def pause(self, rank: int, step: int, seconds: float) -> Faults:
         """Add a pause: the worker stops for `seconds` in that step."""
@@ -96,6 +105,9 @@ class Faults:
                     "worker each"
                 )
             open_places.remove(rank)
+        for rank, moment in self.leaves:
+            if not (0 <= rank < workers and moment >= 0):
+                raise ValueError(f"there is no worker {rank} to leave at {moment:g} s")
         for rank, step in [*self.crashes, *self.pauses]:
             if not (0 <= rank < workers and step >= 0):
                 raise ValueError(

@@ -24,10 +24,10 @@ from shoal.engine.engine import Engine, Hook, Instrument
 from shoal.engine.group import Mean
 from shoal.engine.keeper import Keeper
 from shoal.engine.mailbox import Mailbox
-from shoal.engine.membership import RunIsOver
+from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.sim.disk import Disk
-from shoal.sim.faults import Crash, Faults, Weather
+from shoal.sim.faults import Crash, Departure, Faults, Weather
 from shoal.sim.kernel import Kernel, rare_collections
 from shoal.sim.models import Compute, Network, Pace
 from shoal.sim.transport import SimTransport, Switch
@@ -103,7 +103,7 @@ class Simulation:
             "passes": passes,
             "retry": retry,
             "recovery": self._faults.recovery,
-            "between_steps": between_steps,
+            "between_steps": self._leaving(between_steps),
             "balanced": balanced,
             "observers": observers,
         }
@@ -129,6 +129,8 @@ class Simulation:
 
     def _check_faults(self, nodes: int, servers_write: bool) -> None:
         elastic = self._elastic
+        if self._faults.leaves and not elastic:
+            raise ValueError("workers leave an elastic run alone")
         writers = [*(range(self.workers, nodes) if servers_write else ()), *([nodes] if elastic else ())]
         self._faults.check(self.workers, nodes + elastic, writers, self._open_places())
         if self._faults.partitions and self.strategy.one_sided:
@@ -266,6 +268,24 @@ class Simulation:
             await end.close()  # it restarted after a server had finished
         except Crash:
             self._bury(node.rank)
+        except Departure:
+            if not await node.say_goodbye():
+                end.vanish(self._faults.noticed_after)
+            await end.close()
+
+    def _leaving(self, hook: Hook | None) -> Hook | None:
+        """The hook between two steps, which has workers leave when they are to."""
+        leaves = self._faults.leaves
+        if not leaves:
+            return hook
+
+        async def between_steps(engine: Engine) -> None:
+            if any(rank == engine.rank and self.kernel.now >= moment for rank, moment in leaves):
+                raise Departure
+            if hook is not None:
+                await hook(engine)
+
+        return between_steps
 
     def _spawn_keeper(self, keeper: Keeper) -> None:
         end = self._ends[keeper.identity.rank]
