@@ -13,7 +13,7 @@ from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.task import Task
 from shoal.launch.audience import Audience
 from shoal.launch.crew import Listener
-from shoal.launch.join import choose_codec
+from shoal.launch.join import Access, choose_codec
 from shoal.launch.stop_signals import number_of, stopped_by
 from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
@@ -58,6 +58,8 @@ def run(
     patience: float = PATIENCE_SECONDS,
     min_workers: int = 1,
     spares: int = 0,
+    max_workers: int | None = None,
+    access: Access | None = None,
     threads: int | None = None,
     checkpoint: str | Path | None = None,
     every: int | None = None,
@@ -91,7 +93,9 @@ def run(
     number of steps between checkpoints. A node that waits `timeout` seconds for a message gives up and names
     the peer. A process, or a peer over gRPC, that is silent for `patience` seconds counts as dead.
     Where workers come and go, training waits while fewer than `min_workers` are there, and `spares` processes
-    that have loaded everything wait to take the place of one that is killed.
+    that have loaded everything wait to take the place of one that is killed. With `max_workers`, over "grpc",
+    workers of other machines may join while the run is under way, as `shoal join` does; `access` says where
+    it listens for them, and with which token and certificates.
     `threads` is the number of torch threads per process; by default they share the host's cores.
     `tests` is how often the model is tested for the learning curve; with 0, at the end alone.
     `on_progress` is called with the nodes' progress.
@@ -118,6 +122,8 @@ def run(
         patience=patience,
         min_workers=min_workers,
         spares=spares,
+        max_workers=max_workers,
+        access=access or Access(),
         threads=threads,
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,
@@ -127,10 +133,7 @@ def run(
         crew=sizes,
         layout=LAYOUTS.read(layout) if isinstance(layout, str) else layout,
     )
-    if transport != "sim" and (network or compute or faults):
-        raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
-    links = Network.parse(network) if isinstance(network, str) else network or Network()
-    speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
+    links, speeds = _virtual_models(network, compute, faults, transport)
     config = plan.config() if transport != "sim" else describe(plan, None, links, speeds)
     with _recording(plan, config, log, runs) as kept, folder_lock(plan.checkpoint):
         listener = Audience(both(kept.event, on_progress))
@@ -140,6 +143,17 @@ def run(
             result = run_processes(plan, listener)
         kept.done(result.record())
     return result
+
+
+def _virtual_models(
+    network: Network | str | None, compute: Compute | str | None, faults: Faults | None, transport: str
+) -> tuple[Network, Compute]:
+    """The models of virtual time, which may be given as words. Raises ValueError in real time."""
+    if transport != "sim" and (network or compute or faults):
+        raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
+    links = Network.parse(network) if isinstance(network, str) else network or Network()
+    speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
+    return links, speeds
 
 
 @contextmanager

@@ -57,6 +57,26 @@ def check_balance(strategy: Strategy, word: str) -> None:
         raise ValueError(f"balance cannot divide samples by speed: {word!r} gives every worker its own share")
 
 
+def check_native(collective: str, transport: str, codec: Codec) -> None:
+    """Raise ValueError for an all-reduce of the transport's own where there is none, or none that fits."""
+    if collective == "native" and not (transport == "gloo" and codec.in_flight):
+        raise ValueError(
+            "collective 'native' needs transport 'gloo' and no codec, or one that averages in flight, "
+            "such as low_rank; take 'auto'"
+        )
+
+
+def check_portions(word: str, checkpoint: str | None, task: Task) -> None:
+    """Raise ValueError for what does not go with a server that hands the data out in portions."""
+    if checkpoint is not None:
+        raise ValueError(
+            f"checkpoint={checkpoint!r}: workers of {word!r} have no step in common to save at, as "
+            "each computes as many portions as it can; leave checkpoint out"
+        )
+    if task.growth:
+        raise ValueError(f"grow_batch: batches are portions of one sum under {word!r}; take a fixed batch")
+
+
 def check_layout(layout: ModelLayout, task: Task, strategy: Strategy, codec: Codec, given: Set[str]) -> None:
     """Raise ValueError for what does not go with workers that are groups; `given` names other settings."""
     if layout.group is None:
@@ -89,6 +109,32 @@ BESIDE_GROUPS = {
     "checkpoint": "no process holds the whole model; `shoal run --group` saves that of a script",
 }
 """Settings that a worker of several processes cannot have, and why."""
+
+
+def check_places(
+    max_workers: int, workers: int, transport: str, word: str, *, elastic: bool, saves: bool
+) -> None:
+    """Raise ValueError where nobody could join from elsewhere; `saves` says that there are checkpoints."""
+    if max_workers < workers:
+        raise ValueError(f"max_workers={max_workers}: {workers} workers begin, so there are as many at least")
+    if max_workers == workers:
+        return
+    if transport != "grpc":
+        raise ValueError(
+            f"max_workers={max_workers}: workers join from elsewhere over gRPC, and not over {transport!r}; "
+            "take transport 'grpc'"
+        )
+    if not elastic:
+        raise ValueError(
+            f"max_workers={max_workers}: nobody can join workers of {word!r} here; that is for workers who "
+            "average among themselves, as those of 'sync', 'bmuf' and 'diloco', without balance, crew and "
+            "layout"
+        )
+    if saves:
+        raise ValueError(
+            f"max_workers={max_workers}: a checkpoint has a part of every worker, and one from elsewhere "
+            "cannot write to this machine; leave checkpoint out"
+        )
 
 
 def check_membership(min_workers: int, spares: int, workers: int, *, elastic: bool, returns: bool) -> None:
