@@ -19,6 +19,7 @@ class Goodbye:
         self, identity: NodeIdentity, channel: Channel, mailbox: Mailbox, membership: Membership
     ) -> None:
         self._keeper = identity.keeper
+        self._others = [rank for rank in range(identity.workers) if rank != identity.rank]
         self._channel = channel
         self._mailbox = mailbox
         self._membership = membership
@@ -48,7 +49,7 @@ class Goodbye:
                 await members.wait("change")
                 continue
             told = members.epoch
-            for rank in members.others:
+            for rank in self._others:  # also those who have joined since this worker last heard
                 await self._channel.tell(rank, Leaves(version=told))
             await members.tell_keeper(Leaves(version=told))
 

@@ -20,6 +20,7 @@ from shoal.launch.open_places import read_words
 from shoal.launch.versions import version
 from shoal.transports.grpc.hub_protocol import HANDSHAKE_SECONDS, PLACE, channel_options
 from shoal.transports.grpc.security import Security, bearer, split_address
+from shoal.transports.rendezvous import is_loopback
 
 FAILURE_SECONDS = 5.0
 AGAIN_SECONDS = 1.0
@@ -48,7 +49,11 @@ class PlaceCall:
         del settings["listen"], settings["advertise"]
         security = Security(**settings)
         host, _ = split_address(address)
-        security.check_dialling(host)
+        if security.authority is None and not (is_loopback(host) or security.insecure):
+            raise ValueError(
+                f"{host} is another host: give --authority, the certificate authority of the run, or "
+                "--insecure if it was started with that"
+            )
         if not (tokens := security.secrets()):
             raise ValueError("a run is joined with its token; give it with --token-file, or in SHOAL_TOKEN")
         self.address = address
@@ -93,8 +98,10 @@ class PlaceCall:
         try:
             return read_words(next(self._call))
         except grpc.RpcError as error:
+            self._events.put(None)
             raise Unavailable(f"{self.address}: {self._why(error)}") from None
         except StopIteration:
+            self._events.put(None)
             raise Unavailable(f"{self.address}: it ends") from None
         finally:
             watch.cancel()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import Interrupted, PeerLost
+from shoal.core.errors import Interrupted, PeerLost, ShoalError
 from shoal.core.task import Data
 from shoal.core.vector import named_buffers, trainable
 from shoal.engine.engine import Engine, Instrument
@@ -87,6 +87,9 @@ def node_process(
         control.tell("done", **live(plan, place, incarnation, control, root, data))
     except RunIsOver:
         control.tell("came too late")
+    except PeerLost as lost:
+        ended = ShoalError(f"the run was stopped where it was started, or failed there ({lost})")
+        control.tell_failure(ended if plan.joins else lost)
     except Interrupted:
         control.tell("interrupted")
     except BaseException as error:
