@@ -31,10 +31,15 @@ from shoal.transports.rendezvous import Store
 FORK_SERVER = "shoal.launch.fork_server"
 """The module that keeps signals from the fork server. It comes first: the others take seconds."""
 
+SLOW_IMPORTS = ("torch._dynamo",)
+"""Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
+
 ROSTER = "shoal/roster"
 """The key under which worker 0 of a script says what its model is, or that nobody needs a keeper."""
 
 LOOK_SECONDS = 0.02
+
+NOBODY_WAITS = "nobody waits for others to join in this run; that is for workers who average among themselves"
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,8 @@ def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
         control.tell("ready")  # who never calls attach() must not have to wait for the keeper
         store = place.open_store()
         model = _await_model(store, control)
+        if model is None and place.least > 1:
+            raise ValueError(f"min_workers={place.least}: {NOBODY_WAITS}")
         if model is None:
             control.tell("done", **UNNEEDED)
         else:

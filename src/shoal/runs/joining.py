@@ -13,14 +13,13 @@ from typing import Any
 from shoal.core.errors import ShoalError, Unavailable
 from shoal.launch.crew import Crew, Listener
 from shoal.launch.join import RUN_KEY, Access, file_store, local_threads
-from shoal.launch.keeper_process import FORK_SERVER
+from shoal.launch.keeper_process import FORK_SERVER, SLOW_IMPORTS
 from shoal.launch.member import Member
 from shoal.launch.place_call import PlaceCall
 from shoal.launch.stop_signals import ctrl_c_ignored, temporary_folder
 from shoal.runs.node_process import node_process, nodes_folder
 from shoal.runs.plan import Plan
 from shoal.runs.plan_words import data_mark, plan_of
-from shoal.runs.processes import SLOW_IMPORTS
 from shoal.transports.rendezvous import hub_key
 
 AWAY_SECONDS = 30.0

@@ -23,7 +23,7 @@ from shoal.launch.audience import Audience
 from shoal.launch.control import Control
 from shoal.launch.crew import Crew
 from shoal.launch.invitation import Invitation, join_hint, with_token
-from shoal.launch.keeper_process import FORK_SERVER
+from shoal.launch.keeper_process import FORK_SERVER, SLOW_IMPORTS
 from shoal.launch.member import Member
 from shoal.launch.process_handle import ProcessHandle
 from shoal.launch.spares import Spares
@@ -39,9 +39,6 @@ from shoal.runs.plan import Plan
 from shoal.runs.plan_words import data_mark, words_of
 from shoal.runs.result import Result
 from shoal.storage.checkpoint import load_model
-
-SLOW_IMPORTS = ("torch._dynamo",)
-"""Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
 
 
 def run_processes(plan: Plan, listener: Audience) -> Result:

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from shoal.core.codec import Codec
 from shoal.core.limits import at_least
 from shoal.core.task import Task
+from shoal.launch.keeper_process import NOBODY_WAITS
 from shoal.layouts.model_layout import ModelLayout
 from shoal.replicas.optimizer import steps_each_element
 from shoal.strategies import STRATEGIES
@@ -145,10 +146,7 @@ def check_membership(min_workers: int, spares: int, workers: int, *, elastic: bo
     if not 1 <= min_workers <= workers:
         raise ValueError(f"min_workers={min_workers}: take 1 to {workers}, the number of workers")
     if min_workers > 1 and not elastic:
-        raise ValueError(
-            f"min_workers={min_workers}: nobody waits for others to join in this run; that is for workers "
-            "who average among themselves"
-        )
+        raise ValueError(f"min_workers={min_workers}: {NOBODY_WAITS}")
     at_least(0, spares=spares)
     if spares and not returns:
         raise ValueError(f"spares={spares}: in this run nobody takes the place of a worker that is killed")
