@@ -221,6 +221,9 @@ def test_least_numbers_and_spares_are_refused_where_nobody_comes_back(settings, 
         run_loop(**settings)
 
 
-def test_a_least_number_is_refused_if_the_strategy_in_the_script_keeps_no_roster():
-    with pytest.raises(WorkerFailed, match="the keeper failed: min_workers=2: nobody waits for others"):
-        run_loop("--strategy-in-code", "gossip", min_workers=2)
+@pytest.mark.parametrize(
+    ("settings", "why"), [({"min_workers": 2}, "nobody waits"), ({"spares": 1}, "nobody takes")]
+)
+def test_they_are_refused_if_the_strategy_in_the_script_keeps_no_roster(settings, why):
+    with pytest.raises(WorkerFailed, match=f"the keeper failed: .*{why}"):
+        run_loop("--strategy-in-code", "gossip", **settings)

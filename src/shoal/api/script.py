@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -81,13 +82,9 @@ def run_script(
     check_membership(min_workers, spares, workers, elastic=kept, returns=kept)
     shared = replace(place, nodes=nodes, group=each, launched="shoal", keeper=kept)
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
-    starting = (
-        _on_this_host(
-            script, arguments, shared, names, on_output, min_workers, sets_variables=group is not None
-        )
-        if hosts is None
-        else _on_hosts(hosts, script, arguments, shared, names, on_output)
-    )
+    told = script, arguments, shared, names, on_output
+    here = partial(_on_this_host, *told, min_workers, spares, sets_variables=group is not None)
+    starting = here() if hosts is None else _on_hosts(hosts, *told)
     with starting as start:
         crew = Crew(
             workers * each,
@@ -177,6 +174,7 @@ def _on_this_host(
     names: Sequence[str],
     on_output: Printer,
     least: int,
+    spares: int,
     *,
     sets_variables: bool,
 ) -> Iterator[Starter]:
@@ -191,7 +189,8 @@ def _on_this_host(
 
         def start(number: int, incarnation: int) -> Member:
             if number == processes:
-                return start_keeper(KeeperPlace(processes, folder, *limits, least, access), incarnation)
+                keeper = KeeperPlace(processes, folder, *limits, least, access, spares=spares)
+                return start_keeper(keeper, incarnation)
             rank, position = divmod(number, shared.group)
             name = names[rank] if shared.group == 1 else f"{names[rank]}, process {position}"
             place = replace(shared, rank=rank, position=position, incarnation=incarnation)

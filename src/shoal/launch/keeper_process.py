@@ -41,6 +41,8 @@ LOOK_SECONDS = 0.02
 
 NOBODY_WAITS = "nobody waits for others to join in this run; that is for workers who average among themselves"
 
+NOBODY_RETURNS = "in this run nobody takes the place of a worker that is killed"
+
 
 @dataclass(frozen=True)
 class KeeperPlace:
@@ -63,6 +65,7 @@ class KeeperPlace:
     begins_with: int | None = None
     invitation: dict[str, Any] = field(default_factory=dict)
     hint: str = ""
+    spares: int = 0  # in a script's run, to be refused where they are of no use
 
     def identity(self, incarnation: int) -> NodeIdentity:
         """That of the keeper: it comes after the workers."""
@@ -158,6 +161,8 @@ def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
         model = _await_model(store, control)
         if model is None and place.least > 1:
             raise ValueError(f"min_workers={place.least}: {NOBODY_WAITS}")
+        if model is None and place.spares:
+            raise ValueError(f"spares={place.spares}: {NOBODY_RETURNS}")
         if model is None:
             control.tell("done", **UNNEEDED)
         else:

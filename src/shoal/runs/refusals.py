@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from shoal.core.codec import Codec
 from shoal.core.limits import at_least
 from shoal.core.task import Task
-from shoal.launch.keeper_process import NOBODY_WAITS
+from shoal.launch.keeper_process import NOBODY_RETURNS, NOBODY_WAITS
 from shoal.layouts.model_layout import ModelLayout
 from shoal.replicas.optimizer import steps_each_element
 from shoal.strategies import STRATEGIES
@@ -149,4 +149,4 @@ def check_membership(min_workers: int, spares: int, workers: int, *, elastic: bo
         raise ValueError(f"min_workers={min_workers}: {NOBODY_WAITS}")
     at_least(0, spares=spares)
     if spares and not returns:
-        raise ValueError(f"spares={spares}: in this run nobody takes the place of a worker that is killed")
+        raise ValueError(f"spares={spares}: {NOBODY_RETURNS}")
