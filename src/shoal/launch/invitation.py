@@ -1,7 +1,8 @@
-"""Invitation: the token of a run whose places are open, and the words with which somebody joins it."""
+"""Invitation: what somebody needs to join a run whose places are open, and the command to type."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets
 import shlex
@@ -11,6 +12,9 @@ from typing import Any
 
 from shoal.launch.join import Access
 from shoal.launch.keeper_process import KeeperPlace
+from shoal.transports.rendezvous import is_loopback
+
+COPIED = "  # copy these files there; they are secret"
 
 
 @dataclass(frozen=True)
@@ -25,39 +29,66 @@ class Invitation:
         return replace(place, invitation=self.told, hint=self.hint)
 
 
-def with_token(access: Access, folder: str | Path) -> Access:
-    """The same access with a file that holds the run's token: the user's own, or a new one in that folder.
+def with_credentials(access: Access, folder: str | Path) -> Access:
+    """The same access with a token, and with certificates if others are to call from another host.
 
-    Raises ValueError if the run may not listen there without TLS.
+    What the user has not given is made for this run, in that folder. Raises ValueError if that cannot be.
     """
     from shoal.transports.grpc import Security
     from shoal.transports.grpc.security import split_address, with_port
 
     settings = asdict(access)
-    listen, _ = settings.pop("listen"), settings.pop("advertise")
+    listen, advertise = settings.pop("listen"), settings.pop("advertise")
     tokens = Security(**settings).secrets() or (secrets.token_hex(32),)
     if access.token_file is None:
-        file = Path(folder) / "token"
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
-            written.write("\n".join(tokens))
-        access = replace(access, token_file=str(file))
-    Security(**{**settings, "token_file": access.token_file}).check_listening(
-        split_address(with_port(listen))[0]
+        access = replace(access, token_file=_keep(folder, "token", "\n".join(tokens)))
+    host = split_address(with_port(listen))[0]
+    if is_loopback(host) or access.insecure or access.certificate is not None:
+        return access
+    return _certified(access, advertise or host, folder)
+
+
+def _certified(access: Access, host: str, folder: str | Path) -> Access:
+    """The same access with a certificate for that host, of an authority of this run's own."""
+    from shoal.launch.certificates import CertificateAuthority
+
+    try:
+        wildcard = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        wildcard = True
+    if wildcard:
+        raise ValueError(
+            f"Shoal makes certificates for addresses in digits, and not for {host!r}: give the address of "
+            "this host with --listen or --advertise, or files with --certificate, --key and --authority"
+        )
+    authority = CertificateAuthority()
+    certificate, key = authority.issue(host)
+    return replace(
+        access,
+        certificate=_keep(folder, "certificate.pem", certificate),
+        key=_keep(folder, "key.pem", key),
+        authority=_keep(folder, "authority.pem", authority.certificate),
     )
-    return access
+
+
+def _keep(folder: str | Path, name: str, text: str) -> str:
+    """Write a file that only this user can read; its path."""
+    file = Path(folder) / name
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+        written.write(text)
+    return str(file)
 
 
 def join_hint(asked: Access, given: Access) -> str:
-    """The options of `shoal join` for a run that was `asked` for so, and was given a token file."""
-    from shoal.transports.grpc.security import TOKEN_VARIABLE
+    """The options of `shoal join` for a run that was `asked` for so, and was given what it lacked."""
+    from shoal.transports.grpc.security import TOKEN_VARIABLE, split_address, with_port
 
-    if asked.token_file is None and os.environ.get(TOKEN_VARIABLE):
-        words = []
-        after = f" (with the same {TOKEN_VARIABLE})"
-    else:
-        words = ["--token-file", str(given.token_file)]
-        after = ""
+    in_variable = asked.token_file is None and bool(os.environ.get(TOKEN_VARIABLE))
+    words = [] if in_variable else ["--token-file", str(given.token_file)]
     words += ["--authority", given.authority] if given.authority else []
     words += ["--certificate", "FILE", "--key", "FILE"] if given.mutual else []
     words += ["--insecure"] if given.insecure else []
+    after = f"  # with the same {TOKEN_VARIABLE}" if in_variable else ""
+    if words != ["--insecure"] and not is_loopback(split_address(with_port(given.listen))[0]):
+        after = COPIED + after
     return shlex.join(words) + after

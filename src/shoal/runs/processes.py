@@ -22,7 +22,7 @@ from shoal.core.vector import named_buffers
 from shoal.launch.audience import Audience
 from shoal.launch.control import Control
 from shoal.launch.crew import Crew
-from shoal.launch.invitation import Invitation, join_hint, with_token
+from shoal.launch.invitation import Invitation, join_hint, with_credentials
 from shoal.launch.keeper_process import FORK_SERVER, SLOW_IMPORTS
 from shoal.launch.member import Member
 from shoal.launch.process_handle import ProcessHandle
@@ -75,7 +75,7 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
 
 def _open_up(plan: Plan, data: Data, root: str) -> tuple[Plan, Invitation]:
     """The plan with a token for the run, and what a worker that comes with the token is told."""
-    access = with_token(plan.access, root)
+    access = with_credentials(plan.access, root)
     told = {"plan": words_of(plan), "data": data_mark(data)}
     return replace(plan, access=access), Invitation(told, join_hint(plan.access, access))
 
