@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.launch.open_places import OpenPlaces
+from shoal.launch.open_places import OpenPlaces, vacate
 from shoal.launch.versions import version
 
 
@@ -18,7 +18,7 @@ def opened(folder, ranks=(2, 3), **settings):
 
 
 def ask(places, present=frozenset(), **words):
-    asked = json.dumps({"version": version(), "script": None, **words}).encode()
+    asked = json.dumps({"version": version(), **words}).encode()
     number, granted = places.grant(asked, "ipv4:10.0.0.2:4711", present)
     return number, json.loads(granted)
 
@@ -54,6 +54,14 @@ def test_who_claims_a_place_that_another_has_had_since_gets_a_free_one(tmp_path)
     assert ask(places, rank=2, incarnation=1)[1]["rank"] == 3
 
 
+def test_the_place_of_a_worker_that_is_not_started_again_is_open_when_the_others_are_taken(tmp_path):
+    places, _ = opened(tmp_path, [2])
+    vacate(tmp_path, 0, incarnation=3)
+    granted = [ask(places)[1] for _ in range(2)]
+    assert [(g["rank"], g["incarnation"]) for g in granted] == [(2, 1), (0, 4)]
+    assert refusal(places) == "all its places are taken"
+
+
 def refusal(places, present=frozenset(), **words):
     with pytest.raises(ShoalError) as refused:
         ask(places, present, **words)
@@ -65,13 +73,11 @@ def test_each_refusal_is_a_sentence(tmp_path):
     assert refusal(places, version="0.0, code 1234") == (
         f"it has another Shoal ({version()}) than this one (0.0, code 1234); install the same one"
     )
-    assert refusal(places, script="abc") == "it runs no script; leave the script out"
     assert refusal(places, present={2}) == "all its places are taken"
     ask(places)
     assert refusal(places) == "all its places are taken"
     places.is_over = lambda: True
     assert refusal(places) == "the run is about to end"
-    assert "another script" in refusal(opened(tmp_path, script="abc")[0])
 
 
 @pytest.mark.parametrize("words", [b"", b"[1]", b"\xff", b'"x"'])

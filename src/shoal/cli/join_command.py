@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,10 +30,20 @@ def refuse_token(value: str | None) -> None:
         )
 
 
+def read_address(words: Sequence[str]) -> str:
+    """The only word. Raises ValueError for a script: its loop could not go on where the others are."""
+    if not words:
+        raise ValueError("name the run to join, as in: shoal join 10.0.0.1:7000 --token-file token")
+    if len(words) > 1:
+        raise ValueError(
+            f"{words[1]!r} follows the address: nobody can join the run of a script from another machine; "
+            "join those of shoal.run() and shoal compare, which tell the task themselves"
+        )
+    return words[0]
+
+
 def join(
-    address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Where the run listens; it says so when it begins.")
-    ] = "",
+    ctx: typer.Context,
     token_file: Token = None,
     authority: Authority = None,
     certificate: Certificate = None,
@@ -45,13 +56,12 @@ def join(
     token: Annotated[str | None, typer.Option(hidden=True, callback=refuse_token)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
-    """Take part in a run that is under way on another machine.
+    """Take part in the run that listens at HOST:PORT, on another machine.
 
     The run was started with --transport grpc and --max-workers, and tells
     what to type here. Ctrl-C leaves it; the others go on.
     """
-    if not address:
-        raise ValueError("name the run to join, as in: shoal join 10.0.0.1:7000 --token-file token")
+    address = read_address(ctx.args)
     access = read_access(
         "grpc",
         certificate=certificate,

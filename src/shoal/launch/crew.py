@@ -67,6 +67,7 @@ class Crew:
     has_keeper: bool = False
     spares: Spares = field(default_factory=Spares)
     group: int = 1
+    on_given_up: Callable[[int, int], None] = lambda rank, incarnation: None  # who is not started again
     began_at: float | None = None  # when the run began, where these members go on from others
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
@@ -278,6 +279,7 @@ class Crew:
             return True
         undone = "" if self.takes_over else f". Nobody does {self._group_of(member)[0].undone}"
         LOG.warning("%s %s; the other %d go on%s", member.name, how, left, undone)
+        self.on_given_up(member.rank, member.incarnation)
         self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
         return True
 

@@ -17,6 +17,9 @@ from shoal.transports.rendezvous import Store, hub_key
 FILE = "places.json"
 """Where a keeper notes the last incarnation of each place: its successor must not grant one twice."""
 
+VACANT = "vacant"
+"""The file in which a launcher leaves the last incarnation of a worker that it does not start again."""
+
 CAME, GONE = "came", "gone"
 """Events of a place itself, beside those that its holder sends."""
 
@@ -26,8 +29,15 @@ SENT = ("progress", "done")
 Told = Callable[[int, dict[str, Any]], None]
 
 
+def vacate(folder: Path, rank: int, incarnation: int) -> None:
+    """Have others take the place of a worker that has died, and is not started again."""
+    write_whole(folder / f"{VACANT}.{rank}", str(incarnation).encode(), synced=False)
+
+
 class OpenPlaces:
     """Grants the places of these `ranks`, each to one process at a time, with the settings of the run.
+
+    Places of workers that have died and are not started again come after them: see `vacate`.
 
     `tell` is called with a rank and an event. Threads of the gRPC server call these methods.
     """
@@ -41,7 +51,7 @@ class OpenPlaces:
     ) -> None:
         self.is_over: Callable[[], bool] = lambda: False  # whether nobody may join any more
         self._ranks = tuple(ranks)
-        self._file = folder / FILE
+        self._folder, self._file = folder, folder / FILE
         self._settings = settings
         self._tell = tell
         self._lock = threading.Lock()
@@ -59,14 +69,14 @@ class OpenPlaces:
 
         Raises ShoalError with the reason if there is none.
         """
-        request, settings = read_words(asked), self._settings()
-        self._check(request, settings)
+        request = read_words(asked)
+        self._check(request)
         with self._lock:
             rank, incarnation = self._again(request) or self._next(present)
             number = next(self._numbers)
             self._held[number] = rank
         self._tell(rank, {"event": CAME, "from": caller, "incarnation": incarnation})
-        told = {**settings, "rank": rank, "incarnation": incarnation}
+        told = {**self._settings(), "rank": rank, "incarnation": incarnation}
         return number, json.dumps(told).encode()
 
     def hear(self, grant: int, said: bytes) -> None:
@@ -88,13 +98,11 @@ class OpenPlaces:
         number = "1 place is" if len(self._ranks) == 1 else f"{len(self._ranks)} places are"
         return f"{number} open; to join: shoal join {address} {hint}"
 
-    def _check(self, request: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    def _check(self, request: Mapping[str, Any]) -> None:
         if request.get("version") != (own := version()):
             raise ShoalError(
                 f"it has another Shoal ({own}) than this one ({request.get('version')}); install the same one"
             )
-        if request.get("script") != settings.get("script"):
-            raise ShoalError(_which_command(settings.get("script")))
         if self.is_over():
             raise ShoalError("the run is about to end")
 
@@ -107,22 +115,18 @@ class OpenPlaces:
 
     def _next(self, present: Set[int]) -> tuple[int, int]:
         """The first place that nobody has, and the next incarnation in it."""
-        free = [rank for rank in self._ranks if rank not in present and rank not in self._held.values()]
+        given_up = {int(file.suffix[1:]): int(file.read_text()) for file in self._folder.glob(f"{VACANT}.*")}
+        ranks = [*self._ranks, *sorted(given_up)]
+        free = [rank for rank in ranks if rank not in present and rank not in self._held.values()]
         if not free:
             raise ShoalError("all its places are taken")
-        incarnation = self._incarnations.get(free[0], 0) + 1
+        incarnation = max(self._incarnations.get(free[0], 0), given_up.get(free[0], 0)) + 1
         self._incarnations[free[0]] = incarnation
         write_whole(self._file, json.dumps([*self._incarnations.items()]).encode(), synced=False)
         return free[0], incarnation
 
     def _remembered(self) -> dict[int, int]:
         return dict(json.loads(self._file.read_bytes())) if self._file.exists() else {}
-
-
-def _which_command(script: object) -> str:
-    if script is None:
-        return "it runs no script; leave the script out"
-    return "it runs another script, or another version of it; name a copy of the run's own script"
 
 
 def read_words(said: bytes) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class PlaceCall:
     again; `lost_for` says for how long it has been.
     """
 
-    def __init__(self, address: str, access: Access, script: str | None = None) -> None:
+    def __init__(self, address: str, access: Access) -> None:
         settings = asdict(access)
         del settings["listen"], settings["advertise"]
         security = Security(**settings)
@@ -59,7 +59,7 @@ class PlaceCall:
         self.address = address
         self._metadata = bearer(tokens)
         self._channel = security.channel(address, channel_options(FAILURE_SECONDS, None))
-        self._asked: dict[str, Any] = {"version": version(), "script": script}
+        self._asked: dict[str, Any] = {"version": version()}
         self._events = _Events()
         self._lost_at = math.inf
         self._closing = threading.Event()

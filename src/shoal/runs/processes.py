@@ -25,6 +25,7 @@ from shoal.launch.crew import Crew
 from shoal.launch.invitation import Invitation, join_hint, with_credentials
 from shoal.launch.keeper_process import FORK_SERVER, SLOW_IMPORTS
 from shoal.launch.member import Member
+from shoal.launch.open_places import vacate
 from shoal.launch.process_handle import ProcessHandle
 from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import ctrl_c_ignored, stopped_by, temporary_folder
@@ -143,6 +144,7 @@ def _crew(
         has_keeper=plan.is_elastic,
         spares=Spares(plan.spares, partial(launch, "a spare", spare_process)),
         group=plan.group,
+        on_given_up=partial(vacate, nodes_folder(plan, root)),
     )
 
 
