@@ -111,7 +111,7 @@ class Coding:
     def decode(self, payload: Payload, numel: int, at: int | None = None, *, merged: bool = False) -> Tensor:
         """The vector of `numel` elements that a payload stands for."""
         began = self._channel.now()
-        here = tuple(part.to(self._device) for part in payload)
+        here = tuple([part if part.device == self._device else part.to(self._device) for part in payload])
         out = torch.empty(numel, dtype=self._dtype, device=self._device)
         decoded = self.fitted(at, numel, merged).decode(here, out)
         self._meter.decode_seconds += self._channel.now() - began

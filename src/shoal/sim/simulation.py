@@ -90,7 +90,8 @@ class Simulation:
         self._check_faults(nodes, disk is not None)
         self._compute.check(workers)
         self._switch = Switch(self.kernel, network or Network(), seed, weather)
-        self._ends = [self._switch.add() for _ in range(nodes)]
+        with rare_collections():
+            self._ends = [self._switch.add() for _ in range(nodes)]
         self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
         self._common: dict[str, Any] = {
             "mean": mean,
