@@ -90,8 +90,6 @@ class Simulation:
         self._check_faults(nodes, disk is not None)
         self._compute.check(workers)
         self._switch = Switch(self.kernel, network or Network(), seed, weather)
-        with rare_collections():
-            self._ends = [self._switch.add() for _ in range(nodes)]
         self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
         self._common: dict[str, Any] = {
             "mean": mean,
@@ -109,6 +107,7 @@ class Simulation:
         first = replica(0)
         self._centre = (first.x if centre is None else centre).detach().clone()
         with rare_collections():
+            self._ends = [self._switch.add() for _ in range(nodes)]
             self.nodes = [self._make(rank, 0, first if rank == 0 else None) for rank in range(nodes)]
         self.keeper = self._first_keeper() if elastic else None
         for server in self._ends[workers:]:
