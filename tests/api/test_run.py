@@ -223,7 +223,7 @@ def test_what_cannot_be_trained_gets_one_sentence(task, sentence):
             {"compute": shoal.Compute(1.0, slow={7: 5.0}), "transport": "sim", "workers": 2},
             "there is no worker 7 to slow down",
         ),
-        ({"compute": shoal.Compute(1.0)}, "network, compute and faults are for transport='sim'"),
+        ({"compute": shoal.Compute(1.0)}, "network, compute, profile and faults are for transport='sim'"),
     ],
 )
 def test_wrong_arguments_get_one_sentence_before_anything_starts(options, sentence):

@@ -9,6 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from shoal.sim.models import Network
+
 FORMAT = 1
 """Of profiles. A profile of another format is refused."""
 
@@ -108,6 +110,17 @@ class Profile:
             speeds.encode,
             speeds.decode,
         )
+
+    def of_run(self, nodes: int, codec: str, network: Network | None) -> tuple[Network, Machine]:
+        """How these nodes are connected, and what they run on.
+
+        With a network every node has a machine like this one to itself, and they talk over gRPC; without
+        one they are processes of one such machine.
+        """
+        if network is not None:
+            return network, self.machine("grpc", codec)
+        wiring = self.wiring("processes")
+        return Network(wiring.latency, wiring.bandwidth), self.machine("processes", codec, per_host=nodes)
 
     def wiring(self, transport: str) -> Wiring:
         """What was measured of a transport. Raises ValueError if nothing was."""
