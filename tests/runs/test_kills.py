@@ -239,18 +239,26 @@ def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_the_least_number(crews, tmp_path):
-    def worker_1_once_a_spare_waits(crew: Crew) -> Member | None:
-        return crew.members[1] if any(line.poll() for _, line in crew.spares._waiting) else None
+    frozen: list[int] = []  # the spare, until training waits: it might join before worker 1 is missed
 
-    def only_at_first(event: dict[str, object]) -> None:
+    def worker_1_once_a_spare_waits(crew: Crew) -> Member | None:
+        ready = [spare.pid for spare, line in crew.spares._waiting if line.poll()]
+        for pid in ready:
+            os.kill(pid, signal.SIGSTOP)
+            frozen.append(pid)
+        return crew.members[1] if ready else None
+
+    def heard(event: dict[str, object]) -> None:
         crews[0].start = start_anew
+        if frozen and crews[0]._warned:
+            os.kill(frozen.pop(), signal.SIGCONT)
 
     def start_anew(number: int, incarnation: int) -> Member:
         raise AssertionError("a spare was there")
 
     settings = {"workers": 2, "epochs": 60, "tests": 0, "min_workers": 2, "spares": 1}
     with Assassin(crews, worker_1_once_a_spare_waits, 1, 1, tmp_path) as assassin:
-        result = shoal.run(assassin.task(blobs()), BMUF(period=4), **settings, on_progress=only_at_first)
+        result = shoal.run(assassin.task(blobs()), BMUF(period=4), **settings, on_progress=heard)
     assert len(assassin.killed) == 1, "the run was over before the kill"
     assert result.samples == 60 * len(blobs().data().x)
     assert crews[0]._warned == {"training waits: it needs 2 workers, and 1 are there"}
