@@ -84,7 +84,7 @@ def test_a_compressed_run_sends_less_and_learns():
 def run_with_a_kill(word, transport, victim, crews, caplog, tmp_path, until=None) -> shoal.Result:
     """A run in which that worker is killed after twenty steps, and which is slow until the event `until`."""
     killed = []
-    throttle = Throttle(tmp_path / "slow")
+    throttle = Throttle(tmp_path / "slow", seconds=0.05)
 
     def kill(event: dict[str, object]) -> None:
         # Its own event, so that a warning can say how many steps it leaves undone.

@@ -18,7 +18,7 @@ import torch
 import sabotage
 import shoal
 from convex import convex
-from marks import marks
+from marks import SAMPLES, marks
 from shoal.core.errors import WorkerFailed
 from shoal.core.task import Task
 from shoal.launch.crew import Crew
@@ -111,7 +111,7 @@ def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("transport", "kills", "epochs"),
     [
-        ("processes", 2, 5),
+        ("processes", 2, 3),
         ("grpc", 1, 3),
         pytest.param("processes", 10, 8, marks=pytest.mark.soak),
         pytest.param("grpc", 3, 8, marks=pytest.mark.soak),
@@ -131,7 +131,7 @@ def test_a_server_killed_again_and_again_loses_nothing_it_acknowledged(
             on_progress=assassin.heard,
         )
     assert len(assassin.killed) == kills, "the run was over before all kills"
-    assert torch.equal(result.model.marks, torch.full((1600,), -float(epochs), dtype=torch.float64))
+    assert torch.equal(result.model.marks, torch.full((SAMPLES,), -float(epochs), dtype=torch.float64))
     assert not assassin.has_waited_too_long
     assert all(is_gone(pid) for pid in assassin.killed)
 
@@ -145,7 +145,7 @@ def test_the_others_do_what_killed_workers_left_undone(crews, tmp_path, seed):
             assassin.task(marks()), "asgd", workers=WORKERS, epochs=4, on_progress=assassin.heard
         )
     assert len(assassin.killed) == 3, "the run was over before all kills"
-    assert torch.equal(result.model.marks, torch.full((1600,), -4.0, dtype=torch.float64))
+    assert torch.equal(result.model.marks, torch.full((SAMPLES,), -4.0, dtype=torch.float64))
     assert not assassin.has_waited_too_long
 
 
@@ -188,7 +188,7 @@ def test_a_server_outlives_all_its_workers_and_they_come_back(crews, tmp_path):
 
     with Assassin(crews, all_at_once, 1, 5, tmp_path) as assassin:
         result = shoal.run(assassin.task(marks()), "asgd", workers=WORKERS, epochs=4)
-    assert torch.equal(result.model.marks, torch.full((1600,), -4.0, dtype=torch.float64))
+    assert torch.equal(result.model.marks, torch.full((SAMPLES,), -4.0, dtype=torch.float64))
 
 
 def a_worker_or_the_keeper(crew: Crew) -> Member | None:
@@ -223,7 +223,7 @@ def a_worker_or_the_keeper(crew: Crew) -> Member | None:
 def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
     crews, tmp_path, monkeypatch, strategy, transport, kills
 ):
-    epochs, task, temporary = 20 * kills, blobs(), tmp_path / "t"
+    epochs, task, temporary = 5 * kills, blobs(), tmp_path / "t"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     settings = {"workers": WORKERS, "epochs": epochs, "tests": 0, "transport": transport}
