@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,12 @@ def test_a_server_killed_when_all_workers_have_left_comes_back_and_waits_for_nob
     assert any("died and came back" in fault for fault in result.nodes[-1]["faults"])
 
 
+def slow_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """For which a kill comes in time, though little is to be computed."""
+    time.sleep(0.01)
+    return torch.nn.functional.cross_entropy(outputs, labels)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
@@ -285,10 +292,13 @@ def test_a_server_killed_when_all_workers_have_left_comes_back_and_waits_for_nob
 )
 def test_killed_workers_change_only_who_computes_which_portion(crews, tmp_path, transport, servers):
     strategy = Sandblaster(tolerance=1e-8, l2=0.01)
-    whole = shoal.run(convex(), strategy, workers=WORKERS, servers=servers, epochs=100, transport="sim")
+    task = replace(convex(), batch=8, loss=slow_loss)
+    whole = shoal.run(
+        replace(convex(), batch=8), strategy, workers=WORKERS, servers=servers, epochs=100, transport="sim"
+    )
     with Assassin(crews, a_worker, 1, 5, tmp_path) as assassin:
         result = shoal.run(
-            convex(),
+            task,
             strategy,
             workers=WORKERS,
             servers=servers,
