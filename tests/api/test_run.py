@@ -33,7 +33,7 @@ def weights(result: shoal.Result) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_soak(list(SYNCHRONOUS), 4))
+@pytest.mark.parametrize("name", mostly_soak(list(SYNCHRONOUS), 3))
 def test_a_synchronous_strategy_is_bit_equal_in_virtual_time_on_sockets_and_on_gloo_point_to_point(name):
     results = [
         shoal.run(blobs(), SYNCHRONOUS[name], workers=3, epochs=2, transport=transport, collective="stripes")
