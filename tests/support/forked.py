@@ -32,7 +32,7 @@ PRELOADED = [
     *("shoal.runs.processes", "shoal.api.script", "torch._dynamo"),  # whole runs use the same fork server
     *("shoal.cli.run", "shoal.cli.compare", "torch.distributed.run", "warm_server"),
     *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
-    *("numba", "PIL.Image", "rich.console", "encodings.idna", "numpy.ctypeslib"),
+    *("shoal.codecs.kernel_preload", "PIL.Image", "rich.live", "encodings.idna", "numpy.ctypeslib"),
     *(
         "shoal.api.run",
         "shoal.api.attach",
