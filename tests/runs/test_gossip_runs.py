@@ -106,7 +106,7 @@ def run_with_a_kill(word, transport, victim, crews, caplog, tmp_path, until=None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "word",  # tests/sim/test_gossip_returns.py has all of them, in virtual time
-    [w if w in FEW else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
+    [w if w == "gossip" else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
 )
 def test_a_killed_worker_comes_back_with_the_model_of_another(word, crews, caplog, tmp_path):
     result = run_with_a_kill(word, "processes", 2, crews, caplog, tmp_path, until="worker 2 is back")
@@ -120,7 +120,7 @@ def test_a_killed_worker_comes_back_with_the_model_of_another(word, crews, caplo
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     "word",  # tests/strategies/test_gossip_ends.py kills workers of all, in virtual time
-    [w if w in FEW else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
+    [w if w == "choco" else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
 )
 def test_over_gloo_a_killed_worker_is_done_without(word, victim, crews, caplog, tmp_path):
     result = run_with_a_kill(word, "gloo", victim, crews, caplog, tmp_path)
@@ -205,11 +205,12 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(word, tmp_path):
             pressed.append(event)
             os.kill(os.getpid(), signal.SIGINT)
 
-    settings = {"workers": 3, "checkpoint": tmp_path, "epochs": 60}
+    settings = {"workers": 3, "checkpoint": tmp_path / "saved", "epochs": 10}
+    slow = Throttle(tmp_path / "slow").task(blobs())
     with pytest.raises(shoal.Interrupted):
-        shoal.run(blobs(), word, on_progress=press_ctrl_c, **settings)
-    assert list(tmp_path.glob("step-*/worker-2.json"))
-    assert shoal.run(blobs(), word, **settings).samples == 60 * 300
+        shoal.run(slow, word, on_progress=press_ctrl_c, **settings)
+    assert list(tmp_path.glob("saved/step-*/worker-2.json"))
+    assert shoal.run(blobs(), word, **settings).samples == 10 * 300
 
 
 # -- helping ---------------------------------------------------------------------------------------
