@@ -28,6 +28,7 @@ from shoal.engine.membership import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Faults, Weather
+from shoal.sim.hardware import Machine
 from shoal.sim.kernel import Kernel, rare_collections
 from shoal.sim.models import Compute, Network, Pace
 from shoal.sim.transport import SimTransport, Switch
@@ -41,9 +42,10 @@ class Simulation:
     `replica(rank)` makes the replica of a worker, whose `steps` are `passes` over its share of the data, by
     default one each. Each server consists of `shards` nodes and starts with the parameters `centre`, by
     default those of worker 0; `served(identity)` makes the replica of such a node, by default one with plain
-    SGD. `disk(rank)` makes the log of a server. With `batch`, a
-    gradient of `batch` samples takes the time that `compute` says, and others take time in proportion to
-    theirs; without it all take the same. The same arguments give the same run, bit for bit: see `digest`.
+    SGD. `disk(rank)` makes the log of a server. With `batch`, a gradient of `batch` samples takes the time
+    that `compute` says, and others take time in proportion to theirs; without it all take the same.
+    `machine` says what takes time beside gradients and wires: without it, nothing does. The same arguments
+    give the same run, bit for bit: see `digest`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Simulation:
         batch: int | None = None,
         faults: Faults | None = None,
         weather: Weather | None = None,
+        machine: Machine | None = None,
         disk: Callable[[int], Disk] | None = None,
         retry: float | None = None,
         layout: Layout | None = None,
@@ -89,8 +92,7 @@ class Simulation:
         self._faults = faults or Faults()
         self._check_faults(nodes, disk is not None)
         self._compute.check(workers)
-        self._switch = Switch(self.kernel, network or Network(), seed, weather)
-        self._ends = [self._switch.add() for _ in range(nodes)]
+        self._switch = Switch(self.kernel, network or Network(), seed, weather, machine)
         self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
         self._common: dict[str, Any] = {
             "mean": mean,
@@ -108,6 +110,7 @@ class Simulation:
         first = replica(0)
         self._centre = (first.x if centre is None else centre).detach().clone()
         with rare_collections():
+            self._ends = [self._switch.add() for _ in range(nodes)]
             self.nodes = [self._make(rank, 0, first if rank == 0 else None) for rank in range(nodes)]
         self.keeper = self._first_keeper() if elastic else None
         for server in self._ends[workers:]:
