@@ -55,12 +55,18 @@ from shoal.vocabulary.node import Node
 SLOW_IMPORTS = ("torch._dynamo",)
 """Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
 
+KERNELS = "shoal.codecs.kernel_preload"
+"""What the CPU kernels of codecs need. The fork server imports it if the run has a lossy codec."""
+
 
 def run_processes(plan: Plan, listener: Audience) -> Result:
     """Train with one process for each node, and return the result when all are done."""
     check_it_travels(plan, plan.task)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([FORK_SERVER, "shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
+    kernels = () if plan.codec.exact else (KERNELS,)
+    context.set_forkserver_preload(
+        [FORK_SERVER, "shoal.runs.processes", *SLOW_IMPORTS, *kernels, *plan.task.imports]
+    )
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
         forkserver.ensure_running()
     with temporary_folder() as root:
