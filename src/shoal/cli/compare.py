@@ -136,7 +136,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="LINKS",
-            help="Bandwidth, latency and, optionally, loss of every link: 100Mbit,20ms,1%; or home, office, wifi.",
+            help="Bandwidth, latency and, optionally, loss of every link: 100Mbit,20ms,1%; or home, office.",
             show_default=NETWORK,
             rich_help_panel="Virtual time",
         ),
