@@ -43,7 +43,7 @@ class Simulation:
     default one each. Each server consists of `shards` nodes and starts with the parameters `centre`, by
     default those of worker 0; `served(identity)` makes the replica of such a node, by default one with plain
     SGD. `disk(rank)` makes the log of a server. With `batch`, a gradient of `batch` samples takes the time
-    that `compute` says, and others take time in proportion to theirs; without it all take the same.
+    that `compute` says, and others take more or less; without it all take the same.
     `machine` says what takes time beside gradients and wires: without it, nothing does. The same arguments
     give the same run, bit for bit: see `digest`.
     """
@@ -230,7 +230,7 @@ class Simulation:
                 planned = self._faults.delay(me.rank, done.t)
             if pace.is_new:
                 pace.begin_at(0 if me.incarnation else done.clock)
-            batches = 1.0 if self._batch is None else samples / self._batch
+            batches = 1.0 if self._batch is None else self._compute.of(samples, self._batch)
             return pace.next() * batches + planned
 
         return duration
