@@ -33,6 +33,9 @@ testing._get_command = cache(testing._get_command)  # or every call reads all op
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # some files import grpc before the package does
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # in new processes: or threads spin on cores that others need
 os.environ["SHOAL_RUNS"] = "none"  # or every run of a test would leave a folder here
 
 GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way out

@@ -54,16 +54,18 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "records": {"core", "loggers", "report"},
     "watch": {"core", "records", "report"},
     "manifests": {"core"},
-    "api": _STARTED | _KEPT | {"pipelines"},
+    "profiling": _STARTED,
+    "api": _STARTED | _KEPT | {"pipelines", "profiling"},
     "ray": _STARTED | {"api"},
-    "studies": _STARTED | {"api", "report"},
+    "studies": _STARTED | {"api", "report", "profiling"},
     "search": _STARTED | _KEPT | {"report"},
-    "demo": _STARTED | {"api", "report", "studies"},
+    "demo": _STARTED | {"api", "profiling", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
     "cli": _STARTED
     | _KEPT
     | {
         "api",
+        "profiling",
         "report",
         "watch",
         "manifests",

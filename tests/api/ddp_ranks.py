@@ -22,7 +22,7 @@ from shoal.codecs import CODECS
 from shoal.core.codec import Codec, expect
 from shoal.core.seeds import stream
 
-STEPS, SPOILT, BATCH, INPUTS, CLASSES = 40, 5, 16, 20, 4
+STEPS, SPOILT, BATCH, INPUTS, CLASSES = 28, 5, 16, 20, 4
 DEVICE = torch.device(sys.argv[4] if len(sys.argv) > 4 else "cpu")
 BACKEND = "nccl" if DEVICE.type == "cuda" else "gloo"
 
@@ -66,7 +66,7 @@ def trained(rank, hook):
     ddp = DistributedDataParallel(model(), bucket_cap_mb=0.004)
     if hook is not None:
         ddp.register_comm_hook(None, hook)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.5)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.15, momentum=0.5)
     losses, refused = [], []
     for step, (x, y) in enumerate(batches(rank)):
         optimizer.zero_grad()

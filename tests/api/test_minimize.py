@@ -300,7 +300,7 @@ def test_what_is_not_known_is_not_made_up():
 # -- strategies, transports, virtual time ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", mostly_soak([*STRATEGIES], 9))
+@pytest.mark.parametrize("name", mostly_soak([*STRATEGIES], 6))
 def test_every_strategy_minimizes(name):
     machines = 1 if name == "single" else 2
     loss = described.cross_entropy if name == "sandblaster" else None

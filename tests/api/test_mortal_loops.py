@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sampling import mostly_soak
 from scripts import final_weights
 from scripts import run_loop as run_a_script
 from shoal.core.errors import WorkerFailed
@@ -78,7 +79,7 @@ def test_with_local_steps_no_sample_counts_twice_and_what_is_lost_is_said():
     assert 8 * SAMPLES - int(counts.sum()) == sum(lost)
 
 
-@pytest.mark.parametrize("strategy", ["sync", "local", "bmuf", "diloco", "slowmo"])
+@pytest.mark.parametrize("strategy", mostly_soak(["sync", "local", "bmuf", "diloco", "slowmo"], 3))
 def test_every_strategy_that_averages_ends_with_one_model(strategy):
     options = {} if strategy == "sync" else {"strategy_options": {"period": "4"}}
     printed = run_loop("--epochs", "8", "--gamma", "0.9", *kill("1:4"), strategy=strategy, **options)

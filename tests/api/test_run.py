@@ -33,7 +33,7 @@ def weights(result: shoal.Result) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_soak(list(SYNCHRONOUS), 4))
+@pytest.mark.parametrize("name", mostly_soak(list(SYNCHRONOUS), 3))
 def test_a_synchronous_strategy_is_bit_equal_in_virtual_time_on_sockets_and_on_gloo_point_to_point(name):
     results = [
         shoal.run(blobs(), SYNCHRONOUS[name], workers=3, epochs=2, transport=transport, collective="stripes")
@@ -47,7 +47,7 @@ def test_a_synchronous_strategy_is_bit_equal_in_virtual_time_on_sockets_and_on_g
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], 8))
+@pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], 6))
 def test_every_strategy_learns_on_real_processes(name):
     result = shoal.run(blobs(dropout=0.0 if name == "sandblaster" else 0.1), name, workers=2, epochs=4)
     assert result.test_accuracy > 75
@@ -223,7 +223,7 @@ def test_what_cannot_be_trained_gets_one_sentence(task, sentence):
             {"compute": shoal.Compute(1.0, slow={7: 5.0}), "transport": "sim", "workers": 2},
             "there is no worker 7 to slow down",
         ),
-        ({"compute": shoal.Compute(1.0)}, "network, compute and faults are for transport='sim'"),
+        ({"compute": shoal.Compute(1.0)}, "network, compute, profile and faults are for transport='sim'"),
     ],
 )
 def test_wrong_arguments_get_one_sentence_before_anything_starts(options, sentence):

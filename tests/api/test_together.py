@@ -21,7 +21,7 @@ WORDS = ["sync", "bmuf", "diloco", "gossip", "easgd", "asgd", "ssp", "sync_serve
 pytestmark = pytest.mark.usefixtures("warm_scripts")
 
 
-@pytest.mark.parametrize("strategy", mostly_soak(WORDS, 5))
+@pytest.mark.parametrize("strategy", mostly_soak(WORDS, 4))
 def test_every_worker_ends_with_the_same_model_and_buffers(strategy):
     printed = run("--look", "0", workers=3, strategy=strategy)
     models = [final_weights(text) for text in printed]

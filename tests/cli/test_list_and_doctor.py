@@ -14,6 +14,7 @@ from shoal.codecs import CODECS
 from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS
 from shoal.layouts import LAYOUTS
 from shoal.loggers.log_option import WORDS as LOGGERS
+from shoal.profiling import probe_processes
 from shoal.programs.tasks import TASKS
 from shoal.search import METHODS
 from shoal.strategies import STRATEGIES
@@ -82,7 +83,7 @@ def test_doctor_survives_a_transport_that_aborts(shoal, monkeypatch):
         code = f"import os; print({said!r}, flush=True); os.abort()"
         return subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr(machine, "_start_probe", abort)
+    monkeypatch.setattr(machine, "start_probe", abort)
     monkeypatch.setattr(machine, "mpi", lambda: machine.Finding(True, "transport mpi."))
     result = shoal("doctor")
     assert result.exit_code == 1
@@ -117,16 +118,16 @@ class Probe:
 
 def test_doctor_waits_for_a_probe_that_is_slow_and_not_for_one_that_is_silent():
     slow = Probe(b"started\n", b"started\nprocesses\n", b"started\nprocesses\ngloo\n")
-    assert machine._listen(slow) == (
+    assert probe_processes._listen(slow) == (
         "started\nprocesses\ngloo\n",
         "the process that tested it ended with exit code 0",
     )
     late = Probe(None, None, None, b"started\n", b"started\nprocesses\n")
-    assert machine._listen(late)[0] == "started\nprocesses\n"
+    assert probe_processes._listen(late)[0] == "started\nprocesses\n"
     silent = Probe(b"started\n", b"started\n", b"started\n")
-    assert machine._listen(silent) == ("started\n", "no answer within 25 s")
+    assert probe_processes._listen(silent) == ("started\n", "no answer within 25 s")
     assert silent.returncode == -9
-    assert machine._listen(Probe(None, None, None, None, b"")) == ("", "no answer within 100 s")
+    assert probe_processes._listen(Probe(None, None, None, None, b"")) == ("", "no answer within 100 s")
 
 
 def test_doctor_says_what_mpi_lacks(monkeypatch, tmp_path):
@@ -142,7 +143,7 @@ def test_doctor_says_what_mpi_lacks(monkeypatch, tmp_path):
 def test_doctor_says_what_grpc_lacks_and_counts_it_as_no_fault(monkeypatch):
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None if name == "grpc" else name)
     monkeypatch.setattr(machine, "mpi", lambda: machine.Finding(True, "transport mpi."))
-    monkeypatch.setattr(machine, "_start_probe", lambda rank, folder: None)
+    monkeypatch.setattr(machine, "start_probe", lambda rank, folder: None)
     monkeypatch.setattr(machine, "hear", lambda _: ({}, "it was not tried"))
     *_, gloo, grpc, _ = machine.transports()
     assert gloo.works is False
@@ -163,7 +164,7 @@ def test_doctor_finds_mpiexec_beside_python_and_survives_one_that_fails(monkeypa
 def test_doctor_says_that_mpi_listens_on_all_addresses(monkeypatch, tmp_path):
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(machine.shutil, "which", lambda name, path=None: f"/usr/bin/{name}")
-    monkeypatch.setattr(machine, "_start_mpi_probe", lambda mpiexec: None)
+    monkeypatch.setattr(machine, "start_mpi_probe", lambda mpiexec: None)
     monkeypatch.setattr(machine, "hear", lambda _: ({"mpi": {"round_trip": 1e-5, "bandwidth": 1e9}}, ""))
     finding = machine.mpi()
     assert finding.works and "It listens on all addresses of the host" in finding.sentence

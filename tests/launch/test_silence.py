@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import shoal
-from marks import marks
+from marks import SAMPLES, marks
 from shoal.launch import silence as module
 from shoal.launch.crew import Crew
 from shoal.launch.member import Member
@@ -116,7 +116,7 @@ def test_the_others_go_on_without_a_worker_that_is_frozen_for_ever(crews, transp
         patience=3.0,
         on_progress=freezing(crews),
     )
-    assert result.samples == 2 * 1600
+    assert result.samples == 2 * SAMPLES
     assert any("worker 1 was killed after" in record.getMessage() for record in caplog.records)
 
 

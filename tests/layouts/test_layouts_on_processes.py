@@ -50,9 +50,14 @@ def laid_out(task, layout, processes, **settings):
         ("pictures", "hybrid:group=3", 3),
         ("two inputs", "branches", 2),
         ("pictures", PIPELINE, 2),
-        ("pictures", "pipeline:group=3,schedule=1f1b,microbatches=6,split=even", 3),
         ("letters", "pipeline:group=2", 2),
-        ("letters", "pipeline:group=2,schedule=interleaved,microbatches=4,split=even", 2),
+        *(  # tests/pipelines/test_pipeline.py has every schedule
+            pytest.param(task, f"pipeline:{schedule},split=even", size, marks=pytest.mark.soak)
+            for task, schedule, size in (
+                ("pictures", "group=3,schedule=1f1b,microbatches=6", 3),
+                ("letters", "group=2,schedule=interleaved,microbatches=4", 2),
+            )
+        ),
     ],
 )
 def test_the_weights_are_those_of_whole_models(task, layout, processes):

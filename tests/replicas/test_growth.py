@@ -160,7 +160,7 @@ def weights(result: shoal.Result) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", mostly_soak([w for w in STRATEGIES if w not in PORTIONED], 9))
+@pytest.mark.parametrize("word", mostly_soak([w for w in STRATEGIES if w not in PORTIONED], 6))
 def test_it_works_under_every_strategy(word):
     workers = 1 if word == "single" else 2
     settings = {"workers": workers, "epochs": 4, "transport": "sim", "batch": 8}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shoal
-from marks import marks
+from marks import SAMPLES, marks
 from sampling import mostly_soak, sampled
 from shoal.core.replica import NOISE
 from shoal.replicas.batches import Batches, apportion
@@ -157,7 +157,7 @@ def test_building_a_model_leaves_the_user_s_generators_as_they_were(monkeypatch)
 def test_real_workers_share_out_every_sample_once(transport):
     settings = {"workers": 3, "epochs": 1, "transport": transport, "threads": 1}
     result = shoal.run(replace(marks(), lr=1.0), "sync", balance=True, **settings)
-    assert result.samples == 1600
+    assert result.samples == SAMPLES
     # what a sample's mark falls by in a step of 12, and in the last one of 4
     levels = torch.tensor([1 / 12, 1 / 4], dtype=torch.float64)
     assert (weights(result).neg()[:, None] - levels).abs().min(dim=1).values.max() < 1e-12

@@ -12,6 +12,7 @@ from marks import Tally, tallies
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.storage.checkpoint import Checkpoints
+from throttled import Throttle
 
 EPOCHS = 6
 
@@ -22,9 +23,9 @@ def quietly(caplog):
         yield
 
 
-def run(folder, workers=4, **options):
-    settings = {"epochs": EPOCHS, "checkpoint": folder, "every": 10, "tests": 0}
-    return shoal.run(tallies(), Tally(period=4), workers=workers, **settings, **options)
+def run(folder, workers=4, task=None, **options):
+    settings = {"epochs": EPOCHS, "checkpoint": folder, "every": 5, "tests": 0}
+    return shoal.run(task or tallies(), Tally(period=4), workers=workers, **settings, **options)
 
 
 def counts(result):
@@ -33,19 +34,20 @@ def counts(result):
     return set((-result.model.marks.round()).tolist())
 
 
-def killer(crews, then):
-    """Kills worker 1 after 60 steps, and does the other thing when worker 0 has taken 30 more."""
+def run_with_a_kill(crews, folder, then):
+    """Kills worker 1 after 20 steps, and does the other thing when worker 0 has taken 10 more."""
     done = []
 
     def heard(event):
-        if event["rank"] == 0 and event["step"] > 60 and not done:
+        if event["rank"] == 0 and event["step"] > 20 and not done:
             done.append(event["step"])
             os.kill(crews[0].members[1].process.pid, signal.SIGKILL)
-        elif event["rank"] == 0 and len(done) == 1 and event["step"] > done[0] + 30:
+        elif event["rank"] == 0 and len(done) == 1 and event["step"] > done[0] + 10:
             done.append(event["step"])
             then()
 
-    return heard
+    task = Throttle(folder / "slow", seconds=0.05).task(tallies())  # or steps go by between two events
+    return run(folder / "saved", task=task, on_progress=heard)
 
 
 @pytest.mark.slow
@@ -58,18 +60,18 @@ def test_all_are_killed_while_one_is_away_and_the_run_goes_on(workers, crews, tm
                 os.kill(member.process.pid, signal.SIGKILL)
 
     with pytest.raises(WorkerFailed):
-        run(tmp_path, on_progress=killer(crews, kill_all))
-    files = Checkpoints(tmp_path, {}, 0, bound=None)
+        run_with_a_kill(crews, tmp_path, kill_all)
+    files = Checkpoints(tmp_path / "saved", {}, 0, bound=None)
     files._check_config = lambda saved: None
     step = files.newest(NodeIdentity(0, 4, elastic=True))
-    assert step >= 50
+    assert step >= 15
     assert files.crew_at(step, NodeIdentity(0, 4)).members in ((0, 2, 3), (0, 1, 2, 3))
-    assert counts(run(tmp_path, workers)) == {float(EPOCHS)}
+    assert counts(run(tmp_path / "saved", workers)) == {float(EPOCHS)}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_one_has_come_back_before_all_stop_and_the_run_goes_on(crews, tmp_path):
     with pytest.raises(Interrupted):
-        run(tmp_path, on_progress=killer(crews, lambda: os.kill(os.getpid(), signal.SIGINT)))
-    assert counts(run(tmp_path)) == {float(EPOCHS)}
+        run_with_a_kill(crews, tmp_path, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert counts(run(tmp_path / "saved")) == {float(EPOCHS)}

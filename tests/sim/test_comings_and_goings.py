@@ -13,11 +13,7 @@ from shoal.testing.problems import Slope, simulate
 
 SEEDS, CHUNK = 10_000, 100
 MOST = 600  # seeds for each mutant; it is done with the first that catches it
-RARE = {  # mutants that one schedule in a hundred catches: they take seconds
-    "a_joiner_that_asks_again_at_the_end_is_sent_away",
-    "the_keeper_tells_before_it_has_written",
-    "who_is_back_is_not_told_where_the_run_is",
-}
+TELLING = (23, 56, 136, 252, 172, 155, 75, 44, 39, 29, 24, 19)  # tried first: they catch mutants that few do
 
 
 def at(moment, rank=1, **options):
@@ -148,16 +144,16 @@ def test_every_sample_is_in_the_model_once_an_epoch_whoever_comes_and_goes(first
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.soak] * (n in RARE)) for n in MUTANTS])
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     MUTANTS[name](monkeypatch)
-    assert any(verdict(Schedule.draw(seed)) for seed in range(MOST))
+    assert any(verdict(Schedule.draw(seed)) for seed in (*TELLING, *range(MOST)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPEN_PLACES)
 def test_a_mutant_of_open_places_needs_open_places(name, monkeypatch):
     MUTANTS[name](monkeypatch)
-    full = [s for s in map(Schedule.draw, range(80)) if s.begins_with == s.workers]
-    assert len(full) > 20
+    full = [s for s in map(Schedule.draw, range(40)) if s.begins_with == s.workers]
+    assert len(full) > 10
     assert not any(map(verdict, full))

@@ -3,6 +3,7 @@
 from collections import Counter
 from functools import partial
 from math import inf
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from shoal.core.transport import HEADER_BYTES, Message
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Kernel, Link, Network
-from shoal.sim.models import Pace
+from shoal.sim.models import NETWORKS, Pace, Wires
 from shoal.sim.transport import Switch
 from shoal.strategies import Sync
 from shoal.testing.problems import Slope, simulate
@@ -133,7 +134,7 @@ def test_a_network_is_read_as_a_person_writes_it(text, expected):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("fast", "'fast' is not a number with a unit"),
+        ("fast", "there is no network 'fast'"),
         ("", "is not a number with a unit"),
         ("1Gbit,", "is not a number with a unit"),
         ("1.2.3ms", "is not a number with a unit"),
@@ -235,3 +236,40 @@ def test_a_mean_in_stripes_takes_two_latencies_and_twice_its_share_of_the_bytes(
 def test_a_message_weighs_its_header_and_its_parts():
     assert Message("x").nbytes == HEADER_BYTES == 104
     assert Message("x", (torch.zeros(10), torch.zeros(3, dtype=torch.float16))).nbytes == 104 + 40 + 6
+
+
+# -- networks that have a name, and homes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", NETWORKS)
+def test_a_network_has_a_name(word):
+    assert Network.parse(word) == Network.parse(NETWORKS[word])
+
+
+def test_a_name_that_no_network_has():
+    with pytest.raises(ValueError, match="no network 'moon'; write 1Gbit,100us, or datacentre, office"):
+        Network.parse("moon")
+
+
+def test_a_home_receives_faster_than_it_sends():
+    home = Network.parse("20/5Mbit,30ms")
+    assert (home.bandwidth, home.download, home.latency) == (5e6 / 8, 4.0, 0.03)
+
+
+def test_what_two_homes_send_reaches_a_third_at_once_if_its_line_is_fast_enough():
+    wires = Wires(Network(bandwidth=100.0, download=4.0), seed=0)
+    heads = [wires.leave(src, 2, 400, 0.0) for src in (0, 1)]
+    assert heads == [(0.0, 4.0), (0.0, 4.0)]
+    # each takes its sender 4 s; the receiver takes in a second what it needs for one of them
+    assert [wires.enter(2, length, 0.0) for _, length in heads] == [4.0, 5.0]
+
+
+def test_a_network_is_not_slower_to_receive():
+    with pytest.raises(ValueError, match="at least as fast as they send"):
+        Network.parse("5/20Mbit")
+
+
+def test_the_page_has_every_named_network():
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
+    for word, text in NETWORKS.items():
+        assert f"| `{word}` | `{text}` |" in page

@@ -84,7 +84,7 @@ def test_with_other_workers_every_batch_is_in_the_model_once_an_epoch(strategy, 
 def test_with_other_shards_every_batch_is_in_the_model_once_an_epoch(strategy, before, after, tmp_path):
     run(tmp_path / "one", strategy, 3, shards=before)
     tried = 0
-    for step in whole(tmp_path / "one"):
+    for step in whole(tmp_path / "one")[::4]:
         copy = only(tmp_path / "one", step, tmp_path / str(step))
         if before > 1 and not agree(copy, step, before):
             with pytest.raises(CheckpointError, match=f"same updates at step {step}"):
@@ -130,8 +130,7 @@ def test_what_a_worker_had_not_pushed_before_and_dies_with_comes_again(tmp_path)
 def test_a_run_that_was_changed_goes_on_again_as_it_is(strategy, tmp_path):
     run(tmp_path / "one", strategy, 3)
     run(only(tmp_path / "one", 3, tmp_path / "two"), strategy, 2)
-    steps = whole(tmp_path / "two")
-    for step in steps[1:]:
+    for step in whole(tmp_path / "two")[1::4]:
         assert counted(run(only(tmp_path / "two", step, tmp_path / str(step)), strategy, 2)) == {2.0}
 
 

@@ -75,7 +75,8 @@ def test_a_lossy_codec_is_really_used_or_refused(word, codec):
 
 
 @pytest.mark.parametrize(
-    ("word", "codec"), with_codecs(w for w in SERVERLESS if w not in (*SILENT, *AT_THEIR_OWN_PACE))
+    ("word", "codec"),
+    covering(with_codecs(w for w in SERVERLESS if w not in (*SILENT, *AT_THEIR_OWN_PACE)), each=1),
 )
 def test_latency_bandwidth_loss_and_speed_change_no_bit_of_what_the_synchronous_learn(word, codec):
     plain = run(word, codec)
@@ -86,7 +87,7 @@ def test_latency_bandwidth_loss_and_speed_change_no_bit_of_what_the_synchronous_
             assert torch.equal(here.x, there.x)
 
 
-@pytest.mark.parametrize(("word", "codec"), with_codecs(w for w in SERVERLESS if w != "ensemble"))
+@pytest.mark.parametrize(("word", "codec"), covering(with_codecs(w for w in SERVERLESS if w != "ensemble")))
 def test_replicas_end_equal_bit_for_bit_under_every_codec(word, codec):
     nodes = run(word, codec).nodes
     assert all(torch.equal(node.x, nodes[0].x) for node in nodes)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import shoal
+from marks import SAMPLES as MARKS
 from marks import tallies
 from sampling import sampled
 from shoal.core.identity import NodeIdentity
@@ -295,10 +296,10 @@ def test_on_processes_other_numbers_go_on(transport, strategy, before, after, tm
 
 @pytest.mark.slow
 def test_on_processes_every_batch_is_in_a_server_s_model_once_an_epoch(tmp_path):
-    settings = {"checkpoint": tmp_path, "every": 50}
+    settings = {"checkpoint": tmp_path, "every": 10}
     shoal.run(tallies(), "asgd", workers=3, epochs=1, **settings)
     for step in steps_in(tmp_path):
-        if step % 50:  # the end
+        if step % 10:  # the end
             shutil.rmtree(step_folder(tmp_path, step))
     resumed = shoal.run(tallies(), "asgd", workers=2, epochs=2, **settings)
-    assert torch.equal(resumed.model.marks, torch.full((1600,), -2.0, dtype=torch.float64))
+    assert torch.equal(resumed.model.marks, torch.full((MARKS,), -2.0, dtype=torch.float64))

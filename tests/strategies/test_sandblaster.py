@@ -44,7 +44,7 @@ class Pieces(Problem):
         g = scale * v + 0.1 * v**3
         return (g * GRID).round() / GRID
 
-    def loss(self, rank, step, x):
+    def loss(self, rank, step, x, gradient):
         v = self.shifted(rank, step, x)
         scale = torch.arange(1, len(x) + 1, dtype=x.dtype)
         return float((scale * v**2 / 2 + 0.1 * v**4 / 4).sum())
@@ -104,7 +104,7 @@ class Bowl(Problem):
         a, b = self.parts()
         return a @ x - b
 
-    def loss(self, rank, step, x):
+    def loss(self, rank, step, x, gradient):
         a, b = self.parts()
         return float(x @ a @ x / 2 - b @ x)
 
@@ -253,8 +253,8 @@ def test_a_lost_server_ends_the_run():
 class Cliff(Quadratic):
     """Not finite beyond 6."""
 
-    def loss(self, rank, step, x):
-        return super().loss(rank, step, x) if float(x.max()) < 6 else float("inf")
+    def loss(self, rank, step, x, gradient):
+        return super().loss(rank, step, x, gradient) if float(x.max()) < 6 else float("inf")
 
 
 def test_a_trial_beyond_the_cliff_is_too_far():
@@ -269,6 +269,9 @@ class Huge(Quadratic):
 
     def gradient(self, rank, step, x):
         return torch.full_like(x, 1e308)
+
+    def loss(self, rank, step, x, gradient):
+        return 1.0
 
 
 def test_a_sum_that_is_not_finite_is_said():

@@ -34,7 +34,7 @@ def moved(strategy, steps: int) -> float:
 
 def pace(strategy) -> float:
     """How far the model moves while every worker takes one step, once momenta have settled."""
-    first, last = (120, 200) if isinstance(strategy, SETTLES_SLOWLY) else (24, 48)
+    first, last = (120, 200) if isinstance(strategy, SETTLES_SLOWLY) else (12, 24)
     return (moved(strategy, last) - moved(strategy, first)) / (last - first)
 
 

@@ -37,11 +37,11 @@ PROMISED = [ASGD(), SSP(), SyncServer(), Downpour()]
 OTHERS = [SoftSync(), StalenessAware(), DCASGD(strength=0.0), Hierarchical(groups=1)]
 SHARDS = [1, 2]
 ONE_WORKER = [
-    *covering([*product(OPTIMIZERS, [*product(PROMISED, SHARDS)])]),
-    *covering([*product(["momentum", "adamw"], [*product(OTHERS, SHARDS)])], each=4),
+    *covering([*product(OPTIMIZERS, [*product(PROMISED, SHARDS)])], each=1),
+    *covering([*product(["momentum", "adamw"], [*product(OTHERS, SHARDS)])], each=3),
 ]
 WAITING = [
-    *mostly_soak([*product(OPTIMIZERS, [SyncServer()], SHARDS)], 5),
+    *mostly_soak([*product(OPTIMIZERS, [SyncServer()], SHARDS)], 3),
     *sampled(["adamw"], [SoftSync(wait=True), Hierarchical(2)], SHARDS),
 ]
 

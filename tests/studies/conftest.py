@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from shoal.studies import calibration
+from shoal.profiling import step
 
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "LEAST_SECONDS", 0.02)
+    monkeypatch.setattr(step, "LEAST_SECONDS", 0.02)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import torch
 from shoal.api.run import run
 from shoal.core.errors import Diverged
 from shoal.core.task import Data, Task
+from shoal.profiling.step import Step
 from shoal.programs.models.rbm import RBM
 from shoal.programs.tasks import TASKS
 from shoal.runs.result import Result
@@ -25,7 +26,6 @@ from shoal.strategies.single import Single
 from shoal.strategies.sync import Sync
 from shoal.studies import STUDIES, dbn_speedup
 from shoal.studies.belief_stages import Examples, pretraining, read_labelled, read_rows
-from shoal.studies.calibration import Step
 from shoal.studies.dbn_figures import (
     FIXED_NODES,
     FIXED_TASKS,

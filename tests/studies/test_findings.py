@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.profiling.step import measure_step
 from shoal.programs.tasks import TASKS
 from shoal.report.findings import (
     Chart,
@@ -26,7 +27,6 @@ from shoal.report.findings import (
 )
 from shoal.studies import STUDIES
 from shoal.studies.allreduce_cost import AllreduceCost, claims
-from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, numbers
 
 ROWS = [

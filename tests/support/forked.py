@@ -32,7 +32,14 @@ PRELOADED = [
     *("shoal.runs.processes", "shoal.api.script", "torch._dynamo"),  # whole runs use the same fork server
     *("shoal.cli.run", "shoal.cli.compare", "torch.distributed.run", "warm_server"),
     *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
-    *("numba", "PIL.Image"),
+    *("shoal.codecs.kernel_preload", "PIL.Image", "rich.live", "encodings.idna", "numpy.ctypeslib"),
+    *(
+        "shoal.api.run",
+        "shoal.api.attach",
+        "shoal.api.shard",
+        "shoal.strategies.single",
+        "shoal.sim.simulation",
+    ),
     *("lightning", "transformers.trainer", "accelerate"),
     "light_forks",
 ]

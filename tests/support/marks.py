@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoal.core.task import Data, Task
 from shoal.vocabulary.strategy import Sends, Strategy
 
-SAMPLES = 1600
+SAMPLES = 400
 BATCH = 4
 SECONDS = 0.004  # that a batch takes at least
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from shoal.core.task import Task
 
-PAUSE_SECONDS = 0.05
-"""How long a batch takes at least, while the file exists."""
+PAUSE_SECONDS = 0.2
+"""How long a batch takes at least, while the file exists: few batches, so that little is to be computed."""
 
 
 @dataclass(frozen=True)
@@ -19,23 +19,25 @@ class Pause:
     """Leaves the inputs of a batch as they are, after a while."""
 
     file: str
+    seconds: float
 
     def __call__(self, x: Tensor) -> Tensor:
         if Path(self.file).exists():
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(self.seconds)
         return x
 
 
 class Throttle:
     """Makes tasks slow, until it is released."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, seconds: float = PAUSE_SECONDS) -> None:
         self._file = file
+        self._seconds = seconds
         file.touch()
 
     def task(self, task: Task) -> Task:
         """The same task, but slow for now."""
-        return replace(task, augment=Pause(str(self._file)))
+        return replace(task, augment=Pause(str(self._file), self._seconds))
 
     def release(self) -> None:
         """Let the run go at full speed."""

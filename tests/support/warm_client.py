@@ -16,6 +16,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 
 def main(program, address):
     """Have the server whose socket is at `address` run `program` with our arguments; never returns."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until they can be passed on
     files = sorted(fd for fd in map(int, os.listdir("/proc/self/fd")) if is_inherited(fd))  # noqa: PTH208
     takes_ctrl_c = signal.getsignal(signal.SIGINT) != signal.SIG_IGN
     request = (program, sys.argv[1:], os.getcwd(), dict(os.environ), files, takes_ctrl_c)  # noqa: PTH109
@@ -33,6 +34,7 @@ def main(program, address):
     pid = int.from_bytes(exactly(server, LENGTH_BYTES), "big")
     for number in FORWARDED:
         signal.signal(number, lambda number, _: pass_on(pid, number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     status = int.from_bytes(exactly(server, LENGTH_BYTES), "big", signed=True)
     if status < 0:
         if -status != signal.SIGKILL:

@@ -89,7 +89,7 @@ def serve(listener: socket.socket, python: str) -> None:
                     selector.register(client, selectors.EVENT_READ, pid)
                 elif key.data in running and key.fileobj == running[key.data][0]:
                     handle, client = running.pop(key.data)
-                    _report(client, os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1]))
+                    _tell(client, os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1]))
                     for gone in (handle, client):
                         with contextlib.suppress(KeyError):
                             selector.unregister(gone)
@@ -107,7 +107,7 @@ def _fork(client: socket.socket, python: str) -> int:
         _become(request, python)
     for fd in request.opened:
         os.close(fd)
-    client.sendall(pid.to_bytes(LENGTH_BYTES, "big"))
+    _tell(client, pid)
     return pid
 
 
@@ -118,9 +118,10 @@ def _end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _report(client: socket.socket, status: int) -> None:
-    with contextlib.suppress(OSError):  # it was killed
-        client.sendall(status.to_bytes(LENGTH_BYTES, "big", signed=True))
+def _tell(client: socket.socket, number: int) -> None:
+    """Send a program its process id, or how it ended, unless somebody has killed it meanwhile."""
+    with contextlib.suppress(OSError):
+        client.sendall(number.to_bytes(LENGTH_BYTES, "big", signed=True))
 
 
 # -- in the new process ------------------------------------------------------------------------------

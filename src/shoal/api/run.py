@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.crew_sizes import CrewSizes
 from shoal.core.limits import PATIENCE_SECONDS
@@ -19,6 +20,7 @@ from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
 from shoal.loggers.log_option import make_loggers
 from shoal.loggers.logger import Logger
+from shoal.profiling.step import measure_step
 from shoal.programs.tasks import TASKS
 from shoal.records.recording import RunRecording, both, record_run
 from shoal.records.run_store import RunDescription, RunStore, open_store
@@ -26,8 +28,9 @@ from shoal.runs.curve import POINTS
 from shoal.runs.plan import Plan
 from shoal.runs.processes import run_processes
 from shoal.runs.result import Result
-from shoal.runs.simulated import describe, run_simulated
+from shoal.runs.simulated import VirtualTime, describe, run_simulated
 from shoal.sim import Compute, Faults, Network
+from shoal.sim.hardware import Profile
 from shoal.storage.folder_lock import folder_lock
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy
@@ -52,6 +55,7 @@ def run(
     collective: str = "auto",
     network: Network | str | None = None,
     compute: Compute | str | None = None,
+    profile: Profile | str | Path | None = None,
     faults: Faults | None = None,
     durability: str = "memory",
     timeout: float = 300.0,
@@ -73,8 +77,10 @@ def run(
     """Train `task` on many workers that `strategy` synchronises, and return the result.
 
     Without a `codec` messages are as the strategy has them: uncompressed, but for "strom".
-    `transport` is "processes", "gloo", "grpc" or "sim"; `network`, `compute` and `faults` are for "sim" only.
-    `network="1Gbit,100us"` and `compute="20ms,10%"` read as `shoal compare --network` and `--compute` do.
+    `transport` is "processes", "gloo", "grpc" or "sim"; `network`, `compute`, `profile` and `faults` are for
+    "sim" only. `network="1Gbit,100us"` and `compute="20ms,10%"` read as `shoal compare --network` and
+    `--compute` do. With a `profile`, what `shoal calibrate` has measured costs time too: messages, merging,
+    codecs, and processes that share cores; a gradient then takes by default what it takes here.
     `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
     epochs; where it would exceed `largest_batch`, the learning rate is divided instead.
     `crew="2@0,4@500"` trains on 2 workers at first and on 4 from step 500 on, instead of `workers`, which is
@@ -133,27 +139,39 @@ def run(
         crew=sizes,
         layout=LAYOUTS.read(layout) if isinstance(layout, str) else layout,
     )
-    links, speeds = _virtual_models(network, compute, faults, transport)
-    config = plan.config() if transport != "sim" else describe(plan, None, links, speeds)
+    _check_real(transport, network or compute or profile or faults)
+    virtual = _virtual(plan, network, compute, profile)
+    config = plan.config() if transport != "sim" else describe(plan, None, virtual)
     with _recording(plan, config, log, runs) as kept, folder_lock(plan.checkpoint):
         listener = Audience(both(kept.event, on_progress))
         if transport == "sim":
-            result = run_simulated(plan, links, speeds, faults, listener)
+            result = run_simulated(plan, virtual, faults, listener)
         else:
             result = run_processes(plan, listener)
         kept.done(result.record())
     return result
 
 
-def _virtual_models(
-    network: Network | str | None, compute: Compute | str | None, faults: Faults | None, transport: str
-) -> tuple[Network, Compute]:
-    """The models of virtual time, which may be given as words. Raises ValueError in real time."""
-    if transport != "sim" and (network or compute or faults):
-        raise ValueError(f"network, compute and faults are for transport='sim', not for {transport!r}")
-    links = Network.parse(network) if isinstance(network, str) else network or Network()
-    speeds = Compute.parse(compute) if isinstance(compute, str) else compute or Compute()
-    return links, speeds
+def _check_real(transport: str, virtual: object) -> None:
+    """Raise ValueError for models of virtual time in real time."""
+    if transport != "sim" and virtual:
+        raise ValueError(f"network, compute, profile and faults are for transport='sim', not {transport!r}")
+
+
+def _virtual(
+    plan: Plan,
+    network: Network | str | None,
+    compute: Compute | str | None,
+    profile: Profile | str | Path | None,
+) -> VirtualTime:
+    """What takes time in virtual time."""
+    links = Network.parse(network) if isinstance(network, str) else network
+    speeds = Compute.parse(compute) if isinstance(compute, str) else compute
+    if profile is None:
+        return VirtualTime(links or Network(), speeds or Compute())
+    known = profile if isinstance(profile, Profile) else Profile.load(profile)
+    hardware = known.of_run(plan.nodes, CODECS.name_of(plan.codec), links)
+    return VirtualTime(hardware[0], speeds or measure_step(plan.task, plan.seed).compute(), hardware[1])
 
 
 @contextmanager

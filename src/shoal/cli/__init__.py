@@ -13,7 +13,8 @@ watching    runs on a live page                shoal.watch  the page, live or re
 manifest    the file that starts a run on a cluster: Slurm, Kubernetes
 split       a model cut into stages            shoal.pipelines   measures, cuts, simulates
 reproduce   a published table, made again      listing      every word and its options: shoal list
-doctor      what works on this machine         machine      the tests behind it; probe.py tries the transports
+doctor      what works on this machine         machine      the tests behind it
+calibrate   what costs time on this machine    shoal.profiling   measures it; probe.py tries the transports
 command     how arguments are read, errors reported
 outcome     the closing table and files
 checkpoint_options, grpc_options, record_options, watch_options   options that commands share
@@ -27,6 +28,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli import (
+    calibrate,
     compare,
     demo,
     doctor,
@@ -93,6 +95,7 @@ app.command(
     context_settings={"allow_extra_args": True},  # kinds; typer would import pydantic for an argument
     options_metavar="[OPTIONS] [KIND]...",
 )(listing.show)
+app.command("calibrate", cls=Command, epilog=EXIT_CODES)(calibrate.calibrate)
 app.command("doctor", cls=Command, epilog="Exit codes: 0 if everything works, 1 if something is broken.")(
     doctor.doctor
 )

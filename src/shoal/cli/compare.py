@@ -156,7 +156,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="LINKS",
-            help="Bandwidth, latency and, optionally, loss of every link: 100Mbit,20ms,1%.",
+            help="Bandwidth, latency and, optionally, loss of every link: 100Mbit,20ms,1%; or home, office.",
             show_default=NETWORK,
             rich_help_panel="Virtual time",
         ),
@@ -167,6 +167,14 @@ def compare(
             metavar="TIME",
             help="Time of a gradient and, optionally, its jitter: 20ms,10%.",
             show_default=COMPUTE,
+            rich_help_panel="Virtual time",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="What `shoal calibrate` has measured: it costs time too.",
             rich_help_panel="Virtual time",
         ),
     ] = None,
@@ -212,7 +220,7 @@ def compare(
     chosen, sizes = check_strategies(strategies, ctx.meta[DOTTED]), CrewSizes.parse(crew)
     laid_out = check_layouts(layouts, split)
     numbers = [] if sizes and workers is None else read_numbers("4" if workers is None else workers)
-    virtual = read_virtual(transport == "sim", network, compute)
+    virtual = read_virtual(transport == "sim", network, compute, profile)
     access = read_access(transport, **{name: ctx.params[name] for name in ACCESS})
     check_opening(max_workers, transport, access)
     command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
@@ -321,13 +329,22 @@ def read_numbers(text: str) -> list[int]:
     return numbers
 
 
-def read_virtual(virtual: bool, network: str | None, compute: str | None) -> dict[str, Any]:
-    """The network and compute models of a run in virtual time; nothing for a real one."""
-    if virtual:
-        from shoal.sim.models import Compute, Network
+def read_virtual(
+    virtual: bool, network: str | None, compute: str | None, profile: str | None = None
+) -> dict[str, Any]:
+    """What takes time in virtual time; nothing for a real run."""
+    given = {"--network": network, "--compute": compute, "--profile": profile}
+    if not virtual:
+        for option, value in given.items():
+            if value is not None:
+                raise ValueError(f"{option} describes virtual time; add --sim to run in it")
+        return {}
+    from shoal.sim.models import Compute, Network
 
+    if profile is None:
         return {"network": Network.parse(network or NETWORK), "compute": Compute.parse(compute or COMPUTE)}
-    if network is not None or compute is not None:
-        given = "--network" if network is not None else "--compute"
-        raise ValueError(f"{given} describes virtual time; add --sim to run in it")
-    return {}
+    return {
+        "network": None if network is None else Network.parse(network),
+        "compute": None if compute is None else Compute.parse(compute),
+        "profile": profile,
+    }

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.cli.probe import KINDS
 from shoal.collectives import LinkCost, cheapest
 from shoal.launch.join import local_threads
+from shoal.profiling.probe import KINDS
+from shoal.profiling.probe_processes import hear, start_mpi_probe, start_probe
 from shoal.programs.tasks.data import Dataset, is_file, places
 from shoal.programs.tasks.images import FASHION_MNIST, MNIST
 from shoal.report.units import bytes_text
 
 OLDEST_PYTHON = (3, 10)
-PROBE_SECONDS = 25.0  # for each transport, about which a probe prints a line
-START_PATIENCE = 4  # times as long for the first line: on a busy machine, importing torch takes a minute
 LITTLE_BYTES = 100_000_000
 OPEN = "It listens on all addresses of the host while a job runs, without a password: docs/transports.md."
 
@@ -110,7 +107,7 @@ def loopback() -> Finding:
 def transports() -> Iterator[Finding]:
     """A round trip between two processes over every real transport."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        figures, end = hear([_start_probe(rank, folder) for rank in range(2)])
+        figures, end = hear([start_probe(rank, folder) for rank in range(2)])
     for kind in KINDS:
         yield lacking(kind) or _judge(kind, figures.get(kind, {"problem": end}), "between two processes")
     yield mpi()
@@ -128,7 +125,7 @@ def mpi() -> Finding:
             "transport mpi: mpi4py is installed, but there is no mpiexec: pip install 'shoal[mpi]', or load "
             "the MPI that mpi4py was built for.",
         )
-    figures, end = hear([_start_mpi_probe(mpiexec)])
+    figures, end = hear([start_mpi_probe(mpiexec)])
     finding = _judge("mpi", figures.get("mpi", {"problem": end}), f"between two processes of {mpiexec}")
     return Finding(finding.works, f"{finding.sentence} {OPEN}") if finding.works else finding
 
@@ -141,33 +138,6 @@ def lacking(kind: str) -> Finding | None:
     if importlib.util.find_spec(module) is not None:
         return None
     return Finding(None, f"transport {kind} needs {package}: pip install 'shoal[{kind}]'.")
-
-
-def hear(processes: Sequence[subprocess.Popen[str]]) -> tuple[dict[str, dict[str, Any]], str]:
-    """The figures that the first process printed about each transport, and how that process ended."""
-    try:
-        heard, end = _listen(processes[0])
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    said = [json.loads(line) for line in heard.splitlines() if line.startswith('{"transport"')]
-    return {found["transport"]: found for found in said}, end
-
-
-def _listen(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """All that a process prints, and how it ended. It is killed if it prints nothing for too long."""
-    printed = silent = 0
-    while silent < (1 if printed else START_PATIENCE):
-        try:
-            heard, _ = process.communicate(timeout=PROBE_SECONDS)
-            return heard, f"the process that tested it ended with exit code {process.returncode}"
-        except subprocess.TimeoutExpired as timeout:
-            before, printed = printed, len(timeout.output or b"")
-            silent = silent + 1 if printed == before else 0
-    process.kill()
-    heard, _ = process.communicate()
-    return heard, f"no answer within {silent * PROBE_SECONDS:g} s"
 
 
 def _judge(kind: str, found: dict[str, Any], where: str) -> Finding:
@@ -185,24 +155,6 @@ def advice(link: LinkCost) -> str:
         for nbytes in SIZES
     )
     return f"cheapest collective for {' / '.join(map(str, CROWDS))} workers: {', '.join(words)}"
-
-
-def _start_probe(rank: int, folder: str) -> subprocess.Popen[str]:
-    return _start([sys.executable, "-m", "shoal.cli.probe", str(rank), folder])
-
-
-def _start_mpi_probe(mpiexec: str) -> subprocess.Popen[str]:
-    return _start([mpiexec, "-n", "2", sys.executable, "-m", "shoal.cli.probe", "mpi"])
-
-
-def _start(line: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        line,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def space() -> Iterator[Finding]:

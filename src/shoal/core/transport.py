@@ -226,6 +226,23 @@ class Priced(Protocol):
 
 
 @runtime_checkable
+class Works(Protocol):
+    """A transport in virtual time, where what a node computes takes time because it says so."""
+
+    def charge(self, work: str, nbytes: int) -> None:
+        """The node does this work ("merge", "encode", "decode") on so many bytes before anything else."""
+        ...
+
+    async def work(self, seconds: float) -> None:
+        """Occupy a processor with work that would take it so many seconds if nobody else used it."""
+        ...
+
+    def begin_work(self, seconds: float) -> float:
+        """As `work`, while the node handles messages: how long it takes, by what others do now."""
+        ...
+
+
+@runtime_checkable
 class Watches(Protocol):
     """A transport that tells only of those who go that its node has talked with, or watches."""
 

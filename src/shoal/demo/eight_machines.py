@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.task import Task
+from shoal.profiling.step import measure_step
 from shoal.sim import Compute, Network
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.diloco import DiLoCo
 from shoal.strategies.single import Single
 from shoal.strategies.sync import Sync
-from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, time_to
 
 MACHINES = 8

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.meter import Meter
-from shoal.core.transport import Lends, Message, Transport, offers
+from shoal.core.transport import Lends, Message, Transport, Works, offers
 
 Sent = Callable[[int, Message], None]
 Received = Callable[[Message], None]
@@ -32,6 +32,7 @@ class Channel:
         self.on_fault: Sequence[Faulted] = ()
         self._identity = identity
         self._incarnation = identity.incarnation
+        self._worker = cast(Works, transport) if offers(type(transport), Works) else None
         self._lender = cast(Lends, transport) if offers(type(transport), Lends) else None
 
     async def send(self, dst: int, m: Message, lend: bool = False) -> None:
@@ -50,6 +51,19 @@ class Channel:
         meter.messages_sent += 1
         for tell in self.on_send:
             tell(dst, m)
+
+    def charge(self, work: str, nbytes: int) -> None:
+        """In virtual time, let this work of the node take its time; elsewhere it has taken it."""
+        if self._worker is not None:
+            self._worker.charge(work, nbytes)
+
+    def work(self, seconds: float) -> Awaitable[None]:
+        """In virtual time, let the node compute for so long."""
+        return (self.transport.sleep if self._worker is None else self._worker.work)(seconds)
+
+    def begin_work(self, seconds: float) -> float:
+        """As `work`, while the node handles messages: how many seconds that takes."""
+        return seconds if self._worker is None else self._worker.begin_work(seconds)
 
     async def recv(self, timeout: float | None = None) -> Message:
         """The next message, unmetered. Raises TimeoutError after `timeout` seconds.

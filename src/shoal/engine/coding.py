@@ -85,6 +85,7 @@ class Coding:
             payload, self.states[key] = codec.encode(v, own)
         self._meter.encode_seconds += self._channel.now() - began
         if not codec.exact:
+            self._channel.charge("encode", v.nbytes)
             self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
 
@@ -111,9 +112,12 @@ class Coding:
     def decode(self, payload: Payload, numel: int, at: int | None = None, *, merged: bool = False) -> Tensor:
         """The vector of `numel` elements that a payload stands for."""
         began = self._channel.now()
-        here = tuple(part.to(self._device) for part in payload)
+        here = tuple([part if part.device == self._device else part.to(self._device) for part in payload])
         out = torch.empty(numel, dtype=self._dtype, device=self._device)
-        decoded = self.fitted(at, numel, merged).decode(here, out)
+        codec = self.fitted(at, numel, merged)
+        decoded = codec.decode(here, out)
+        if not codec.exact:
+            self._channel.charge("decode", decoded.nbytes)
         self._meter.decode_seconds += self._channel.now() - began
         return decoded
 

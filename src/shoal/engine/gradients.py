@@ -96,9 +96,9 @@ class Gradients:
         if self.duration is not None:
             seconds = self.duration(gradient.count)
             if handlers is not None and seconds:
-                await self._mailbox.let_pass(seconds, handlers)
+                await self._mailbox.let_pass(channel.begin_work(seconds), handlers)
             elif handlers is not None or seconds:  # in no time, too, those who answer meanwhile take turns
-                await channel.transport.sleep(seconds)
+                await channel.work(seconds)
         progress.count_gradient(gradient.count)
         channel.meter.compute_seconds += channel.now() - began
         return gradient

@@ -41,12 +41,18 @@ from shoal.runs.plan_words import data_mark, words_of
 from shoal.runs.result import Result
 from shoal.storage.checkpoint import load_model
 
+KERNELS = "shoal.codecs.kernel_preload"
+"""What the CPU kernels of codecs need. The fork server imports it if the run has a lossy codec."""
+
 
 def run_processes(plan: Plan, listener: Audience) -> Result:
     """Train with one process for each node, and return the result when all are done."""
     check_it_travels(plan, plan.task)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([FORK_SERVER, "shoal.runs.processes", *SLOW_IMPORTS, *plan.task.imports])
+    kernels = () if plan.codec.exact else (KERNELS,)
+    context.set_forkserver_preload(
+        [FORK_SERVER, "shoal.runs.processes", *SLOW_IMPORTS, *kernels, *plan.task.imports]
+    )
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
         forkserver.ensure_running()
     with temporary_folder() as root:

@@ -58,6 +58,14 @@ def check_balance(strategy: Strategy, word: str) -> None:
         raise ValueError(f"balance cannot divide samples by speed: {word!r} gives every worker its own share")
 
 
+def check_every(every: int | None, checkpoint: str | None) -> None:
+    """Raise ValueError for a number of steps between checkpoints that cannot be, or for no place for them."""
+    if every is not None and checkpoint is None:
+        raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
+    if every is not None and every < 1:
+        raise ValueError(f"every={every}: checkpoints are at least 1 step apart")
+
+
 def check_native(collective: str, transport: str, codec: Codec) -> None:
     """Raise ValueError for an all-reduce of the transport's own where there is none, or none that fits."""
     if collective == "native" and not (transport == "gloo" and codec.in_flight):

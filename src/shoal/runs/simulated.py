@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -30,12 +30,21 @@ from shoal.runs.joined_legs import LegOutcome, summarise_legs
 from shoal.runs.plan import Plan
 from shoal.runs.result import Result, report
 from shoal.sim import Compute, Faults, Network, Simulation
+from shoal.sim.hardware import Machine
 
 
-def run_simulated(
-    plan: Plan, network: Network, compute: Compute, faults: Faults | None, listener: Audience
-) -> Result:
+@dataclass(frozen=True)
+class VirtualTime:
+    """What takes time in a simulation."""
+
+    network: Network
+    compute: Compute
+    machine: Machine | None = None
+
+
+def run_simulated(plan: Plan, virtual: VirtualTime, faults: Faults | None, listener: Audience) -> Result:
     """Train in virtual time, and return the result."""
+    network, compute = virtual.network, virtual.compute
     if plan.crew and faults is not None:
         raise ValueError("faults name nodes by rank, and a crew that grows moves them; leave crew out")
     compute.check(plan.workers)
@@ -46,19 +55,22 @@ def run_simulated(
             listener.workers_to_come = plan.workers - leg.workers
             began = legs[-1].began + legs[-1].seconds if legs else 0.0
             slow = {rank: factor for rank, factor in compute.slow.items() if rank < leg.workers}
-            models = _links_of(network, plan.workers, leg.workers), replace(compute, slow=slow), faults
-            legs.append(_simulate(leg, data, folder, *models, began, listener))
+            links = _links_of(network, plan.workers, leg.workers)
+            here = replace(virtual, network=links, compute=replace(compute, slow=slow))
+            legs.append(_simulate(leg, data, folder, here, faults, began, listener))
     plan.keep_model(legs[-1].model)
-    return summarise_legs(plan, describe(plan, data, network, compute), legs, data)
+    return summarise_legs(plan, describe(plan, data, virtual), legs, data)
 
 
-def describe(plan: Plan, data: Data | None, network: Network, compute: Compute) -> dict[str, Any]:
+def describe(plan: Plan, data: Data | None, virtual: VirtualTime) -> dict[str, Any]:
     """All settings as plain values, for the record of the run."""
+    network, machine = virtual.network, virtual.machine
     links = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
     return {
         **plan.config(data),
         "network": {**asdict(network), "links": links},
-        "compute": asdict(compute),
+        "compute": asdict(virtual.compute),
+        **({} if machine is None else {"machine": asdict(machine)}),
     }
 
 
@@ -66,8 +78,7 @@ def _simulate(
     plan: Plan,
     data: Data,
     folder: str,
-    network: Network,
-    compute: Compute,
+    virtual: VirtualTime,
     faults: Faults | None,
     began: float,
     listener: Audience,
@@ -86,13 +97,14 @@ def _simulate(
         passes=plan.epochs,
         shards=plan.servers,
         served=partial(build_served, task, model),
-        network=network,
-        compute=compute,
-        batch=plan.task.batch if plan.balance or plan.task.growth else None,
+        network=virtual.network,
+        compute=virtual.compute,
+        machine=virtual.machine,
+        batch=plan.task.batch if plan.balance or plan.task.growth or virtual.machine else None,
         faults=faults,
         layout=trainable(model)[1],
         codec=plan.codec,
-        mean=_choose_mean(plan, network),
+        mean=_choose_mean(plan, virtual.network),
         between_steps=between_steps,
         balanced=plan.balance,
         observers=(curve, Ticker(listener, began)),

@@ -13,6 +13,16 @@ from shoal.core.seeds import derive
 _TIME = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}  # in a second: dividing by these is exact
 _BIT_RATE = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _BYTE_RATE = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
+NETWORKS = {
+    "datacentre": "10Gbit,50us",
+    "office": "1Gbit,200us",
+    "old-office": "100Mbit,300us",
+    "wifi": "100Mbit,4ms,1%",
+    "home": "20/5Mbit,30ms",
+    "continents": "1Gbit,80ms",
+}
+"""Networks that many have, by name."""
+
 _BYTES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30} | _BYTE_RATE
 
 
@@ -62,6 +72,7 @@ class Network:
     A message of n bytes arrives latency + n / bandwidth after its sender's port is free, later if the
     receiver's port is busy. With probability `loss` it is sent again `retry` seconds later, as TCP would:
     loss delays messages, it never drops or reorders them. `links` overrides the link of a pair (src, dst).
+    Nodes receive `download` times as fast as they send, as homes do.
     """
 
     latency: float = 0.0
@@ -69,6 +80,7 @@ class Network:
     loss: float = 0.0
     retry: float = 0.2
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    download: float = 1.0
 
     def __post_init__(self) -> None:
         Link(self.latency, self.bandwidth)
@@ -76,13 +88,23 @@ class Network:
             raise ValueError(f"loss={self.loss} must be at least 0 and below 1")
         if self.retry < 0:
             raise ValueError(f"retry={self.retry} must not be negative")
+        if self.download < 1:
+            raise ValueError(f"download={self.download}: nodes receive at least as fast as they send")
 
     @classmethod
     def parse(cls, text: str) -> Network:
-        """Read '1Gbit,100us' or '100Mbit,20ms,1%' (the last is the loss)."""
-        latency, bandwidth, loss = 0.0, inf, 0.0
+        """Read '1Gbit,100us', '100Mbit,20ms,1%' (the last is the loss), or a word of NETWORKS.
+
+        '20/5Mbit' is 20 to receive and 5 to send.
+        """
+        latency, bandwidth, loss, download = 0.0, inf, 0.0, 1.0
+        if (text := NETWORKS.get(text, text)).isalpha():
+            raise ValueError(f"there is no network {text!r}; write 1Gbit,100us, or {', '.join(NETWORKS)}")
         for part in text.split(","):
-            value, unit = quantity(part)
+            down, slash, up = part.partition("/")
+            value, unit = quantity(up if slash else part)
+            if slash and value:
+                download = quantity(down)[0] / value
             if unit in _TIME:
                 latency = value / _TIME[unit]
             elif unit in _BIT_RATE:
@@ -95,7 +117,7 @@ class Network:
                 raise ValueError(
                     f"{part!r} in network {text!r} has no known unit; write 1Gbit,100us or 100Mbit,20ms,1%"
                 )
-        return cls(latency, bandwidth, loss)
+        return cls(latency, bandwidth, loss, download=download)
 
     def link(self, src: int, dst: int) -> Link:
         """The link from `src` to `dst`."""
@@ -136,7 +158,8 @@ class Wires:
 
     def enter(self, dst: int, length: float, now: float) -> float:
         """Occupy the receiver's port with a message whose head arrives now. Returns when its tail arrives."""
-        tail = max(now, self._in_free.get(dst, 0.0)) + length
+        download = self._network.download
+        tail = max(now + length, self._in_free.get(dst, 0.0) + length / download)
         self._in_free[dst] = tail
         return tail
 
@@ -145,16 +168,24 @@ class Wires:
 class Compute:
     """How long a gradient takes: `mean` seconds, with a spread of `jitter` (standard deviation over mean).
 
-    `slow` multiplies the time of single workers: {2: 5.0} makes worker 2 five times slower.
+    `slow` multiplies the time of single workers: {2: 5.0} makes worker 2 five times slower. Where batches
+    differ in size, `fixed` is the share of the time that does not depend on it.
     """
 
     mean: float = 0.0
     jitter: float = 0.0
     slow: Mapping[int, float] = field(default_factory=dict)
+    fixed: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.fixed <= 1:
+            raise ValueError(f"fixed={self.fixed} is a share of the time, from 0 to 1")
         if self.mean < 0 or self.jitter < 0 or any(factor <= 0 for factor in self.slow.values()):
             raise ValueError(f"{self}: times must not be negative, factors must be positive")
+
+    def of(self, samples: int, batch: int) -> float:
+        """How long so many samples take, as a multiple of what `batch` samples do."""
+        return self.fixed + (1 - self.fixed) * samples / batch
 
     def check(self, workers: int) -> None:
         """Raise ValueError if `slow` names a worker that does not exist."""

@@ -28,6 +28,7 @@ from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Departure, Faults, Weather
+from shoal.sim.hardware import Machine
 from shoal.sim.kernel import Kernel, rare_collections
 from shoal.sim.models import Compute, Network, Pace
 from shoal.sim.transport import SimTransport, Switch
@@ -43,8 +44,9 @@ class Simulation:
     default those of worker 0; `served(identity)` makes the replica of such a node, by default one with plain
     SGD. `disk(rank)` makes the log of a server. An elastic run may begin with fewer workers than it has
     places: `begins_with` of them; `Faults().join(…)` has others come. With `batch`, a gradient of `batch`
-    samples takes the time that `compute` says, and others take time in proportion to theirs; without it all
-    take the same. The same arguments give the same run, bit for bit: see `digest`.
+    samples takes the time that `compute` says, and others take more or less; without it all take the same.
+    `machine` says what takes time beside gradients and wires: without it, nothing does. The same arguments
+    give the same run, bit for bit: see `digest`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Simulation:
         batch: int | None = None,
         faults: Faults | None = None,
         weather: Weather | None = None,
+        machine: Machine | None = None,
         disk: Callable[[int], Disk] | None = None,
         retry: float | None = None,
         layout: Layout | None = None,
@@ -91,8 +94,7 @@ class Simulation:
         self._faults = faults or Faults()
         self._check_faults(nodes, disk is not None)
         self._compute.check(workers)
-        self._switch = Switch(self.kernel, network or Network(), seed, weather)
-        self._ends = [self._switch.add() for _ in range(nodes)]
+        self._switch = Switch(self.kernel, network or Network(), seed, weather, machine)
         self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
         self._common: dict[str, Any] = {
             "mean": mean,
@@ -110,6 +112,7 @@ class Simulation:
         first = replica(0)
         self._centre = (first.x if centre is None else centre).detach().clone()
         with rare_collections():
+            self._ends = [self._switch.add() for _ in range(nodes)]
             self.nodes = [self._make(rank, 0, first if rank == 0 else None) for rank in range(nodes)]
         self.keeper = self._first_keeper() if elastic else None
         for server in self._ends[workers:]:
@@ -246,7 +249,7 @@ class Simulation:
                 planned = self._faults.delay(me.rank, done.t)
             if pace.is_new:
                 pace.begin_at(0 if me.incarnation else done.clock)
-            batches = 1.0 if self._batch is None else samples / self._batch
+            batches = 1.0 if self._batch is None else self._compute.of(samples, self._batch)
             return pace.next() * batches + planned
 
         return duration

@@ -15,9 +15,11 @@ from torch import Tensor
 from shoal.core.seeds import derive
 from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
 from shoal.sim.faults import Weather
+from shoal.sim.hardware import Machine
 from shoal.sim.kernel import Kernel, Process, suspended
 from shoal.sim.links import Links
 from shoal.sim.models import Network, Wires
+from shoal.sim.processors import Processors
 
 _ENTRY = Struct("<dddqqq")  # of the fingerprint, beside the tag: when, samples, from whom, to whom, how much
 
@@ -25,8 +27,17 @@ _ENTRY = Struct("<dddqqq")  # of the fingerprint, beside the tag: when, samples,
 class Switch:
     """Connects the simulated nodes: delivers each message after the time that the network takes for it."""
 
-    def __init__(self, kernel: Kernel, network: Network, seed: int, weather: Weather | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        network: Network,
+        seed: int,
+        weather: Weather | None = None,
+        machine: Machine | None = None,
+    ) -> None:
         self.kernel = kernel
+        self.machine = machine
+        self._hosts: dict[int, Processors] = {}
         self.ends: list[SimTransport] = []
         self.links = Links(kernel, self.ends)
         self.windows: dict[int, Window] = {}
@@ -41,6 +52,12 @@ class Switch:
         end = SimTransport(self, len(self.ends))
         self.ends.append(end)
         return end
+
+    def host_of(self, rank: int) -> Processors | None:
+        """The host of a node; None where nothing but gradients and wires takes time."""
+        if self.machine is None:
+            return None
+        return self._hosts.setdefault(rank // self.machine.per_host, Processors(self.kernel, self.machine))
 
     def carry(self, src: int, dst: int, m: Message) -> None:
         """Deliver `m` after its time on the network. Bad weather may lose, duplicate or delay it."""
@@ -105,6 +122,8 @@ class SimTransport:
         self._told: set[int] = set()  # peers that have been notified
         self._ahead = 0.0  # seconds that its clock is ahead of virtual time
         self._busy_until = 0.0  # when its disk has done what it was given
+        self._machine, self._host = switch.machine, switch.host_of(rank)
+        self._owed = 0.0  # seconds of work that the node has done and that have not passed yet
 
     @property
     def size(self) -> int:
@@ -142,6 +161,8 @@ class SimTransport:
         """Copy `m` and hand it to the network; the sender does not wait, but for its own disk."""
         if self._busy_until > self._kernel.now:
             await self._written()
+        if self._machine is not None:
+            await self._spend(self._machine.send.of(m.nbytes))
         peer = self._switch.ends[dst]
         if dst not in self._acquainted:
             self.acquaint(peer)
@@ -155,6 +176,8 @@ class SimTransport:
         """Wait for the next message to arrive. Raises TimeoutError after `timeout` virtual seconds."""
         if self._busy_until > self._kernel.now:
             await self._written()
+        if self._owed:
+            await self._spend()
         deadline = None if timeout is None else self._kernel.now + timeout
         if timeout is not None and not self._mailbox:
             self._kernel.after(timeout, self._wake)
@@ -163,12 +186,50 @@ class SimTransport:
                 raise TimeoutError
             self._parked = True
             await suspended()
-        return self._mailbox.popleft()
+        m = self._mailbox.popleft()
+        if self._machine is not None and m.tag not in NOTICES:
+            await self._spend(self._machine.receive.of(m.nbytes))
+        return m
 
     def drain(self) -> Iterator[Message]:
         """Yield the messages that have arrived, without waiting."""
         while self._mailbox:
-            yield self._mailbox.popleft()
+            m = self._mailbox.popleft()
+            if self._machine is not None and m.tag not in NOTICES:
+                self._owed += self._machine.receive.of(m.nbytes)
+            yield m
+
+    def charge(self, work: str, nbytes: int) -> None:
+        """The node does this work before it does anything else; see `Machine`."""
+        if self._machine is not None:
+            rate: float = getattr(self._machine, work)
+            self._owed += rate * nbytes
+
+    async def work(self, seconds: float) -> None:
+        """Occupy a processor of the node's host, if it has one; else let the time pass."""
+        if self._host is not None:
+            await self._spend(seconds)
+        else:
+            assert self.process is not None
+            self._kernel.at(self._kernel.now + seconds, self.process.resume)
+            await suspended()
+
+    def begin_work(self, seconds: float) -> float:
+        """Occupy a processor of the node's host without waiting; how long that takes as things are now."""
+        if self._host is None:
+            return seconds
+        (seconds, self._owed), speed = (seconds + self._owed, 0.0), self._host.speed
+        self._host.run(seconds, lambda: None)
+        return seconds / speed
+
+    async def _spend(self, seconds: float = 0.0) -> None:
+        """Let the time pass that this work, and all that the node owes, takes on its host."""
+        assert self.process is not None
+        assert self._host is not None
+        seconds, self._owed = seconds + self._owed, 0.0
+        if seconds:
+            self._host.run(seconds, self.process.resume)
+            await suspended()
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds` of virtual time."""
@@ -182,6 +243,8 @@ class SimTransport:
 
     async def close(self) -> None:
         """Leave, and notify the peers of this node."""
+        if self._owed:
+            await self._spend()
         self._go(LEFT, 0.0)
 
     def vanish(self, noticed_after: float) -> None:
@@ -229,11 +292,13 @@ class SimTransport:
         count, copy = window.count, window.x.clone()
         await self._trip(owner, Message("fetched", (copy,)), back=True)
         out.copy_(copy)
+        self.charge("merge", copy.nbytes)
         return count
 
     async def accumulate(self, owner: int, v: Tensor) -> int:
         """Add `v` to a peer's vector in one round trip. Returns the number of additions before this one."""
         copy = v.clone()
+        self.charge("merge", copy.nbytes)
         await self._trip(owner, Message("add", (copy,)))
         window = self._switch.windows[owner]
         window.x.add_(copy)
@@ -245,6 +310,8 @@ class SimTransport:
     async def _trip(self, peer: int, m: Message, back: bool = False) -> None:
         """Wait for the time that `m` takes to `peer`, or from it (`back`); the peer does nothing."""
         assert self.process is not None
+        if self._owed:
+            await self._spend()
         ends = (peer, self.rank) if back else (self.rank, peer)
         self._switch.transfer(*ends, m, self.process.resume)
         await suspended()

@@ -1,7 +1,6 @@
 """Studies: the published tables that Shoal makes again, by name: `shoal reproduce NAME`.
 
 study.py           what a study is, and where its runs are made
-calibration.py     what a step costs on this machine, for virtual time
 clockwork.py       a task that computes nothing, for runs that only keep time
 block_momentum.py  what the studies of block momentum share
 belief_stages.py   the runs that dbn-speedup is made of

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from shoal.core.task import Data, Task
+from shoal.profiling.step import Step, measure_step
 from shoal.replicas.module import build_model
 from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.runs.evaluation import evaluate
@@ -26,7 +27,6 @@ from shoal.studies.block_momentum import (
     SOURCE,
     MomentumSetting,
 )
-from shoal.studies.calibration import Step, measure_step
 from shoal.studies.study import Lab, Study, many
 
 Row = Mapping[str, Any]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from shoal.core.task import Data, Task
+from shoal.profiling.step import Step, measure_step
 from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.runs.result import Result
 from shoal.sim import Network
@@ -30,7 +31,6 @@ from shoal.studies.block_momentum import (
     PublishedRow,
     published,
 )
-from shoal.studies.calibration import Step, measure_step
 from shoal.studies.study import Lab, Study, check_seeds, many, mean_and_spread
 
 Row = Mapping[str, Any]

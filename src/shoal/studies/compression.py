@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
 from shoal.codecs import CODECS
+from shoal.profiling.step import measure_step
 from shoal.programs.tasks import TASKS
 from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.runs.result import Result
 from shoal.sim import Compute, Network
 from shoal.strategies.sync import Sync
-from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread
 
 

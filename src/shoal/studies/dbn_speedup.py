@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from shoal.core.errors import Diverged
 from shoal.core.task import Task
+from shoal.profiling.step import measure_step
 from shoal.programs.tasks import TASKS
 from shoal.replicas.batches import steps_per_epoch
 from shoal.report.findings import Findings
@@ -20,7 +21,6 @@ from shoal.strategies import STRATEGIES
 from shoal.strategies.asgd import ASGD
 from shoal.strategies.single import Single
 from shoal.studies.belief_stages import Examples, Net, Recipe, Runner
-from shoal.studies.calibration import measure_step
 from shoal.studies.dbn_figures import (
     FIXED_NODES,
     FIXED_TASKS,

@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any, ClassVar, TypeAlias
 
 from shoal.core.task import Task
+from shoal.profiling.step import measure_step
 from shoal.programs.tasks import TASKS
 from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.sim import Network
 from shoal.strategies.downpour import Downpour
 from shoal.strategies.single import Single
-from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, time_to
 from shoal.vocabulary.strategy import Strategy
 

@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from shoal.core.task import Task
+from shoal.profiling.step import measure_step
 from shoal.programs.tasks import TASKS
 from shoal.report.findings import Chart, ChartLine, Claim, Findings, Heading, Table
 from shoal.sim import Network
 from shoal.strategies.softsync import SoftSync
-from shoal.studies.calibration import measure_step
 from shoal.studies.study import Lab, Study, check_seeds, mean_and_spread, numbers
 
 PUBLISHED = {1: (18.0, 18.0), 15: (90.0, 18.0), 30: (90.0, 18.0)}

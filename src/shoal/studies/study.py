@@ -23,7 +23,7 @@ class Study(ABC):
     """A table of a paper as a program; a frozen dataclass whose fields are its options.
 
     Runs train real models, except those that only measure time (clockwork.py). Times come from real
-    processes, or from virtual time with a measured step (calibration.py); every row says which.
+    processes, or from virtual time with a measured step (shoal.profiling); every row says which.
     """
 
     source: ClassVar[str]  # the paper and its table

@@ -27,7 +27,7 @@ class Problem(ABC):
     def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
         """The gradient that worker `rank` sees at `x` in its step number `step`."""
 
-    def loss(self, rank: int, step: int, x: Tensor) -> float:
+    def loss(self, rank: int, step: int, x: Tensor, gradient: Tensor) -> float:
         """The loss there, whose gradient it is; 0 where nobody wants to know."""
         return 0.0
 
@@ -45,7 +45,7 @@ class Slope(Problem):
     def gradient(self, rank: int, step: int, x: Tensor) -> Tensor:
         return torch.full_like(x, self.gradients[rank % len(self.gradients)])
 
-    def loss(self, rank: int, step: int, x: Tensor) -> float:
+    def loss(self, rank: int, step: int, x: Tensor, gradient: Tensor) -> float:
         return self.gradients[rank % len(self.gradients)] * float(x.sum())
 
 
@@ -60,9 +60,8 @@ class Quadratic(Problem):
         away = x - self.targets[rank % len(self.targets)]
         return away if self.curvature == 1 else away.mul_(self.curvature)
 
-    def loss(self, rank: int, step: int, x: Tensor) -> float:
-        away = x - self.targets[rank % len(self.targets)]
-        return self.curvature * float(away.dot(away)) / 2
+    def loss(self, rank: int, step: int, x: Tensor, gradient: Tensor) -> float:
+        return float(gradient.dot(gradient)) / self.curvature / 2
 
 
 class VectorReplica:
@@ -86,8 +85,8 @@ class VectorReplica:
             self._step += 1
         self._detour = None
         count = self._problem.counts[rank % len(self._problem.counts)]
-        loss = self._problem.loss(rank, step, self.x)
-        return Gradient(self._problem.gradient(rank, step, self.x), count, loss)
+        gradient = self._problem.gradient(rank, step, self.x)
+        return Gradient(gradient, count, self._problem.loss(rank, step, self.x, gradient))
 
     def seek(self, owner: int, place: int) -> None:
         """Take the next gradient as worker `owner` would in its step `place`; its own go on from there."""

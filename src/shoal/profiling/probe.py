@@ -1,7 +1,8 @@
-"""One of two processes that test the transports for `shoal doctor`: python -m shoal.cli.probe RANK FOLDER.
+"""One of two processes that test the transports: python -m shoal.profiling.probe RANK FOLDER.
 
-Under mpiexec: python -m shoal.cli.probe mpi. The test runs in its own processes because a transport that does
-not work on a machine may abort instead of raising. Rank 0 prints one line of JSON after each transport.
+`shoal doctor` and `shoal calibrate` start them. Under mpiexec: python -m shoal.profiling.probe mpi. The test
+runs in its own processes because a transport that does not work on a machine may abort instead of raising.
+Rank 0 prints one line of JSON after each transport.
 """
 
 from __future__ import annotations
@@ -23,22 +24,44 @@ from shoal.launch.join import connect, file_store
 
 KINDS = ("processes", "gloo", "grpc")
 ROUNDS = 100
-BULK_ROUNDS = 5
+BULK_ROUNDS = 10
 BULK_BYTES = 1 << 24
 TIMEOUT_SECONDS = 5.0
 
 
 async def measure(transport: Transport) -> dict[str, float]:
-    """Seconds per round trip of an empty message, and bytes per second of large ones, measured at rank 0."""
+    """Seconds per round trip of an empty message, and bytes per second of large ones, measured at rank 0.
+
+    So are the processor seconds that a message takes at both ends: of what an empty round trip takes, half is
+    for the message that is sent and half for the one that is received; the rest of a large one is for its
+    bytes.
+    """
     bulk = torch.zeros(BULK_BYTES // 4)
     if transport.rank == 1:
-        for _ in range(ROUNDS + BULK_ROUNDS):
-            await transport.recv(TIMEOUT_SECONDS)
-            await transport.send(0, Message("pong"))
+        for rounds in (ROUNDS, BULK_ROUNDS):
+            began = time.process_time()
+            for _ in range(rounds):
+                await transport.recv(TIMEOUT_SECONDS)
+                await transport.send(0, Message("pong"))
+            await transport.send(0, Message("busy", count=(time.process_time() - began) / rounds))
         return {}
-    trips = [await _round_trip(transport, Message("ping")) for _ in range(ROUNDS)]
-    bulk_trips = [await _round_trip(transport, Message("ping", (bulk,))) for _ in range(BULK_ROUNDS)]
-    return {"round_trip": statistics.median(trips), "bandwidth": BULK_BYTES / min(bulk_trips)}
+    trips, empty, theirs_empty = await _round_trips(transport, Message("ping"), ROUNDS)
+    bulk_trips, full, theirs_full = await _round_trips(transport, Message("ping", (bulk,)), BULK_ROUNDS)
+    return {
+        "round_trip": statistics.median(trips),
+        "bandwidth": BULK_BYTES / min(bulk_trips),
+        "message": (empty + theirs_empty) / 4,
+        "send_byte": max(0.0, full - empty) / BULK_BYTES,
+        "receive_byte": max(0.0, theirs_full - theirs_empty) / BULK_BYTES,
+    }
+
+
+async def _round_trips(transport: Transport, m: Message, rounds: int) -> tuple[list[float], float, float]:
+    """Seconds of each round trip, and the processor seconds of one here and at the other process."""
+    began = time.process_time()
+    trips = [await _round_trip(transport, m) for _ in range(rounds)]
+    busy = (time.process_time() - began) / rounds
+    return trips, busy, (await transport.recv(TIMEOUT_SECONDS)).count
 
 
 async def _round_trip(transport: Transport, m: Message) -> float:

@@ -1,0 +1,68 @@
+"""One of several processes that train at the same time: python -m shoal.profiling.crowd RANK FOLDER SIZES.
+
+With SIZES 1,2,4 there are four of them. First the first one trains alone, then two, then all four; each
+trains a small net on one thread. Rank 0 prints one line of JSON: the seconds of its step for each size.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+from shoal.launch.control import leave_with_parent
+
+SECONDS = 1.5
+"""How long each crowd trains."""
+
+WIDTH, BATCH = 512, 64
+
+
+def meet(folder: Path, place: str, rank: int, size: int) -> None:
+    """Wait until so many processes are at that place."""
+    (folder / f"{place}-{rank}").touch()
+    while not all((folder / f"{place}-{other}").exists() for other in range(size)):
+        time.sleep(0.001)
+
+
+def train(seconds: float) -> float:
+    """The median of the processor seconds that a step takes: other programs are no part of the crowd."""
+    model = nn.Sequential(
+        nn.Linear(784, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(BATCH, 784), torch.randint(10, (BATCH,))
+    taken: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        began = time.thread_time()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        taken.append(time.thread_time() - began)
+    return median(taken)
+
+
+def main() -> None:
+    """Train in each crowd that this process is one of."""
+    leave_with_parent()
+    torch.set_num_threads(1)
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    sizes = [int(size) for size in sys.argv[3].split(",")]
+    train(0.2)  # to warm up
+    steps = []
+    for size in sizes:
+        meet(folder, f"before-{size}", rank, sizes[-1])
+        if rank < size:
+            steps.append(train(SECONDS))
+    if rank == 0:
+        print(json.dumps(steps), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Measures what `Profile` describes, on this machine, in less than a minute."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import torch
+
+from shoal.codecs import CODECS
+from shoal.core.codec import Codec
+from shoal.profiling.probe import BULK_BYTES
+from shoal.profiling.probe_processes import hear, start_probe
+from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
+
+CROWD_SECONDS = 120.0
+"""How long the processes that train at the same time may take, their start included."""
+
+ELEMENTS = 1 << 20
+"""Of the vector that codecs compress."""
+
+REPEATS = 3
+
+Telling = Callable[[str], None]
+
+
+def measure_profile(tell: Telling = lambda _: None) -> Profile:
+    """Everything that can be measured on this machine; `tell` hears what is being measured."""
+    cores = len(os.sched_getaffinity(0))
+    tell(f"training in 1 to {cores} processes")
+    slowdown = measure_slowdown(cores)
+    tell("messages between two processes")
+    transports = measure_transports()
+    tell("codecs")
+    return Profile(platform.node(), cores, slowdown, measure_merge(), transports, measure_codecs())
+
+
+def measure_slowdown(cores: int) -> tuple[float, ...]:
+    """How many times as long a step takes while 1, 2, ... processes train, each on a core of its own."""
+    sizes = [1 << k for k in range(cores.bit_length()) if 1 << k < cores] + [cores]
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        rest = [folder, ",".join(map(str, sizes))]
+        line = [sys.executable, "-m", "shoal.profiling.crowd"]
+        crowd = [
+            subprocess.Popen([*line, str(rank), *rest], stdout=subprocess.PIPE, text=True)
+            for rank in range(cores)
+        ]
+        try:
+            said, _ = crowd[0].communicate(timeout=CROWD_SECONDS)
+        finally:
+            for process in crowd:
+                process.kill()
+                process.communicate()
+    steps = dict(zip(sizes, json.loads(said), strict=True))
+    return tuple(max(1.0, _between(steps, size) / steps[1]) for size in range(1, cores + 1))
+
+
+def _between(steps: dict[int, float], size: int) -> float:
+    """The step in a crowd of that size, from those of the nearest sizes that were measured."""
+    below, above = max(s for s in steps if s <= size), min(s for s in steps if s >= size)
+    share = 0.0 if above == below else (size - below) / (above - below)
+    return steps[below] + share * (steps[above] - steps[below])
+
+
+def measure_transports() -> dict[str, Wiring]:
+    """What messages cost over every transport that works between two processes here."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        figures, _ = hear([start_probe(rank, folder) for rank in range(2)])
+    return {kind: wiring_of(found) for kind, found in figures.items() if "problem" not in found}
+
+
+def wiring_of(found: dict[str, Any]) -> Wiring:
+    """From what a probe has printed: the time between sending and receiving is the link's."""
+    send = Handling(found["message"], found["send_byte"])
+    receive = Handling(found["message"], found["receive_byte"])
+    latency = max(0.0, found["round_trip"] / 2 - send.message - receive.message)
+    one_way = BULK_BYTES / found["bandwidth"] - found["round_trip"] / 2  # what came back was empty
+    left = one_way - send.of(BULK_BYTES) - receive.of(BULK_BYTES) - latency
+    return Wiring(send, receive, latency, BULK_BYTES / left if left > 0 else inf)
+
+
+def measure_merge() -> float:
+    """Seconds a byte to add one vector to another."""
+    one, other = torch.ones(ELEMENTS), torch.ones(ELEMENTS)
+    return _fastest(lambda: one.add_(other, alpha=0.5)) / one.nbytes
+
+
+def measure_codecs() -> dict[str, Speeds]:
+    """Seconds a byte of every codec that compresses a vector by itself, without layers or other workers."""
+    v = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0))
+    found = {}
+    for word in CODECS:
+        codec = CODECS.make(word)
+        if not (codec.exact or codec.needs_all or codec.needs_products):
+            found[word] = _speeds(codec.fit(()), v)
+    return found
+
+
+def _speeds(codec: Codec, v: torch.Tensor) -> Speeds:
+    state, rest, out = codec.init(v, 0), torch.zeros_like(v), torch.empty_like(v)
+
+    def encode() -> Any:
+        return codec.encode(v, state) if codec.feedback == "none" else codec.encode_rest(v, rest, state)
+
+    payload = encode()[0]
+    return Speeds(_fastest(encode) / v.nbytes, _fastest(lambda: codec.decode(payload, out)) / v.nbytes)
+
+
+def _fastest(action: Callable[[], Any]) -> float:
+    """Seconds of the fastest of several repeats on one thread, after one that does not count."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        action()
+        taken = []
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            action()
+            taken.append(time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(before)
+    return min(taken)
