@@ -88,7 +88,7 @@ def node_process(
     except RunIsOver:
         control.tell("came too late")
     except PeerLost as lost:
-        ended = ShoalError(f"the run was stopped where it was started, or failed there ({lost})")
+        ended = ShoalError(f"the run was stopped where it was started, or failed there: {lost}")
         control.tell_failure(ended if plan.joins else lost)
     except Interrupted:
         control.tell("interrupted")
