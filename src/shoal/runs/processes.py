@@ -229,7 +229,7 @@ def _node_process(
     control = Control(connection)
     control.defer_sigterm()
     try:
-        torch.set_num_threads(plan.threads_of(place[0]))
+        torch.set_num_threads(plan.threads_each)
         if place[0] == plan.nodes:
             keep(plan.keeper_place(_folder(plan, root)), incarnation, control)
             control.tell("done")
