@@ -14,7 +14,7 @@ from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.task import Task
 from shoal.launch.audience import Audience
 from shoal.launch.crew import Listener
-from shoal.launch.join import Access, choose_codec
+from shoal.launch.join import Access, choose_codec, local_threads
 from shoal.launch.stop_signals import number_of, stopped_by
 from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
@@ -80,7 +80,8 @@ def run(
     `transport` is "processes", "gloo", "grpc" or "sim"; `network`, `compute`, `profile` and `faults` are for
     "sim" only. `network="1Gbit,100us"` and `compute="20ms,10%"` read as `shoal compare --network` and
     `--compute` do. With a `profile`, what `shoal calibrate` has measured costs time too: messages, merging,
-    codecs, and processes that share cores; a gradient then takes by default what it takes here.
+    codecs, and processes that share cores; a gradient then takes by default what it takes here, with as many
+    threads as a process would have.
     `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
     epochs; where it would exceed `largest_batch`, the learning rate is divided instead.
     `crew="2@0,4@500"` trains on 2 workers at first and on 4 from step 500 on, instead of `workers`, which is
@@ -171,7 +172,10 @@ def _virtual(
         return VirtualTime(links or Network(), speeds or Compute())
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
     hardware = known.of_run(plan.nodes, CODECS.name_of(plan.codec), links)
-    return VirtualTime(hardware[0], speeds or measure_step(plan.task, plan.seed).compute(), hardware[1])
+    threads = plan.threads or local_threads(1 if links else plan.nodes)
+    return VirtualTime(
+        hardware[0], speeds or measure_step(plan.task, plan.seed, threads).compute(), hardware[1]
+    )
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def node_process(
     control = Control(connection)
     control.defer_sigterm()
     try:
-        torch.set_num_threads(plan.threads_of(place[0]))
+        torch.set_num_threads(plan.threads_each)
         control.tell("done", **live(plan, place, incarnation, control, root, data))
     except RunIsOver:
         control.tell("came too late")

@@ -239,15 +239,12 @@ class Plan:
 
     @property
     def threads_each(self) -> int:
-        """Torch threads of each worker. Default: its share of this host's cores, or 1 in virtual time."""
+        """Torch threads of each process. Default: its share of this host's cores, or 1 in virtual time.
+
+        A server has no more than its share: threads that wait for a core hold up all others of their process.
+        """
         shared_out = 1 if self.transport == "sim" else local_threads(self.nodes * self.group)
         return shared_out if self.threads is None else self.threads
-
-    def threads_of(self, rank: int) -> int:
-        """Torch threads of a process. Servers get all cores: their work is short, and workers wait for it."""
-        return (
-            self.threads_each if rank < self.places else max(self.threads_each, local_threads(self.servers))
-        )
 
     def steps(self, data: Data) -> int:
         """Steps of each worker; in a leg, those of the legs before it included."""
