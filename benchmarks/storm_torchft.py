@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from statistics import median
@@ -38,7 +39,7 @@ PERIOD = 16
 """Local steps between two averages of DiLoCo."""
 
 AFTERMATH = 10.0
-"""Seconds after a kill in which the survivors may come to a standstill."""
+"""Seconds after a kill in which the survivors may come to a standstill; longer ones count as this."""
 
 
 def replica(options: argparse.Namespace) -> None:
@@ -166,7 +167,8 @@ class Replicas:
 
     def _kill(self, number: int) -> None:
         self.kills.append((time.monotonic(), number))
-        os.kill(self._processes[number].pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(self._processes[number].pid, signal.SIGKILL)
 
     def _start(self, number: int) -> None:
         o = self._options

@@ -1,6 +1,8 @@
 """Places of a run that workers from elsewhere take: who gets one, and who is told why not."""
 
 import json
+import threading
+import time
 
 import pytest
 
@@ -38,20 +40,57 @@ def test_the_next_in_a_place_is_the_next_incarnation(tmp_path):
 
 
 def test_a_restarted_keeper_grants_no_incarnation_twice_and_gives_who_was_there_its_place_back(tmp_path):
-    ask(opened(tmp_path, [2])[0])
+    _, before = ask(opened(tmp_path, [2])[0])
     successor, _ = opened(tmp_path, [2])
     assert successor.taken == {2}
-    number, granted = ask(successor, rank=2, incarnation=1)
+    number, granted = ask(successor, rank=2, secret=before["secret"])
     assert (granted["rank"], granted["incarnation"]) == (2, 1)
     successor.free(number)
     assert ask(successor)[1]["incarnation"] == 2
 
 
-def test_who_claims_a_place_that_another_has_had_since_gets_a_free_one(tmp_path):
+@pytest.mark.parametrize("secret", ["stolen", "its own", None])
+def test_who_claims_a_place_that_another_has_is_refused(tmp_path, secret):
+    places, _ = opened(tmp_path)
+    number, mine = ask(places)
+    places.free(number)
+    ask(places)
+    words = {"rank": 2, "secret": mine["secret"] if secret == "its own" else secret}
+    assert refusal(places, **words) == "its place was given to another"
+    assert refusal(places, rank="x") == refusal(places, rank=7) == "its place was given to another"
+
+
+def test_who_calls_again_has_not_gone_when_its_first_call_ends(tmp_path):
+    places, told = opened(tmp_path)
+    number, granted = ask(places)
+    again, _ = ask(places, rank=granted["rank"], secret=granted["secret"])
+    places.free(number)
+    assert [event["event"] for _, event in told] == ["came", "came"]
+    places.free(again)
+    assert [event["event"] for _, event in told] == ["came", "came", "gone"]
+
+
+def test_a_restarted_keeper_does_not_wait_for_who_has_left(tmp_path):
     places, _ = opened(tmp_path)
     places.free(ask(places)[0])
+    ask(places, present={2})
+    assert opened(tmp_path)[0].taken == {3}
+
+
+def test_a_file_that_is_being_written_names_no_place(tmp_path):
+    (tmp_path / "vacant.0.part").write_text("")
+    assert ask(opened(tmp_path)[0])[1]["rank"] == 2
+
+
+def test_at_the_end_it_waits_for_what_those_who_are_there_have_to_say(tmp_path):
+    places, _ = opened(tmp_path)
+    number, _ = ask(places)
+    threading.Timer(0.05, lambda: places.free(number)).start()
+    began = time.monotonic()
+    places.await_farewells(60.0)
+    assert time.monotonic() - began < 60.0
     ask(places)
-    assert ask(places, rank=2, incarnation=1)[1]["rank"] == 3
+    places.await_farewells(0.01)
 
 
 def test_the_place_of_a_worker_that_is_not_started_again_is_open_when_the_others_are_taken(tmp_path):

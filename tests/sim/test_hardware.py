@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal import Compute, Downpour, Local, Network, Sync
+from shoal import Compute, Downpour, Faults, Local, Network, Sync
 from shoal.sim import Kernel
 from shoal.sim.hardware import Handling, Machine, Profile, Speeds, Wiring
 from shoal.sim.processors import Processors
@@ -145,13 +145,27 @@ def test_what_was_not_measured_is_said():
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"format": 1, "host": "x"})])
 def test_what_is_no_profile_is_said(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
-    with pytest.raises(ValueError, match=r"p\.json is no profile"):
+    with pytest.raises(ValueError, match=r"p\.json is no profile of this `shoal calibrate`"):
         Profile.load(tmp_path / "p.json")
 
 
 def test_a_profile_of_another_format_is_refused(tmp_path):
     (tmp_path / "p.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="measure again with `shoal calibrate`"):
+    with pytest.raises(ValueError, match=r"p\.json is no profile.*measure again"):
         Profile.load(tmp_path / "p.json")
     with pytest.raises(ValueError, match="cannot be read"):
         Profile.load(tmp_path / "none.json")
+
+
+def test_a_node_with_several_threads_takes_as_many_cores():
+    profile = replace(PROFILE, cores=8, slowdown=[1.0, 1.1, 1.2, 1.2, 1.5, 1.5, 1.5, 1.8])
+    machine = profile.machine("processes", per_host=2, threads=4)
+    assert (machine.cores, machine.slowdown) == (2, [1.0, pytest.approx(1.5)])
+    assert profile.machine("processes", threads=16).cores == 1
+
+
+def test_what_a_node_owed_dies_with_it():
+    machine = Machine(merge=1.0 / 8000)  # a second for each push at the server
+    faults = Faults(restart_after=0.5).kill(2, 0.3)
+    done = run(Downpour(), machine, steps=2, compute=Compute(mean=0.01), faults=faults, retry=10.0)
+    assert done.seconds < 10.0

@@ -273,3 +273,9 @@ def test_the_page_has_every_named_network():
     page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
     for word, text in NETWORKS.items():
         assert f"| `{word}` | `{text}` |" in page
+
+
+@pytest.mark.parametrize("text", ["20Gbit/5Mbit", "20/5ms", "20/0Mbit", "a/5Mbit", "/5Mbit"])
+def test_what_is_no_pair_of_rates(text):
+    with pytest.raises(ValueError, match=r"20/5Mbit"):
+        Network.parse(text)

@@ -14,7 +14,7 @@ from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.task import Task
 from shoal.launch.audience import Audience
 from shoal.launch.crew import Listener
-from shoal.launch.join import Access, choose_codec, local_threads
+from shoal.launch.join import Access, choose_codec
 from shoal.launch.stop_signals import number_of, stopped_by
 from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
@@ -171,8 +171,8 @@ def _virtual(
     if profile is None:
         return VirtualTime(links or Network(), speeds or Compute())
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
-    hardware = known.of_run(plan.nodes, CODECS.name_of(plan.codec), links)
-    threads = plan.threads or local_threads(1 if links else plan.nodes)
+    threads = plan.threads or max(1, known.cores // (1 if links else plan.nodes))
+    hardware = known.of_run(plan.nodes, CODECS.name_of(plan.codec), links, threads)
     return VirtualTime(
         hardware[0], speeds or measure_step(plan.task, plan.seed, threads).compute(), hardware[1]
     )

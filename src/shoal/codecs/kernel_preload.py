@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from contextlib import suppress
 
-if find_spec("numba") is not None:
+with suppress(ImportError, AttributeError):  # no Numba, or one with other insides: workers load it themselves
     from numba.core.registry import cpu_target
 
     cpu_target.typing_context.refresh()

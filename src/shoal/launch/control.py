@@ -92,7 +92,7 @@ class Control:
             order: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (OSError, EOFError):
             os._exit(1)
-        self._is_told_to_stop = self._is_told_to_stop or order["order"] != "go"
+        self._is_told_to_stop = self._is_told_to_stop or order["order"] not in ("go", "become")
         return order
 
     def await_go(self) -> Go:

@@ -25,6 +25,7 @@ from shoal.launch.member import UNNEEDED, Member
 from shoal.launch.open_places import OpenPlaces
 from shoal.launch.recovery import message_limit
 from shoal.launch.stop_signals import ctrl_c_ignored
+from shoal.launch.visitors import LAST_SECONDS
 from shoal.storage.journal import Journal
 from shoal.transports.rendezvous import Store
 
@@ -121,6 +122,8 @@ def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | 
         control.tell("ready")
     control.await_go()
     drive(keeper.live())
+    if places is not None:
+        places.await_farewells(LAST_SECONDS)
     drive(transport.close())
 
 

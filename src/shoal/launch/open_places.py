@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import json
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.core.errors import ShoalError
 from shoal.launch.versions import version
@@ -15,7 +18,7 @@ from shoal.storage.whole_files import write_whole
 from shoal.transports.rendezvous import Store, hub_key
 
 FILE = "places.json"
-"""Where a keeper notes the last incarnation of each place: its successor must not grant one twice."""
+"""Where a keeper notes the tickets of all places: its successor must not grant one twice."""
 
 VACANT = "vacant"
 """The file in which a launcher leaves the last incarnation of a worker that it does not start again."""
@@ -25,6 +28,15 @@ CAME, GONE = "came", "gone"
 
 SENT = ("progress", "done")
 """Events that the holder of a place may send."""
+
+
+class Ticket(NamedTuple):
+    """The last in a place: by its secret it is known when it calls again."""
+
+    incarnation: int
+    secret: str
+    is_held: bool
+
 
 Told = Callable[[int, dict[str, Any]], None]
 
@@ -57,12 +69,9 @@ class OpenPlaces:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._held: dict[int, int] = {}  # number of a grant -> rank
-        self._incarnations = self._remembered()
-
-    @property
-    def taken(self) -> set[int]:
-        """The places that somebody has had, and may still have."""
-        return set(self._incarnations)
+        self._tickets: dict[int, Ticket] = self._remembered()  # of the last in each place
+        self.taken = {rank for rank, ticket in self._tickets.items() if ticket.is_held}
+        """The places that somebody had when the predecessor of this keeper died."""
 
     def grant(self, asked: bytes, caller: str, present: Set[int]) -> tuple[int, bytes]:
         """A place, by a number of its own, and what to tell who gets it.
@@ -71,12 +80,14 @@ class OpenPlaces:
         """
         request = read_words(asked)
         self._check(request)
+        told = dict(self._settings())
         with self._lock:
-            rank, incarnation = self._again(request) or self._next(present)
+            rank = self._again(request) if "rank" in request else self._next(present)
             number = next(self._numbers)
             self._held[number] = rank
-        self._tell(rank, {"event": CAME, "from": caller, "incarnation": incarnation})
-        told = {**self._settings(), "rank": rank, "incarnation": incarnation}
+            ticket = self._tickets[rank]
+        self._tell(rank, {"event": CAME, "from": caller, "incarnation": ticket.incarnation})
+        told |= {"rank": rank, "incarnation": ticket.incarnation, "secret": ticket.secret}
         return number, json.dumps(told).encode()
 
     def hear(self, grant: int, said: bytes) -> None:
@@ -90,7 +101,16 @@ class OpenPlaces:
         """Who held that place has gone."""
         with self._lock:
             rank = self._held.pop(grant)
+            if rank in self._held.values():
+                return  # it has called again since
+            self._note(rank, self._tickets[rank]._replace(is_held=False))
         self._tell(rank, {"event": GONE})
+
+    def await_farewells(self, seconds: float) -> None:
+        """Wait until everybody has given its place back, with all it had to say, but not for longer."""
+        until = time.monotonic() + seconds
+        while self._held and time.monotonic() < until:
+            time.sleep(0.01)
 
     def invite(self, store: Store, keeper: int, hint: str) -> str:
         """What to type to join, in a sentence. The store has the address of the keeper, of that rank."""
@@ -106,27 +126,37 @@ class OpenPlaces:
         if self.is_over():
             raise ShoalError("the run is about to end")
 
-    def _again(self, request: Mapping[str, Any]) -> tuple[int, int] | None:
-        """The place that a process has already, which asks for it because the keeper was away."""
-        rank, incarnation = request.get("rank"), request.get("incarnation")
-        if not isinstance(rank, int) or self._incarnations.get(rank) != incarnation:
-            return None
-        return rank, self._incarnations[rank]
+    def _again(self, request: Mapping[str, Any]) -> int:
+        """The place that a process has already, which asks for it because its line or the keeper was away."""
+        rank, secret = request["rank"], str(request.get("secret"))
+        ticket = self._tickets.get(rank) if isinstance(rank, int) else None
+        if ticket is None or not hmac.compare_digest(ticket.secret.encode(), secret.encode()):
+            raise ShoalError("its place was given to another")
+        self._note(rank, ticket._replace(is_held=True))
+        return int(rank)
 
-    def _next(self, present: Set[int]) -> tuple[int, int]:
-        """The first place that nobody has, and the next incarnation in it."""
-        given_up = {int(file.suffix[1:]): int(file.read_text()) for file in self._folder.glob(f"{VACANT}.*")}
+    def _next(self, present: Set[int]) -> int:
+        """The first place that nobody has, with a ticket for the next incarnation in it."""
+        files = [file for file in self._folder.glob(f"{VACANT}.*") if file.suffix[1:].isdecimal()]
+        given_up = {int(file.suffix[1:]): int(file.read_text()) for file in files}
         ranks = [*self._ranks, *sorted(given_up)]
         free = [rank for rank in ranks if rank not in present and rank not in self._held.values()]
         if not free:
             raise ShoalError("all its places are taken")
-        incarnation = max(self._incarnations.get(free[0], 0), given_up.get(free[0], 0)) + 1
-        self._incarnations[free[0]] = incarnation
-        write_whole(self._file, json.dumps([*self._incarnations.items()]).encode(), synced=False)
-        return free[0], incarnation
+        last = self._tickets[free[0]].incarnation if free[0] in self._tickets else 0
+        incarnation = max(last, given_up.get(free[0], 0)) + 1
+        self._note(free[0], Ticket(incarnation, secrets.token_hex(16), is_held=True))
+        return free[0]
 
-    def _remembered(self) -> dict[int, int]:
-        return dict(json.loads(self._file.read_bytes())) if self._file.exists() else {}
+    def _note(self, rank: int, ticket: Ticket) -> None:
+        """Remember a ticket, also for a successor of this keeper."""
+        self._tickets[rank] = ticket
+        write_whole(self._file, json.dumps([*self._tickets.items()]).encode(), synced=False)
+
+    def _remembered(self) -> dict[int, Ticket]:
+        if not self._file.exists():
+            return {}
+        return {rank: Ticket(*ticket) for rank, ticket in json.loads(self._file.read_bytes())}
 
 
 def read_words(said: bytes) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class PlaceCall:
         except BaseException:
             self._channel.close()
             raise
-        self._asked |= {name: self.granted[name] for name in ("rank", "incarnation")}
+        self._asked |= {name: self.granted[name] for name in ("rank", "secret")}
         self._thread = threading.Thread(target=self._hold, name="shoal place", daemon=True)
         self._thread.start()
 

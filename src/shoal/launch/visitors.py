@@ -36,17 +36,17 @@ class Visitors:
             self._come(rank, event["from"], seconds)
         elif kind == GONE:
             self._go(rank, seconds)
-        elif kind == "progress":
+        elif kind == "progress" and _is_progress(event):
             self._progress[rank] = {**event, "rank": rank, "role": "worker"}
             self._tell(rank, seconds)
-        elif isinstance(event.get("report"), dict):
+        elif kind == "done" and isinstance(event.get("report"), dict):
             self.reports[rank] = {**event["report"], "rank": rank, "role": "worker"}
+        else:
+            LOG.warning("worker %d has sent what is no %s of a worker; it is ignored", rank, kind)
 
     def reports_like(self, one: dict[str, Any]) -> list[dict[str, Any]]:
-        """The reports that have all that this one of a worker has, by rank."""
-        return [
-            self.reports[rank] for rank in sorted(self.reports) if one.keys() <= self.reports[rank].keys()
-        ]
+        """The reports that have all that this one of a worker has, in the same types, by rank."""
+        return [self.reports[rank] for rank in sorted(self.reports) if _is_like(self.reports[rank], one)]
 
     def _come(self, rank: int, caller: str, seconds: float) -> None:
         where = unquote(caller).partition(":")[2].rpartition(":")[0] or "this host"
@@ -63,3 +63,27 @@ class Visitors:
     def _tell(self, rank: int, seconds: float, **news: Any) -> None:
         last = self._progress.get(rank, {})
         self._on_progress({**NOTHING_YET, "rank": rank, **last, "seconds": seconds, **news})
+
+
+def _is_progress(event: dict[str, Any]) -> bool:
+    """Whether an event from elsewhere is one that can be shown: numbers where people look at numbers."""
+    if not isinstance(event.get("step"), int):
+        return False
+    words = {name: event.get(name) for name in ("state", "awaits", "fault", "role", "event")}
+    numbers = {name: value for name, value in event.items() if name not in words}
+    return all(value is None or isinstance(value, str) for value in words.values()) and all(
+        value is None or isinstance(value, (int, float)) for value in numbers.values()
+    )
+
+
+def _is_like(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a report from elsewhere has all that one of ours has, numbers where that has numbers."""
+    return all(name in one and _has_form(one[name], other[name]) for name in other)
+
+
+def _has_form(one: Any, other: Any) -> bool:
+    if isinstance(other, dict):  # numbers by name; the names differ
+        return isinstance(one, dict) and all(isinstance(value, (int, float)) for value in one.values())
+    if isinstance(other, (int, float)) or other is None:
+        return one is None or isinstance(one, (int, float))
+    return type(one) is type(other)

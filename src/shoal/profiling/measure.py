@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import torch
 
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
+from shoal.core.errors import Unavailable
+from shoal.launch.join import local_threads
 from shoal.profiling.probe import BULK_BYTES
 from shoal.profiling.probe_processes import hear, start_probe
 from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
@@ -34,7 +35,7 @@ Telling = Callable[[str], None]
 
 def measure_profile(tell: Telling = lambda _: None) -> Profile:
     """Everything that can be measured on this machine; `tell` hears what is being measured."""
-    cores = len(os.sched_getaffinity(0))
+    cores = local_threads(1)
     tell(f"training in 1 to {cores} processes")
     slowdown = measure_slowdown(cores)
     tell("messages between two processes")
@@ -55,10 +56,14 @@ def measure_slowdown(cores: int) -> tuple[float, ...]:
         ]
         try:
             said, _ = crowd[0].communicate(timeout=CROWD_SECONDS)
+        except subprocess.TimeoutExpired:
+            said = ""
         finally:
             for process in crowd:
                 process.kill()
                 process.communicate()
+    if not said:
+        raise Unavailable(f"{cores} processes that train at the same time did not come to their end")
     steps = dict(zip(sizes, json.loads(said), strict=True))
     return tuple(max(1.0, _between(steps, size) / steps[1]) for size in range(1, cores + 1))
 

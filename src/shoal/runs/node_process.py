@@ -145,8 +145,13 @@ def live(
 
 async def _leave(plan: Plan, engine: Engine, stop: Exception) -> None:
     """Close the transport; a run that goes on without this worker is told before, or sees it vanish."""
-    goes_on = plan.joins and isinstance(stop, Interrupted)
-    if not goes_on or await engine.say_goodbye():
+    if not plan.joins:
+        is_free = True
+    elif isinstance(stop, Interrupted):
+        is_free = await engine.say_goodbye()
+    else:
+        is_free = engine.mailbox.has_left(engine.identity.keeper)
+    if is_free:
         await engine.transport.close()
 
 

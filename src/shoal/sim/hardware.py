@@ -94,16 +94,21 @@ class Profile:
     transports: Mapping[str, Wiring] = field(default_factory=dict)
     codecs: Mapping[str, Speeds] = field(default_factory=dict)
 
-    def machine(self, transport: str, codec: str = "none", per_host: int = 1) -> Machine:
-        """The machine as nodes meet it that use this transport and codec. Raises ValueError for others."""
+    def machine(self, transport: str, codec: str = "none", per_host: int = 1, threads: int = 1) -> Machine:
+        """The machine as nodes meet it that use this transport, codec and number of threads.
+
+        A node with several threads takes as many cores. Raises ValueError for what was not measured.
+        """
         wiring, speeds = self.wiring(transport), self.codecs.get(codec)
         if speeds is None and codec != "none":
             raise ValueError(f"codec {codec!r} was not measured on {self.host}: {_known(self.codecs)}")
         speeds = speeds or Speeds()
+        groups = max(1, self.cores // threads)
+        slowdown = [self._slower(threads * k) / self._slower(threads) for k in range(1, groups + 1)]
         return Machine(
-            self.cores,
+            groups,
             per_host,
-            self.slowdown,
+            [max(1.0, factor) for factor in slowdown],
             wiring.send,
             wiring.receive,
             self.merge,
@@ -111,16 +116,23 @@ class Profile:
             speeds.decode,
         )
 
-    def of_run(self, nodes: int, codec: str, network: Network | None) -> tuple[Network, Machine]:
+    def _slower(self, busy: int) -> float:
+        """How many times as long a step takes while so many cores are busy."""
+        return self.slowdown[min(busy, len(self.slowdown)) - 1]
+
+    def of_run(
+        self, nodes: int, codec: str, network: Network | None, threads: int
+    ) -> tuple[Network, Machine]:
         """How these nodes are connected, and what they run on.
 
         With a network every node has a machine like this one to itself, and they talk over gRPC; without
         one they are processes of one such machine.
         """
         if network is not None:
-            return network, self.machine("grpc", codec)
+            return network, self.machine("grpc", codec, 1, threads)
         wiring = self.wiring("processes")
-        return Network(wiring.latency, wiring.bandwidth), self.machine("processes", codec, per_host=nodes)
+        here = self.machine("processes", codec, nodes, threads)
+        return Network(wiring.latency, wiring.bandwidth), here
 
     def wiring(self, transport: str) -> Wiring:
         """What was measured of a transport. Raises ValueError if nothing was."""
@@ -144,14 +156,14 @@ class Profile:
         try:
             known = json.loads(Path(path).read_text(encoding="utf-8"))
             if known.pop("format") != FORMAT:
-                raise ValueError("it is of another format; measure again with `shoal calibrate`")
+                raise KeyError("of another format; measure again")
             transports = {kind: _wiring(entry) for kind, entry in known.pop("transports").items()}
             codecs = {word: Speeds(**entry) for word, entry in known.pop("codecs").items()}
             return cls(**known, transports=transports, codecs=codecs)
         except OSError as error:
             raise ValueError(f"profile {path} cannot be read: {error.strerror}") from None
-        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is no profile of `shoal calibrate` ({error})") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no profile of this `shoal calibrate` ({error})") from None
 
 
 def _wiring(entry: Mapping[str, Any]) -> Wiring:

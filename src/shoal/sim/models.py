@@ -65,6 +65,13 @@ class Link:
             raise ValueError(f"{self}: latency must not be negative, bandwidth must be positive")
 
 
+def _times_faster(part: str, down: str, up: float, unit: str) -> float:
+    """How many times as fast '20/5Mbit' receives as it sends."""
+    if not up or unit not in _BIT_RATE | _BYTE_RATE or not re.fullmatch(r"\s*[0-9.]+\s*", down):
+        raise ValueError(f"{part!r} is not a rate to receive and one to send, such as 20/5Mbit")
+    return quantity(down)[0] / up
+
+
 @dataclass(frozen=True)
 class Network:
     """Links between nodes; each node sends one message at a time and receives one at a time.
@@ -101,10 +108,10 @@ class Network:
         if (text := NETWORKS.get(text, text)).isalpha():
             raise ValueError(f"there is no network {text!r}; write 1Gbit,100us, or {', '.join(NETWORKS)}")
         for part in text.split(","):
-            down, slash, up = part.partition("/")
-            value, unit = quantity(up if slash else part)
-            if slash and value:
-                download = quantity(down)[0] / value
+            down, slash, up = part.rpartition("/")
+            value, unit = quantity(up)
+            if slash:
+                download = _times_faster(part, down, value, unit)
             if unit in _TIME:
                 latency = value / _TIME[unit]
             elif unit in _BIT_RATE:

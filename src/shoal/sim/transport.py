@@ -271,7 +271,7 @@ class SimTransport:
         self._parked = False
         self._told.clear()
         self._mailbox.clear()
-        self._busy_until = 0.0
+        self._busy_until = self._owed = 0.0
         for peer in peers:
             if self._switch.links.is_broken(self.rank, peer.rank):
                 self.hear_of(peer, LOST)

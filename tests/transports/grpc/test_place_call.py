@@ -50,7 +50,7 @@ def events(told):
 def test_a_place_is_held_while_the_call_lasts(run, token):
     hub, told, _ = run
     call = PlaceCall(hub.address, token)
-    assert call.granted == {"run_id": RUN, "rank": 1, "incarnation": 1}
+    assert call.granted == {"run_id": RUN, "rank": 1, "incarnation": 1, "secret": call.granted["secret"]}
     with pytest.raises(Unavailable, match="all its places are taken"):
         PlaceCall(hub.address, token)
     call.tell({"event": "progress", "step": 3})
