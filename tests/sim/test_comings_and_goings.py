@@ -13,7 +13,6 @@ from shoal.testing.problems import Slope, simulate
 
 SEEDS, CHUNK = 10_000, 100
 MOST = 600  # seeds for each mutant; it is done with the first that catches it
-TELLING = (23, 56, 136, 252, 172, 155, 75, 44, 39, 29, 24, 19)  # tried first: they catch mutants that few do
 
 
 def at(moment, rank=1, **options):
@@ -114,5 +113,6 @@ def test_every_sample_is_in_the_model_once_an_epoch_whoever_comes_and_goes(first
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
-    MUTANTS[name](monkeypatch)
-    assert any(verdict(Schedule.draw(seed)) for seed in (*TELLING, *range(MOST)))
+    apply, first = MUTANTS[name]
+    apply(monkeypatch)
+    assert any(verdict(Schedule.draw(seed)) for seed in (first, *range(MOST)))
