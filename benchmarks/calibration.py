@@ -59,6 +59,7 @@ def measure(options: argparse.Namespace, profile: Profile) -> list[dict[str, Any
                         "strategy": strategy,
                         "workers": workers,
                         "tests": 0,
+                        "threads": 1,
                     }
                     setting["epochs"] = epochs_for(options.seconds, setting, profile, transport, compute)
                     predicted = predict(setting, profile, transport, compute).seconds

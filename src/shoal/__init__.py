@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from shoal.core.identity import SERVER
     from shoal.core.task import Data, Task
     from shoal.core.transport import Message, Transport
+    from shoal.launch.join import Access
     from shoal.loggers.logger import Logger
     from shoal.runs.result import Result
     from shoal.sim import Compute, Faults, Network
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from shoal.vocabulary.strategy import Strategy
 
 _HOMES = {
+    "Access": "shoal.launch.join:Access",
     "Attachment": "shoal.api.attachment:Attachment",
     "BMUF": "shoal.strategies.bmuf:BMUF",
     "CheckpointError": "shoal.core.errors:CheckpointError",
@@ -109,6 +111,7 @@ _ROOMS = ("codecs", "programs", "search", "sim", "strategies", "studies", "topol
 """Packages that `import shoal` is enough for, as in shoal.strategies.SSP(bound=0)."""
 
 __all__ = [
+    "Access",
     "Attachment",
     "BMUF",
     "CheckpointError",

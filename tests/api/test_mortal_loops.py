@@ -180,3 +180,51 @@ def said(printed: list[str], sentence: str) -> list[str]:
 def quietly(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.CRITICAL, logger="shoal"):
         yield
+
+
+def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_it(monkeypatch, caplog):
+    listen, start_again, killed, started = Crew._listen, Crew._start_again, [], []
+
+    def kill_once_a_spare_waits(self):
+        if not killed and self._went_at and any(line.poll() for _, line in self.spares._waiting):
+            killed.append(self.members[1].process.pid)
+            os.kill(killed[0], signal.SIGKILL)
+        listen(self)
+
+    def without_a_new_process(self, member, how):
+        start, self.start = self.start, lambda *place: pytest.fail("a spare was there")
+        self.spares._number = 0  # no other spare takes its place
+        start_again(self, member, how)
+        self.start = start
+        started.append(member.rank)
+
+    monkeypatch.setattr(Crew, "_listen", kill_once_a_spare_waits)
+    monkeypatch.setattr(Crew, "_start_again", without_a_new_process)
+    with caplog.at_level(logging.WARNING, "shoal"):
+        printed = run_loop("--epochs", "40", min_workers=3, spares=1)
+    assert started == [1]
+    assert "goes on from" in printed[1]  # what the spare prints is worker 1's
+    assert [counts.unique().tolist() for counts in ended(printed)] == [[40.0]] * 3
+    assert "training waits: it needs 3 workers, and 2 are there" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"min_workers": 2, "strategy": "asgd"}, "nobody waits for others"),
+        ({"min_workers": 4}, "take 1 to 3"),
+        ({"spares": 1, "strategy": "gossip"}, "nobody takes the place"),
+        ({"spares": 1, "transport": "gloo"}, "nobody takes the place"),
+    ],
+)
+def test_least_numbers_and_spares_are_refused_where_nobody_comes_back(settings, why):
+    with pytest.raises(ValueError, match=why):
+        run_loop(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"), [({"min_workers": 2}, "nobody waits"), ({"spares": 1}, "nobody takes")]
+)
+def test_they_are_refused_if_the_strategy_in_the_script_keeps_no_roster(settings, why):
+    with pytest.raises(WorkerFailed, match=f"the keeper failed: .*{why}"):
+        run_loop("--strategy-in-code", "gossip", **settings)

@@ -31,6 +31,7 @@ ANSWERED = [
     "--version",
     "compare --help",
     "run --help",
+    "join --help",
     "reproduce --help",
     "search --help",
     "list --help",

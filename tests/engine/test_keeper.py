@@ -12,7 +12,7 @@ from shoal.sim import Disk
 
 
 def test_a_lost_member_and_a_joiner_each_begin_an_epoch():
-    roster = Roster(3)
+    roster = Roster(range(3))
     roster.lose(1)
     assert roster.is_due
     roster.begin_epoch()
@@ -22,7 +22,7 @@ def test_a_lost_member_and_a_joiner_each_begin_an_epoch():
 
 
 def test_a_joiner_is_a_member_once_it_has_the_state_of_this_epoch():
-    roster = Roster(2)
+    roster = Roster(range(2))
     roster.admit(1, 1)
     roster.begin_epoch()
     roster.settle(1, 1, epoch=0)
@@ -33,7 +33,7 @@ def test_a_joiner_is_a_member_once_it_has_the_state_of_this_epoch():
 
 
 def test_who_asks_again_changes_nothing():
-    roster = Roster(2)
+    roster = Roster(range(2))
     roster.admit(1, 1)
     roster.begin_epoch()
     assert roster.admit(1, 1)
@@ -41,16 +41,16 @@ def test_who_asks_again_changes_nothing():
 
 
 def test_nobody_joins_a_run_that_is_over_or_has_no_members():
-    roster = Roster(2)
+    roster = Roster(range(2))
     roster.leave(0)
     assert not roster.admit(0, 1)
-    empty = Roster(1)
+    empty = Roster(range(1))
     empty.lose(0)
     assert not empty.admit(0, 1)
 
 
 def test_below_the_least_number_it_waits():
-    roster = Roster(3, least=2)
+    roster = Roster(range(3), least=2)
     roster.lose(1)
     roster.lose(2)
     assert not roster.is_due
@@ -59,7 +59,7 @@ def test_below_the_least_number_it_waits():
 
 
 def test_below_the_least_number_a_run_that_is_over_ends_without_the_others():
-    roster = Roster(3, least=3)
+    roster = Roster(range(3), least=3)
     roster.is_over = True
     roster.lose(1)
     assert roster.is_due
@@ -124,7 +124,7 @@ def test_its_successor_goes_on_from_its_journal_and_tells_again():
 
 
 def test_of_two_that_suspect_each_other_the_first_goes_on():
-    roster = Roster(2)
+    roster = Roster(range(2))
     roster.suspect(0, suspected=1, epoch=0)
     roster.suspect(1, suspected=0, epoch=0)
     assert roster.members == {0: 0}

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from forked import run_warm
+from scripts import run_loop
+from shoal.core.errors import WorkerFailed
 
 LOOP = Path(__file__).with_name("uneven.py")
 
@@ -42,3 +44,12 @@ def test_all_end_with_the_same_model_and_every_sample_counts(strategy, transport
         assert worker["merged"] == 5 * 3 + 12 * 4
     if strategy == "sync":
         assert told[0]["weights"] == pytest.approx(one_machine(), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_scripts")
+def test_synchronous_easgd_refuses_loops_of_different_lengths():
+    """A worker that has ended has no force to bring, and the centre would forget it."""
+    options = {"strategy": "easgd", "strategy_options": {"synchronous": "true", "period": "3"}}
+    with pytest.raises(WorkerFailed, match="all workers must take equally many steps"):
+        run_loop(script=Path(__file__).with_name("uneven_loop.py"), workers=2, **options)

@@ -23,7 +23,10 @@ COLLECTIVES = ("stripes", "ring", "tree", "butterfly", "rabenseifner")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who dies or is cut off when, and what the run is like. One worker never dies."""
+    """Who dies, is cut off or joins when, and what the run is like. One worker never dies.
+
+    `workers` counts places: a run may begin with fewer, and others join it.
+    """
 
     seed: int
     workers: int
@@ -35,6 +38,7 @@ class Schedule:
     network: Network
     compute: Compute
     collective: str
+    begins_with: int
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
@@ -57,7 +61,7 @@ class Schedule:
             faults = faults.slow_disk(workers, at, seconds)
             if dice.random() < 0.5:  # it is killed while it writes
                 faults = faults.kill(workers, at + dice.random() * seconds)
-        return cls(
+        run = cls(
             seed,
             workers,
             dice.randint(2 * workers, 80),
@@ -68,7 +72,26 @@ class Schedule:
             Network(latency=dice.choice([1e-4, 0.05, 0.4]), bandwidth=dice.choice([1e9, 1e4])),
             Compute(mean=1.0, jitter=dice.choice([0.0, 0.1, 0.5])),
             dice.choice(COLLECTIVES),
+            workers,
         )
+        if dice.random() < 0.5:
+            run = run.beginning_with(dice.randint(spared + 1, workers), dice)
+        return run if dice.random() < 0.7 else run.leaving([k for k in mortal if k < workers], dice)
+
+    def leaving(self, mortal: list[int], dice: random.Random) -> Schedule:
+        """The same, where one or two say goodbye, unless they have died."""
+        faults = self.faults
+        for _ in range(dice.randint(1, 2)):
+            faults = faults.leave(dice.choice(mortal), dice.uniform(0, 15))
+        return replace(self, faults=faults)
+
+    def beginning_with(self, some: int, dice: random.Random) -> Schedule:
+        """The same with fewer workers at the start. Most of the others join later."""
+        faults = self.faults
+        for rank in range(some, self.workers):
+            if dice.random() < 0.8:
+                faults = faults.join(rank, dice.uniform(0, 15))
+        return replace(self, faults=faults, begins_with=some)
 
 
 def draw_partitions(dice: random.Random, faults: Faults, nodes: int) -> Faults:
@@ -88,6 +111,7 @@ def verdict(schedule: Schedule) -> str:
         run = tally(
             schedule.faults,
             workers=schedule.workers,
+            begins_with=schedule.begins_with,
             samples=schedule.samples,
             batch=schedule.batch,
             epochs=schedule.epochs,

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from shoal.core.transport import LOST
+from shoal.engine.edges import Edges
 from shoal.engine.engine import Engine
+from shoal.engine.goodbye import Goodbye
 from shoal.engine.group import Group
 from shoal.engine.keeper import Keeper, Roster
 from shoal.engine.mailbox import Mailbox
@@ -30,7 +32,7 @@ def mutant(first: int):
     return add
 
 
-@mutant(first=149)
+@mutant(first=31)
 def no_epoch_is_checked(patch: pytest.MonkeyPatch) -> None:
     async def found(self, tag, src, needed=()):
         return await self._mailbox.find(tag, self._members[src], needed, self.handlers)
@@ -52,13 +54,13 @@ def a_joiner_counts_before_its_state_has_arrived(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Roster, "admit", at_once)
 
 
-@mutant(first=149)
+@mutant(first=282)
 def what_a_dead_worker_was_dealt_is_lost(patch: pytest.MonkeyPatch) -> None:
     redeal = Batches.redeal
     patch.setattr(Batches, "redeal", lambda self, *to: redeal(self, *to[:3], {}, *to[4:]))
 
 
-@mutant(first=353)
+@mutant(first=165)
 def what_one_that_contributed_was_dealt_comes_again(patch: pytest.MonkeyPatch) -> None:
     redeal = Batches.redeal
 
@@ -76,7 +78,7 @@ def the_keeper_has_no_journal(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "_keep", lambda self: None)
 
 
-@mutant(first=75)
+@mutant(first=276)
 def a_restarted_keeper_begins_with_everybody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "load", lambda self, state: setattr(self, "epoch", state["epoch"]))
 
@@ -86,7 +88,7 @@ def nobody_gives_what_others_lack(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_lacks_an_outcome", lambda self: False)
 
 
-@mutant(first=322)
+@mutant(first=13)
 def no_roll_is_called(patch: pytest.MonkeyPatch) -> None:
     async def skip(self):
         self._has_called = True
@@ -106,7 +108,7 @@ def an_outcome_is_taken_for_one_of_those_present(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Membership, "_note_outcome", wrongly)
 
 
-@mutant(first=56)
+@mutant(first=23)
 def a_given_outcome_has_joiners_of_the_wrong_epoch(patch: pytest.MonkeyPatch) -> None:
     note = Membership._note_outcome
 
@@ -149,7 +151,7 @@ def the_state_lacks_what_is_dealt_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateArrival, "state", without)
 
 
-@mutant(first=176)
+@mutant(first=55)
 def a_new_incarnation_takes_itself_for_the_member_that_died(patch: pytest.MonkeyPatch) -> None:
     change = Membership._change
 
@@ -161,7 +163,7 @@ def a_new_incarnation_takes_itself_for_the_member_that_died(patch: pytest.Monkey
     patch.setattr(Membership, "_change", wrongly)
 
 
-@mutant(first=214)
+@mutant(first=9)
 def what_comes_before_the_change_is_dropped(patch: pytest.MonkeyPatch) -> None:
     note = Membership._note_present
 
@@ -172,7 +174,7 @@ def what_comes_before_the_change_is_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_note_present", forgetful)
 
 
-@mutant(first=176)
+@mutant(first=55)
 def joiners_are_admitted_after_the_end(patch: pytest.MonkeyPatch) -> None:
     class Never(Roster):
         is_over = property(lambda self: False, lambda self, value: None)
@@ -186,7 +188,7 @@ def a_joiner_asks_the_keeper_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("shoal.engine.edges.ASK_SECONDS", 1e9)
 
 
-@mutant(first=93)
+@mutant(first=19)
 def a_lost_member_is_not_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "lose", lambda self, rank: None)
 
@@ -202,7 +204,7 @@ def one_that_was_given_up_wrongly_goes_on(patch: pytest.MonkeyPatch) -> None:
 # -- partitions --------------------------------------------------------------------------------------------
 
 
-@mutant(first=107)
+@mutant(first=47)
 def a_minority_goes_on_alone(patch: pytest.MonkeyPatch) -> None:
     async def alone(self, lost):
         self.present = tuple(rank for rank in self.present if rank not in self._mailbox.gone)
@@ -211,7 +213,7 @@ def a_minority_goes_on_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_await_change", alone)
 
 
-@mutant(first=397)
+@mutant(first=342)
 def a_demoted_worker_keeps_its_old_model(patch: pytest.MonkeyPatch) -> None:
     take = Engine._take
 
@@ -224,7 +226,7 @@ def a_demoted_worker_keeps_its_old_model(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "_take", keep)
 
 
-@mutant(first=228)
+@mutant(first=354)
 def a_keeper_that_is_cut_off_gives_everybody_up(patch: pytest.MonkeyPatch) -> None:
     hear = Keeper._hear
 
@@ -269,18 +271,18 @@ def a_list_with_dead_workers_in_it_is_believed(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Membership, "_suspect_absent", believe)
 
 
-@mutant(first=176)
+@mutant(first=55)
 def one_that_is_cut_off_to_the_end_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     async def wait(self, what, for_ever=False):
         await self._mailbox.attend_to(what, self.handlers, for_ever)
 
-    patch.setattr(Membership, "_wait", wait)
+    patch.setattr(Membership, "wait", wait)
 
 
 # -- slow disks --------------------------------------------------------------------------------------------
 
 
-@mutant(first=172)
+@mutant(first=249)
 def the_keeper_tells_before_it_has_written(patch: pytest.MonkeyPatch) -> None:
     keep, tell = Keeper._keep, Keeper._tell
 
@@ -296,3 +298,65 @@ def the_keeper_tells_before_it_has_written(patch: pytest.MonkeyPatch) -> None:
 def a_joiner_that_asks_again_at_the_end_is_sent_away(patch: pytest.MonkeyPatch) -> None:
     admit = Roster.admit
     patch.setattr(Roster, "admit", lambda self, *who: not self.is_over and admit(self, *who))
+
+
+# -- open places -------------------------------------------------------------------------------------------
+
+
+@mutant(first=210)
+def places_that_nobody_has_are_dealt_to(patch: pytest.MonkeyPatch) -> None:
+    made = Membership._made
+
+    def too_many(self, average, total):
+        outcome, me = made(self, average, total), self._identity
+        open_places = range(len(me.first_workers), me.workers)
+        return dataclasses.replace(outcome, dealt=tuple(sorted({*outcome.dealt, *open_places})))
+
+    patch.setattr(Membership, "_made", too_many)
+
+
+@mutant(first=84)
+def the_keeper_takes_every_place_for_a_member(patch: pytest.MonkeyPatch) -> None:
+    begin = Keeper.__init__
+
+    def with_everybody(self, identity, *rest, **options):
+        begin(self, identity, *rest, **options)
+        self.roster.members = dict.fromkeys(range(identity.workers), 0)
+
+    patch.setattr(Keeper, "__init__", with_everybody)
+
+
+@mutant(first=63)
+def one_that_joins_believes_in_the_first_members(patch: pytest.MonkeyPatch) -> None:
+    enter = Membership.enter
+
+    def forgetful(self, completed, dealt):
+        first, me = self._identity.first_workers, self._identity.rank
+        enter(self, completed, dealt if me in first else sorted({*dealt, *first}))
+
+    patch.setattr(Membership, "enter", forgetful)
+
+
+OPEN_PLACES = [*MUTANTS][-3:]
+"""Mutants that only runs with more places than workers at the start can catch."""
+
+
+# -- goodbyes ----------------------------------------------------------------------------------------------
+
+
+@mutant(first=355)
+def who_says_goodbye_goes_before_the_others_know(patch: pytest.MonkeyPatch) -> None:
+    async def at_once(self):
+        return True
+
+    patch.setattr(Goodbye, "say", at_once)
+
+
+@mutant(first=355)
+def what_one_that_says_goodbye_has_not_handed_over_counts_as_done(patch: pytest.MonkeyPatch) -> None:
+    cross = Edges._deal_again
+
+    def but_for_those(self, undone, was):
+        return cross(self, {} if self._membership._leaving else undone, was)
+
+    patch.setattr(Edges, "_deal_again", but_for_those)

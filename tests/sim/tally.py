@@ -53,7 +53,7 @@ class TallyReplica:
 
 
 class Watched(Simulation):
-    """Sees whether all members died at a time, and writes down what is wrong.
+    """Sees whether all members died at a time, or the last of them left, and writes down what is wrong.
 
     A worker's count of completed rounds went back, or one was given up that nothing had happened to.
     """
@@ -79,7 +79,7 @@ class Watched(Simulation):
     def _keeper(self, incarnation):
         keeper = super()._keeper(incarnation)
         roster = keeper.roster
-        begin, suspect, admit = roster.begin_epoch, roster.suspect, roster.admit
+        begin, suspect, admit, let_go = roster.begin_epoch, roster.suspect, roster.admit, keeper._let_go
 
         def begin_epoch():
             begin()
@@ -98,6 +98,11 @@ class Watched(Simulation):
             if other in before and other not in {**roster.members, **roster.joiners} and rank != other:
                 self._look_for_a_cause(rank, other, before[other])
 
+        async def gone(m):
+            await let_go(m)
+            self.all_members_died |= not roster.members
+
+        keeper._let_go = gone
         roster.begin_epoch, roster.suspect, roster.admit = begin_epoch, suspected, admitted
         return keeper
 
@@ -140,6 +145,7 @@ def tally(
     faults=None,
     *,
     workers=4,
+    begins_with=None,
     samples=50,
     batch=3,
     epochs=2,
@@ -154,12 +160,13 @@ def tally(
 
     `before` is called with the nodes before they begin.
     """
-    fixed = strategy is not None and strategy.deal.fixed
-    first = TallyReplica(0, workers, samples, batch, seed, fixed)
+    fixed, dealt = strategy is not None and strategy.deal.fixed, begins_with or workers
+    first = TallyReplica(0, dealt, samples, batch, seed, fixed)
     run = Watched(
         strategy or Tally(period),
-        lambda rank: TallyReplica(rank, workers, samples, batch, seed, fixed),
+        lambda rank: TallyReplica(rank, dealt, samples, batch, seed, fixed),
         workers=workers,
+        begins_with=begins_with,
         steps=first.batches.end_of(epochs),
         passes=epochs,
         compute=options.pop("compute", None) or Compute(mean=1.0, jitter=0.1),

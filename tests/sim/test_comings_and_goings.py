@@ -3,7 +3,7 @@
 import pytest
 import torch
 from comings import Schedule, verdict
-from membership_mutants import MUTANTS
+from membership_mutants import MUTANTS, OPEN_PLACES
 from tally import at_the_end, tally
 
 from sampling import mostly_soak
@@ -96,6 +96,38 @@ def test_the_last_worker_goes_on_alone_and_takes_the_others_back():
     assert all(w.x.eq(2).all() for w in at_the_end(run))
 
 
+@pytest.mark.parametrize("period", [1, 3])
+def test_one_that_joins_beyond_the_first_workers_takes_part(period):
+    run = tally(Faults().join(3, 2.5).join(2, 4.2), begins_with=2, period=period)
+    assert [w.rank for w in at_the_end(run)] == [0, 1, 2, 3]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+    assert all(w.samples > 0 for w in at_the_end(run))
+    assert all(w.membership.size == 4 for w in at_the_end(run))  # which block momentum follows
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_one_that_says_goodbye_leaves_its_undone_batches_to_the_others(period):
+    run = tally(Faults().join(2, 1.5).leave(2, 4.5), workers=3, begins_with=2, period=period)
+    assert [w.rank for w in at_the_end(run)] == [0, 1]
+    assert run.worker(2).samples > 0
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+    assert not any(w.meter.faults for w in at_the_end(run))  # nobody was lost
+
+
+def test_a_place_that_nobody_takes_is_not_waited_for():
+    run = tally(workers=5, begins_with=2)
+    assert [w.rank for w in at_the_end(run)] == [0, 1]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+
+
+@pytest.mark.parametrize(
+    ("faults", "begins_with"), [(Faults().join(1, 1.0), 2), (Faults().join(3, 1.0).join(3, 2.0), 2)]
+)
+def test_a_place_is_taken_once_and_not_from_those_who_begin(faults, begins_with):
+    with pytest.raises(ValueError, match="are open, one worker each"):
+        tally(faults, begins_with=begins_with)
+
+
 def weather(seeds):
     problems = [
         f"comings.py {seed}  # {wrong[:300]}" for seed in seeds if (wrong := verdict(Schedule.draw(seed)))
@@ -116,3 +148,12 @@ def test_a_mutant_is_caught(name, monkeypatch):
     apply, first = MUTANTS[name]
     apply(monkeypatch)
     assert any(verdict(Schedule.draw(seed)) for seed in (first, *range(MOST)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPEN_PLACES)
+def test_a_mutant_of_open_places_needs_open_places(name, monkeypatch):
+    MUTANTS[name][0](monkeypatch)
+    full = [s for s in map(Schedule.draw, range(40)) if s.begins_with == s.workers]
+    assert len(full) > 10
+    assert not any(map(verdict, full))

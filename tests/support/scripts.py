@@ -12,7 +12,13 @@ from shoal.strategies import STRATEGIES
 
 
 def run_loop(
-    *arguments: str, workers: int = 2, strategy: str | None = "sync", script: Path, **place
+    *arguments: str,
+    workers: int = 2,
+    strategy: str | None = "sync",
+    script: Path,
+    min_workers: int = 1,
+    spares: int = 0,
+    **place,
 ) -> list[str]:
     """What each worker printed."""
     lines: dict[str, list[str]] = {}
@@ -25,6 +31,8 @@ def run_loop(
         place=Place(strategy=strategy, **place),
         on_progress=lambda event: None,
         on_output=lambda name, line: lines.setdefault(name, []).append(line),
+        min_workers=min_workers,
+        spares=spares,
     )
     return ["\n".join(lines.get(f"worker {rank}", ())) for rank in range(workers)]
 

@@ -16,7 +16,7 @@ from shoal.api.attachment import Attachment, current, set_current
 from shoal.api.notices import UNUSED_ARE
 from shoal.core.codec import Codec
 from shoal.core.limits import one_of
-from shoal.engine.membership import RunIsOver
+from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
 from shoal.launch.worker_group import join_group, ranks_inside

@@ -14,7 +14,7 @@ from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.task import Task
 from shoal.launch.audience import Audience
 from shoal.launch.crew import Listener
-from shoal.launch.join import choose_codec
+from shoal.launch.join import Access, choose_codec, local_threads
 from shoal.launch.stop_signals import number_of, stopped_by
 from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
@@ -62,6 +62,8 @@ def run(
     patience: float = PATIENCE_SECONDS,
     min_workers: int = 1,
     spares: int = 0,
+    max_workers: int | None = None,
+    access: Access | None = None,
     threads: int | None = None,
     checkpoint: str | Path | None = None,
     every: int | None = None,
@@ -78,7 +80,8 @@ def run(
     `transport` is "processes", "gloo", "grpc" or "sim"; `network`, `compute`, `profile` and `faults` are for
     "sim" only. `network="1Gbit,100us"` and `compute="20ms,10%"` read as `shoal compare --network` and
     `--compute` do. With a `profile`, what `shoal calibrate` has measured costs time too: messages, merging,
-    codecs, and processes that share cores; a gradient then takes by default what it takes here.
+    codecs, and processes that share cores; a gradient then takes by default what it takes here, with as many
+    threads as a process would have.
     `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
     epochs; where it would exceed `largest_batch`, the learning rate is divided instead.
     `crew="2@0,4@500"` trains on 2 workers at first and on 4 from step 500 on, instead of `workers`, which is
@@ -97,7 +100,9 @@ def run(
     number of steps between checkpoints. A node that waits `timeout` seconds for a message gives up and names
     the peer. A process, or a peer over gRPC, that is silent for `patience` seconds counts as dead.
     Where workers come and go, training waits while fewer than `min_workers` are there, and `spares` processes
-    that have loaded everything wait to take the place of one that is killed.
+    that have loaded everything wait to take the place of one that is killed. With `max_workers`, over "grpc",
+    workers of other machines may join while the run is under way, as `shoal join` does; `access` says where
+    it listens for them, and with which token and certificates.
     `threads` is the number of torch threads per process; by default they share the host's cores.
     `tests` is how often the model is tested for the learning curve; with 0, at the end alone.
     `on_progress` is called with the nodes' progress.
@@ -124,6 +129,8 @@ def run(
         patience=patience,
         min_workers=min_workers,
         spares=spares,
+        max_workers=max_workers,
+        access=access or Access(),
         threads=threads,
         checkpoint=None if checkpoint is None else str(checkpoint),
         every=every,
@@ -133,8 +140,7 @@ def run(
         crew=sizes,
         layout=LAYOUTS.read(layout) if isinstance(layout, str) else layout,
     )
-    if transport != "sim" and (network or compute or profile or faults):
-        raise ValueError(f"network, compute, profile and faults are for transport='sim', not {transport!r}")
+    _check_real(transport, network or compute or profile or faults)
     virtual = _virtual(plan, network, compute, profile)
     config = plan.config() if transport != "sim" else describe(plan, None, virtual)
     with _recording(plan, config, log, runs) as kept, folder_lock(plan.checkpoint):
@@ -145,6 +151,12 @@ def run(
             result = run_processes(plan, listener)
         kept.done(result.record())
     return result
+
+
+def _check_real(transport: str, virtual: object) -> None:
+    """Raise ValueError for models of virtual time in real time."""
+    if transport != "sim" and virtual:
+        raise ValueError(f"network, compute, profile and faults are for transport='sim', not {transport!r}")
 
 
 def _virtual(
@@ -160,7 +172,10 @@ def _virtual(
         return VirtualTime(links or Network(), speeds or Compute())
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
     hardware = known.of_run(plan.nodes, CODECS.name_of(plan.codec), links)
-    return VirtualTime(hardware[0], speeds or measure_step(plan.task, plan.seed).compute(), hardware[1])
+    threads = plan.threads or local_threads(1 if links else plan.nodes)
+    return VirtualTime(
+        hardware[0], speeds or measure_step(plan.task, plan.seed, threads).compute(), hardware[1]
+    )
 
 
 @contextmanager

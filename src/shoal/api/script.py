@@ -11,6 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
+from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,24 +23,30 @@ from shoal.api.attachment import current
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.core.words import REJOINING
-from shoal.launch.control import leave_with_parent, users_traceback
+from shoal.launch.control import Control, leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Listener
 from shoal.launch.environment import Place
 from shoal.launch.fleet import Fleet
 from shoal.launch.host_link import Printer
 from shoal.launch.hosts import HostList
 from shoal.launch.join import Access, local_threads, start_mpi
-from shoal.launch.keeper_process import KeeperPlace, start_keeper
+from shoal.launch.keeper_process import SLOW_IMPORTS, KeeperPlace, start_keeper
 from shoal.launch.member import Member
+from shoal.launch.process_handle import ProcessHandle
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
+from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import number_of, stopped_by, temporary_folder
 from shoal.launch.worker_group import torch_meeting_point, torch_variables
+from shoal.runs.refusals import check_membership
 from shoal.runs.result import Result, joined, summarise
 from shoal.storage.folder_lock import folder_lock
 from shoal.vocabulary.strategy import Strategy
 
 Starter = Callable[[int, int], Member]
 """Starts the process with a number and an incarnation; without groups its number is its rank."""
+
+SPARE = -1
+"""The number of a process that is nobody yet."""
 
 
 def run_script(
@@ -51,13 +60,17 @@ def run_script(
     on_output: Printer,
     hosts: HostList | None = None,
     group: int | None = None,
+    min_workers: int = 1,
+    spares: int = 0,
 ) -> Result:
     """Run `script` in one process for each worker and server, and wait for all of them.
 
     With `group` each is a group of so many processes, which get torchrun's variables, RANK and so on.
     `place` carries the settings that all nodes share; `attach` checks them in each. `on_output` gets each
     printed line with the name of the node that printed it. The processes run on `hosts`, by default on this
-    one. Raises WorkerFailed with the traceback of the first process that raised.
+    one. With fewer than `min_workers` the others wait; `spares` processes that have imported torch wait to
+    take the place of one that is killed. Raises WorkerFailed with the traceback of the first process that
+    raised.
     """
     if workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
@@ -66,13 +79,12 @@ def run_script(
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     each = group or 1
     kept = _may_come_and_go(place, strategy, workers, is_here=hosts is None and group is None)
+    check_membership(min_workers, spares, workers, elastic=kept, returns=kept)
     shared = replace(place, nodes=nodes, group=each, launched="shoal", keeper=kept)
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
-    starting = (
-        _on_this_host(script, arguments, shared, names, on_output, sets_variables=group is not None)
-        if hosts is None
-        else _on_hosts(hosts, script, arguments, shared, names, on_output)
-    )
+    told = script, arguments, shared, names, on_output
+    here = partial(_on_this_host, *told, min_workers, spares, sets_variables=group is not None)
+    starting = here() if hosts is None else _on_hosts(hosts, *told)
     with starting as start:
         crew = Crew(
             workers * each,
@@ -90,11 +102,26 @@ def run_script(
             workers_return=kept,
             has_keeper=kept,
             group=each,
+            spares=_spares(spares, start, on_output),
         )
         reports = joined([report for report in crew.see_through() if "role" in report])
     if not reports:
         raise _no_result(script, nodes, were_ready=any(member.ready for member in crew.members[:nodes]))
     return summarise(script_config(script, arguments, workers, strategy, place, hosts, group), reports)
+
+
+def _spares(number: int, start: Starter, on_output: Printer) -> Spares:
+    """Processes in waiting. What one prints is the worker's that it has become."""
+
+    def start_one() -> tuple[ProcessHandle, Connection]:
+        spare = start(SPARE, 0)
+        return spare.process, spare.connection
+
+    def rename(process: ProcessHandle, name: str) -> None:
+        assert isinstance(process, ScriptProcess)
+        process.on_line = lambda line: on_output(name, line)
+
+    return Spares(number, start_one, rename)
 
 
 def _no_result(script: str | Path, nodes: int, *, were_ready: bool) -> ShoalError:
@@ -146,6 +173,8 @@ def _on_this_host(
     shared: Place,
     names: Sequence[str],
     on_output: Printer,
+    least: int,
+    spares: int,
     *,
     sets_variables: bool,
 ) -> Iterator[Starter]:
@@ -160,10 +189,13 @@ def _on_this_host(
 
         def start(number: int, incarnation: int) -> Member:
             if number == processes:
-                return start_keeper(KeeperPlace(processes, folder, *limits, access=access), incarnation)
+                keeper = KeeperPlace(processes, folder, *limits, least, access, spares=spares)
+                return start_keeper(keeper, incarnation)
             rank, position = divmod(number, shared.group)
             name = names[rank] if shared.group == 1 else f"{names[rank]}, process {position}"
             place = replace(shared, rank=rank, position=position, incarnation=incarnation)
+            if number == SPARE:
+                name, place = "a spare", replace(shared, spare=True)
             process, (control,) = ScriptProcess.start(
                 script,
                 arguments,
@@ -224,6 +256,8 @@ def main() -> None:
     place = Place.find()
     control = place.open_control()
     control.defer_sigterm()
+    if place.spare:
+        _wait_to_be_needed(place, control)
     torch.set_num_threads(local_threads(place.local_nodes))
     sys.argv = sys.argv[1:]
     try:
@@ -239,6 +273,16 @@ def main() -> None:
     except BaseException as error:
         control.tell_failure(error)
         _vanish(1)
+
+
+def _wait_to_be_needed(place: Place, control: Control) -> None:
+    """A spare has imported what takes long, and waits until it is a worker's process."""
+    for module in SLOW_IMPORTS:
+        import_module(module)
+    control.tell("spare")
+    order = control.await_order()
+    became = replace(place, spare=False, rank=order["number"], incarnation=order["incarnation"])
+    os.environ.update(became.to_environment())
 
 
 def _vanish(code: int) -> NoReturn:

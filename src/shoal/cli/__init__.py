@@ -6,6 +6,7 @@ demo        what Shoal is good for             shoal.demo   its acts
 compare     one task, several strategies       comparison   the runs of a comparison
 search      many models of one task            searching    the search; shoal.search has the methods
 run         a script on several workers        launching    starts its processes, or joins a launcher's
+join_command  a run that is under way          join_progress  takes part in it as a worker
 runs        runs that are kept                 remove_runs  shoal runs rm
 report      table and page of several of them
 watching    runs on a live page                shoal.watch  the page, live or replayed
@@ -31,6 +32,7 @@ from shoal.cli import (
     compare,
     demo,
     doctor,
+    join_command,
     listing,
     manifest,
     report,
@@ -53,6 +55,13 @@ app.command("search", cls=Command, epilog=EXIT_CODES)(search.search)
 app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES)(
     run.run
 )
+app.command(
+    "join",
+    cls=Command,
+    context_settings={"allow_extra_args": True},
+    options_metavar="[OPTIONS] HOST:PORT",
+    epilog=EXIT_CODES,
+)(join_command.join)
 app.command(
     "runs",
     cls=Command,

@@ -41,6 +41,16 @@ SpareProcesses = Annotated[
     typer.Option("--spares", min=0, metavar="N", help="Processes that wait to replace killed workers."),
 ]
 
+MaxWorkers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Over grpc: let others join with shoal join, up to so many workers.",
+        show_default="the workers that are started",
+    ),
+]
+
 Servers = Annotated[
     int,
     typer.Option(min=1, help="Server processes of the strategy, each with a slice of the model."),

@@ -14,11 +14,25 @@ from shoal.cli.command import (
     WORDS,
     Collective,
     Durability,
+    MaxWorkers,
     MinWorkers,
     Patience,
     Servers,
     SpareProcesses,
     Timeout,
+)
+from shoal.cli.grpc_options import (
+    ACCESS,
+    Advertise,
+    Authority,
+    Certificate,
+    Insecure,
+    Key,
+    Listen,
+    Mutual,
+    TokenFile,
+    check_opening,
+    read_access,
 )
 from shoal.cli.outcome import JsonFile, Outcome, ReportFile
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
@@ -32,6 +46,12 @@ from shoal.core.words import COLLECTIVES, DURABILITY, SCALING, TRANSPORTS, check
 from shoal.layouts import LAYOUTS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
+
+PASSED_ON = (
+    *("epochs", "seed", "collective", "servers", "durability", "timeout", "patience", "min_workers"),
+    *("spares", "max_workers", "threads", "every", "balance", "scale_lr"),
+)
+"""Options that are fields of Plan as they are."""
 
 NETWORK, COMPUTE = "1Gbit,100us", "20ms"  # the defaults of virtual time
 
@@ -169,6 +189,15 @@ def compare(
     patience: Patience = PATIENCE_SECONDS,
     min_workers: MinWorkers = 1,
     spares: SpareProcesses = 0,
+    max_workers: MaxWorkers = None,
+    listen: Listen = None,
+    advertise: Advertise = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    authority: Authority = None,
+    mutual: Mutual = False,
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
     json: JsonFile = None,
@@ -192,10 +221,13 @@ def compare(
     laid_out = check_layouts(layouts, split)
     numbers = [] if sizes and workers is None else read_numbers("4" if workers is None else workers)
     virtual = read_virtual(transport == "sim", network, compute, profile)
+    access = read_access(transport, **{name: ctx.params[name] for name in ACCESS})
+    check_opening(max_workers, transport, access)
     command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
     outcome = Outcome(json, report, target, command, watch=watch, **read_records(runs, log, command))
 
     from shoal.cli.comparison import compare_strategies  # imports torch
+    from shoal.launch.join import Access
 
     compare_strategies(
         chosen,
@@ -204,17 +236,9 @@ def compare(
         TASKS.read(task).but(batch, lr, grow_batch, largest_batch),
         {
             "codec": None if codec is None else CODECS.read(codec),
-            "epochs": epochs,
-            "seed": seed,
+            **{name: ctx.params[name] for name in PASSED_ON},
             "transport": transport,
-            "collective": collective,
-            "servers": servers,
-            "durability": durability,
-            **{"timeout": timeout, "patience": patience, "min_workers": min_workers, "spares": spares},
-            "threads": threads,
-            "every": every,
-            "balance": balance,
-            "scale_lr": scale_lr,
+            "access": Access(**access),
             "crew": sizes,
         },
         virtual,

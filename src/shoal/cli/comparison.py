@@ -25,9 +25,13 @@ from shoal.records.recording import both, last_progress
 from shoal.report import ProgressDisplay
 from shoal.report.units import scaled_text
 from shoal.runs.plan import Plan
+from shoal.runs.plan_words import words_of
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.strategy import Strategy
+
+INNER = ("leg", "joins")
+"""Fields of a plan that `run` does not take."""
 
 
 def compare_strategies(
@@ -98,7 +102,7 @@ def make_plan(name: str, strategy: Strategy, checkpoint: Path | None, common: Ma
         settings["workers"] = 1
     if isinstance(strategy, Single) or strategy.independent:
         settings |= {"codec": Identity(), "collective": "auto", "balance": False}
-        settings |= {"min_workers": 1, "spares": 0}
+        settings |= {"min_workers": 1, "spares": 0, "max_workers": None}
     return Plan(**settings, checkpoint=None if checkpoint is None else str(checkpoint / name))
 
 
@@ -110,6 +114,8 @@ def check(plans: Sequence[Plan]) -> Data:
     data = plans[0].task.data()  # also downloads it, once for all runs
     for plan in plans:
         plan.check_checkpoints(data)
+        if plan.places > plan.workers:
+            words_of(plan)
     for plan in plans:
         for note in notes(plan.strategy, plan.steps(data)):
             typer.echo(f"note: {STRATEGIES.name_of(plan.strategy)} {note}", err=True)
@@ -141,9 +147,9 @@ def run_all(
             for number, (word, plan) in enumerate(plans.items(), 1):
                 title = f"{word} on {plan.task.name}, {told(plan, data)} ({number} of {len(plans)})"
                 progress.start(title, plan.workers, plan.nodes - plan.workers)
-                page.start(word, plan.workers, plan.nodes - plan.workers, **about(plan))
+                page.start(word, plan.places, plan.nodes - plan.workers, **about(plan))
                 settings = {
-                    field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "leg"
+                    field.name: getattr(plan, field.name) for field in fields(plan) if field.name not in INNER
                 }
                 with named(word), resumable(plan.checkpoint):
                     result = run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,19 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Accept other hosts without TLS and token.", rich_help_panel=PANEL),
 ]
+
+
+ACCESS = (*("listen", "advertise", "certificate", "key", "authority", "mutual", "token_file", "insecure"),)
+"""The names of these options."""
+
+
+def check_opening(max_workers: int | None, transport: str | None, access: Mapping[str, Any]) -> None:
+    """Raise ValueError for options of a run that others join, where none can, or of one that is alone."""
+    if max_workers is not None and transport != "grpc":
+        raise ValueError(f"--max-workers {max_workers}: others join over gRPC; add --transport grpc")
+    if access and max_workers is None:
+        option = next(iter(access)).replace("_", "-")
+        raise ValueError(f"--{option} is for workers that join from other hosts; add --max-workers")
 
 
 def read_access(transport: str | None, **given: Any) -> dict[str, Any]:

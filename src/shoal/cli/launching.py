@@ -33,6 +33,9 @@ from shoal.storage.folder_lock import folder_lock
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
 
+UNSAID = {"min_workers": 1, "spares": 0}
+"""How workers come and go unless something else is said."""
+
 
 def launch(
     script: str,
@@ -44,10 +47,12 @@ def launch(
     hosts: HostList | None = None,
     on: str | None = None,
     group: int | None = None,
+    membership: Mapping[str, int] = UNSAID,
 ) -> None:
     """Run `script` on so many workers, each of `group` processes.
 
-    `settings` are fields of Place; `on` is a cluster, such as "ray".
+    `settings` are fields of Place; `on` is a cluster, such as "ray"; `membership` says how many workers there
+    must be at least, and how many spares.
     """
     place = replace(Place.find(settings.get("transport")), **settings)
     strategy = make_strategy(place)
@@ -67,13 +72,13 @@ def launch(
             "attach(..., mesh=mesh), which says which processes are one worker"
         )
     if place.is_joined:
-        check_joining(place, strategy, workers, outcome)
+        check_joining(place, strategy, workers, outcome, membership)
         join(script, arguments, place)
     else:
         refuse_mpi(place.transport)
         servers = strategy.servers * place.servers if strategy else 0
         with nullcontext(hosts) if on is None else find_hosts(number, servers) as found:
-            start(script, arguments, number, strategy, place, outcome, quiet, found, group)
+            start(script, arguments, number, strategy, place, outcome, quiet, found, group, membership)
 
 
 def find_hosts(workers: int, servers: int) -> AbstractContextManager[HostList]:
@@ -96,9 +101,19 @@ def make_strategy(place: Place) -> Strategy | None:
     return strategy
 
 
-def check_joining(place: Place, strategy: Strategy | None, workers: int | None, outcome: Outcome) -> None:
+def check_joining(
+    place: Place,
+    strategy: Strategy | None,
+    workers: int | None,
+    outcome: Outcome,
+    membership: Mapping[str, int],
+) -> None:
     """Raise ValueError for options that do not work where another launcher started the processes."""
     starter = {"slurm": "srun"}.get(place.launched, place.launched)
+    if asked := next(
+        (f"{name}={membership[name]}" for name, n in UNSAID.items() if membership[name] != n), ""
+    ):
+        raise ValueError(f"{asked}: {starter} started the processes, and none that is killed comes back")
     if place.transport not in (("mpi",) if place.launched == "mpi" else ("gloo", "grpc")):
         raise ValueError(f"transport {place.transport!r} cannot join processes that {starter} started")
     if place.durability == "journal":
@@ -144,6 +159,7 @@ def start(
     quiet: bool,
     hosts: HostList | None = None,
     group: int | None = None,
+    membership: Mapping[str, int] = UNSAID,
 ) -> None:
     """Run the script in processes of our own, show their progress, then the closing table."""
     console = Console(stderr=True)
@@ -173,6 +189,7 @@ def start(
             on_output=both(kept.output, both(printer(console), page.print)),
             hosts=hosts,
             group=group,
+            **membership,
         )
         kept.done(result.record())
         for event in last_progress(result.nodes):

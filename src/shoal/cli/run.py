@@ -10,8 +10,20 @@ from typing import Annotated
 import typer
 
 from shoal.cli.checkpoint_options import CheckpointFolder, Every, check_checkpoint
-from shoal.cli.command import DOTTED, PASSED, WORDS, Collective, Durability, Patience, Servers, Timeout
+from shoal.cli.command import (
+    DOTTED,
+    PASSED,
+    WORDS,
+    Collective,
+    Durability,
+    MinWorkers,
+    Patience,
+    Servers,
+    SpareProcesses,
+    Timeout,
+)
 from shoal.cli.grpc_options import (
+    ACCESS,
     Advertise,
     Authority,
     Certificate,
@@ -79,6 +91,15 @@ def refuse_scaling(value: str | None) -> None:
         )
 
 
+def refuse_joiners(value: int | None) -> None:
+    """Raise ValueError: a script's loop could not go on where the others are on another machine."""
+    if value is not None:
+        raise ValueError(
+            "--max-workers is for shoal.run() and shoal compare: nobody can join a script's run from another "
+            "machine; start all workers with -n, or on several machines with --hosts"
+        )
+
+
 def run(
     ctx: typer.Context,
     script: Annotated[
@@ -133,6 +154,9 @@ def run(
     scale_lr: Annotated[str | None, typer.Option(hidden=True, callback=refuse_scaling)] = None,
     timeout: Timeout = 300.0,
     patience: Patience = PATIENCE_SECONDS,
+    min_workers: MinWorkers = 1,
+    spares: SpareProcesses = 0,
+    max_workers: Annotated[int | None, typer.Option(hidden=True, callback=refuse_joiners)] = None,
     listen: Listen = None,
     advertise: Advertise = None,
     certificate: Certificate = None,
@@ -169,17 +193,7 @@ def run(
     check_workers(workers, group, elsewhere=bool(hosts or on), durability=durability)
     check_checkpoint(checkpoint, every, is_here=hosts is None and on is None)
     transport = transport or ("grpc" if hosts or on else None)
-    access = read_access(
-        transport,
-        listen=listen,
-        advertise=advertise,
-        certificate=certificate,
-        key=key,
-        authority=authority,
-        mutual=mutual,
-        token_file=token_file,
-        insecure=insecure,
-    )
+    access = read_access(transport, **{name: ctx.params[name] for name in ACCESS})
     check_on(on, hosts, transport, bool(access))
     host_list = read_hosts(ctx.params, transport, tuple(access))
     command = shlex.join(["shoal", "run", *ctx.meta[WORDS], *(["--", *passed] if passed else [])])
@@ -201,7 +215,8 @@ def run(
         "patience": patience,
         **({} if transport is None else {"transport": transport}),
     }
-    launch(script, rest, workers, settings, outcome, quiet, host_list, on, group)
+    membership = {"min_workers": min_workers, "spares": spares}
+    launch(script, rest, workers, settings, outcome, quiet, host_list, on, group, membership)
 
 
 def check_workers(workers: int | None, group: int | None, *, elsewhere: bool, durability: str) -> None:

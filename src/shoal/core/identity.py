@@ -14,6 +14,7 @@ class NodeIdentity:
     """One node of a run. Workers have the first ranks; each server is `shards` nodes, one slice each.
 
     `servers` counts what the algorithm names. `incarnation` counts how often this node was restarted.
+    Where workers come and go, `workers` counts places: the run may begin with fewer.
     """
 
     rank: int
@@ -22,11 +23,17 @@ class NodeIdentity:
     shards: int = 1
     incarnation: int = 0
     elastic: bool = False  # whether workers come and go, so that there is a keeper
+    begins_with: int | None = None  # workers at the start; None for all of them
 
     @cached_property
     def nodes(self) -> int:
         """Nodes in the run, servers included."""
         return self.workers + self.servers * self.shards
+
+    @property
+    def first_workers(self) -> range:
+        """The workers that the run begins with. Others may join it later, as incarnation 1 or a later one."""
+        return range(self.workers if self.begins_with is None else self.begins_with)
 
     @property
     def processes(self) -> int:

@@ -19,7 +19,8 @@ from shoal.engine.averages import Averages
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import Dealt, Join, RunOver, Settled, StateHead, StatePart
 from shoal.engine.mailbox import Mailbox
-from shoal.engine.membership import Membership, RunIsOver
+from shoal.engine.membership import Membership
+from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.engine.state_transfer import StateArrival, messages
 

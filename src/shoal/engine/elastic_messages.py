@@ -1,8 +1,8 @@
 """The messages by which workers that average among themselves come, go and stay in step.
 
-    worker -> keeper    Join | Settled | Suspects | Finished
+    worker -> keeper    Join | Settled | Suspects | Leaves | Finished
     keeper -> worker    Change (epoch, members, joiners) | RunOver
-    worker -> worker    Present (rounds completed) | RoundResult | StateHead, StatePart | Finished
+    worker -> worker    Present (rounds completed) | RoundResult | StateHead, StatePart | Leaves | Finished
 
 `version` is the epoch in all of them, as it is in every message of a collective. The lists are of ranks.
 """
@@ -36,6 +36,13 @@ class Suspects(Message):
 
 
 @dataclass(slots=True)
+class Leaves(Message):
+    """The sender wants to leave in the middle of the run, and waits for an epoch without it."""
+
+    tag: str = "leaves"
+
+
+@dataclass(slots=True)
 class Finished(Message):
     """The sender has nothing left to do; `seq` is the number of rounds that it has completed."""
 
@@ -54,7 +61,10 @@ class Change(Message):
 
 @dataclass(slots=True)
 class RunOver(Message):
-    """To a process that wants to join: the run has ended, or nobody is left to join."""
+    """To a process that wants to join: the run has ended, or nobody is left to join.
+
+    To one that leaves: nobody begins an epoch without it, as too few would be left.
+    """
 
     tag: str = "run over"
 
@@ -103,7 +113,7 @@ class StatePart(Message):
 TAGS = frozenset(
     kind().tag
     for kind in (
-        *(Join, Settled, Suspects, Finished, Change, RunOver),
+        *(Join, Settled, Suspects, Leaves, Finished, Change, RunOver),
         *(Present, RoundResult, Dealt, StateHead, StatePart),
     )
 )

@@ -29,6 +29,7 @@ from shoal.engine.channel import Channel
 from shoal.engine.client import Client
 from shoal.engine.coding import Coding
 from shoal.engine.edges import Edges
+from shoal.engine.goodbye import Goodbye
 from shoal.engine.gradients import Background, Gradients
 from shoal.engine.group import Group, Mean
 from shoal.engine.log import Log
@@ -87,7 +88,7 @@ class Engine:
         self.progress = progress = Progress(me.workers)
         self.variables = Variables()
         self.mailbox = mailbox = Mailbox(channel, me, progress, retry=retry, recovery=recovery)
-        place = {"rank": me.rank, "workers": me.workers, "begins": begins}
+        place = {"rank": me.rank, "workers": len(me.first_workers), "begins": begins}
         self.coding = coding = Coding(codec, channel, like=replica.x, layout=layout, seed=seed, **place)
         self.one_sided = OneSided(replica, me, channel)
         self.client = Client(me, channel, mailbox, coding, progress, replica, self.one_sided)
@@ -288,6 +289,11 @@ class Engine:
         self.service.excuse(finished)
         if finished and self.work.edges is not None:
             self.work.edges.close()
+
+    async def say_goodbye(self) -> bool:
+        """Leave a run that goes on; whether the others know. If not, they must see this node vanish."""
+        assert self.membership is not None, "nobody leaves a run whose workers do not come and go"
+        return await Goodbye(self.identity, self.channel, self.mailbox, self.membership).say()
 
     def _join_roster(self) -> Membership:
         """Have averages and edges of rounds follow those who come and go."""

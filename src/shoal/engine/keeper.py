@@ -14,7 +14,7 @@ import torch
 from shoal.core.identity import NodeIdentity
 from shoal.core.transport import Message
 from shoal.engine.channel import Channel
-from shoal.engine.elastic_messages import Change, Finished, Join, RunOver, Settled, Suspects
+from shoal.engine.elastic_messages import Change, Finished, Join, Leaves, RunOver, Settled, Suspects
 from shoal.engine.log import Log
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.protocol import Joined, Left, Lost
@@ -27,9 +27,9 @@ class Roster:
     the run is over.
     """
 
-    def __init__(self, workers: int, least: int = 1) -> None:
+    def __init__(self, first: Iterable[int], least: int = 1) -> None:
         self.epoch = 0
-        self.members = dict.fromkeys(range(workers), 0)
+        self.members = dict.fromkeys(first, 0)
         self.joiners: dict[int, int] = {}
         self.is_over = False  # whether a worker has finished: nobody may join any more
         self.has_changed = False
@@ -54,10 +54,10 @@ class Roster:
             self.lose(suspected)
 
     def leave(self, rank: int) -> None:
-        """That worker has left in order, at its end."""
+        """That worker has left in order, at its end unless it was let go before."""
+        self.is_over = self.is_over or rank in self.members or rank in self.joiners
         self.members.pop(rank, None)
         self.joiners.pop(rank, None)
-        self.is_over = True
 
     def admit(self, rank: int, incarnation: int) -> bool:
         """That process wants to join; whether it may."""
@@ -128,7 +128,7 @@ class Keeper:
         self.identity = identity
         self.channel = channel
         self.mailbox = mailbox
-        self.roster = Roster(identity.workers, least)
+        self.roster = Roster(identity.first_workers, least)
         self._log = log
         self._relays = relays
         self._on_wait = on_wait
@@ -149,7 +149,9 @@ class Keeper:
                 self._keep()
                 self._has_told = False
             if not self._has_told:
-                await self._tell({*self.roster.members, *self.roster.joiners, *self.roster.evicted})
+                there = {*self.roster.members, *self.roster.joiners}
+                await self._tell(there)
+                await self._tell(self.roster.evicted - there)  # who leaves does so when the others know
                 self.roster.evicted.clear()
                 self._has_told = True
             elif self.roster.has_changed:
@@ -188,6 +190,8 @@ class Keeper:
                 await self.channel.tell(rank, RunOver())
             elif not roster.has_changed:
                 await self._tell([rank])
+        elif m.tag == Leaves().tag:
+            await self._let_go(m)
         elif m.tag == Settled().tag:
             roster.settle(rank, m.incarnation, m.version)
             self._keep()
@@ -196,6 +200,14 @@ class Keeper:
             self._keep()
         elif not isinstance(m, Lost):  # if a member is, the others say so: this keeper itself may be cut off
             self.channel.note_fault(f"the keeper knows no message {m.tag!r}")
+
+    async def _let_go(self, m: Message) -> None:
+        """A worker wants to leave. If too few would be left, there is no new epoch to wait for."""
+        if self._has_gone_since(m):
+            return
+        self.roster.lose(m.src)
+        if not self.roster.is_due:
+            await self.channel.tell(m.src, RunOver())
 
     def _keep(self) -> None:
         if self._log is not None:

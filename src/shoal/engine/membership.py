@@ -24,9 +24,18 @@ from shoal.core.errors import PeerLost
 from shoal.core.identity import NodeIdentity
 from shoal.core.transport import JOINED, LOST, Message, Regroups, offers
 from shoal.engine.channel import Channel
-from shoal.engine.elastic_messages import TAGS, Change, Finished, Present, RoundResult, Suspects
+from shoal.engine.elastic_messages import (
+    TAGS,
+    Change,
+    Finished,
+    Leaves,
+    Present,
+    RoundResult,
+    Suspects,
+)
 from shoal.engine.group import Group
 from shoal.engine.mailbox import Mailbox
+from shoal.engine.membership_errors import Demoted, EpochChanged, LeftEarly, RunIsOver
 from shoal.engine.round_outcome import RoundOutcome
 
 Formation: TypeAlias = Callable[[], Awaitable[tuple[Tensor, float]]]
@@ -35,22 +44,6 @@ Formation: TypeAlias = Callable[[], Awaitable[tuple[Tensor, float]]]
 
 CHANGE_SECONDS = 1.0
 """How long a worker waits for a change when a member has left before the end: nobody takes its place."""
-
-
-class EpochChanged(Exception):
-    """A change has arrived in the middle of an average, which cannot be completed as it was begun."""
-
-
-class LeftEarly(PeerLost):
-    """A member has ended in order, and will not come to a round that this worker waits in."""
-
-
-class Demoted(Exception):
-    """The keeper does not count this worker among the members: it must join again."""
-
-
-class RunIsOver(Exception):
-    """A worker comes to join, or would have to, when there is nothing left to do."""
 
 
 class Membership:
@@ -66,18 +59,15 @@ class Membership:
         mailbox: Mailbox,
         group: Group,
     ) -> None:
-        everybody = tuple(range(identity.workers))
         self.epoch = 0
         self.completed = 0  # rounds
-        self.present = self.dealt = everybody
+        self.present = self.dealt = everybody = tuple(identity.first_workers)
         self.joiners: tuple[int, ...] = ()  # of this epoch
         self.size = len(everybody)  # contributors of the last round; after its edge, those who are dealt to
         self.is_joining = identity.incarnation > 0
         self.keeps = 1  # outcomes of so many rounds: others may be so many behind
-        self._identity = identity
-        self._channel = channel
-        self._mailbox = mailbox
-        self._group = group
+        self._identity, self._channel = identity, channel
+        self._mailbox, self._group = mailbox, group
         self._roll: dict[int, tuple[int, bool]] = {}  # rank -> rounds completed; does it know the last?
         self._has_called = True  # whether the roll of this epoch is complete
         self._joins_at = math.inf  # the round after which the joiners of this epoch take part
@@ -86,17 +76,19 @@ class Membership:
         self._outcomes: dict[int, RoundOutcome] = {}
         self._given: dict[int, RoundOutcome] = {}  # by another member
         self._finished: dict[int, int] = {}  # rank -> rounds that it had completed when it ended
+        self._leaving: dict[int, int] = {}  # rank -> incarnation, of those who have said goodbye
         self._is_forming = False
         self._listed: dict[int, int] = {}  # rank -> incarnation, of those whom the epoch lists
         self._suspected: set[int] = set()  # to whom a connection broke in this epoch
         self._told: list[Message] = []  # to the keeper in this epoch, which it may not have heard
-        self.recoveries: list[float] = []  # seconds from a loss or a change in a round to the round's end
+        self.recoveries: list[float] = []  # seconds from a disturbance in a round to the round's end
         self._disturbed_at: float | None = None
         self.handlers = {
             Change().tag: self._change,
             Present().tag: self._note_present,
             RoundResult().tag: self._note_outcome,
             Finished().tag: self._note_finished,
+            Leaves().tag: self._note_leaving,
             LOST: self._note_loss,
             JOINED: self._note_return,
         }
@@ -104,7 +96,8 @@ class Membership:
         mailbox.incarnations |= {**channel.transport.incarnations, identity.rank: identity.incarnation}
         group.handlers, transport = self.handlers, channel.transport
         self._rings = cast(Regroups, transport) if offers(type(transport), Regroups) else None
-        self._regroup()
+        if identity.rank in everybody:
+            self._regroup()
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -165,7 +158,7 @@ class Membership:
     async def _call_roll(self) -> None:
         """Wait until every member of this epoch has said where it is, and who is behind has what it lacks."""
         while not self._has_called or self._lacks_an_outcome():
-            await self._wait("present")
+            await self.wait("present")
 
     def _lacks_an_outcome(self) -> bool:
         return self._furthest > self.completed and self.completed + 1 not in self._given
@@ -174,11 +167,12 @@ class Membership:
     def _furthest(self) -> int:
         return max((completed for completed, _ in self._roll.values()), default=self.completed)
 
-    async def _wait(self, what: str, for_ever: bool = False) -> None:
+    async def wait(self, what: str, for_ever: bool = False) -> None:
         """Wait for a message of the membership and deal with it. Raises EpochChanged.
 
         Raises RunIsOver if only a change would help, and the keeper has left: the others have finished.
         """
+        self._mailbox.has_arrived()  # the word that the keeper has left may be there already
         self._end_if_over()
         await self._mailbox.attend_to(what, self.handlers, for_ever)
 
@@ -201,16 +195,20 @@ class Membership:
                 self._end_if_over()
                 raise lost
             while self.epoch == epoch:
-                await self._wait("change", for_ever=bool(self._suspected))
+                await self.wait("change", for_ever=bool(self._suspected))
         except EpochChanged:
             return
         except PeerLost:
             raise lost from None
 
     def _has_left_early(self, rank: int) -> bool:
-        """Whether a member has ended in order, and not a successor that came too late to be one."""
+        """Whether a member has ended in order, and not a successor that came too late to be one.
+
+        One that has said goodbye has not: there will be an epoch without it.
+        """
         known = self._mailbox.incarnations.get(rank, 0)
-        return self._mailbox.has_left(rank) and known == self._listed.get(rank, 0)
+        has_left = self._mailbox.has_left(rank) and known == self._listed.get(rank, 0)
+        return has_left and self._leaving.get(rank) != known
 
     # -- what is heard -------------------------------------------------------------------------
 
@@ -257,7 +255,7 @@ class Membership:
         self._has_called = False
         self._regroup()
         here = Present(seq=self.completed, count=float(self.completed in self._outcomes), version=self.epoch)
-        for rank in self._others:
+        for rank in self.others:
             await self._channel.tell(rank, here)
         early, self._early = self._early, deque()
         for earlier in early:
@@ -325,6 +323,9 @@ class Membership:
         if self._is_forming:
             self._check_all_come()
 
+    async def _note_leaving(self, m: Message) -> None:
+        self._leaving[m.src] = m.incarnation
+
     # -- edges ---------------------------------------------------------------------------------
 
     @property
@@ -368,7 +369,8 @@ class Membership:
         return waits or any(rank in self._mailbox.gone for rank in self.present)
 
     @property
-    def _others(self) -> list[int]:
+    def others(self) -> list[int]:
+        """The other members."""
         return [rank for rank in self.present if rank != self._identity.rank]
 
     # -- the end -------------------------------------------------------------------------------
@@ -376,10 +378,10 @@ class Membership:
     async def part(self) -> None:
         """Return when every member has all outcomes: until then one may need this worker's."""
         told = None
-        while told is None or any(rank not in self._finished for rank in self._others):
+        while told is None or any(rank not in self._finished for rank in self.others):
             if told != self.epoch:  # in each anew: with a connection, what was told before may be lost
                 told = self.epoch
-                for rank in (*self._others, self._identity.keeper):
+                for rank in (*self.others, self._identity.keeper):
                     await self._channel.tell(rank, Finished(seq=self.completed, version=told))
             else:
-                await self._wait("finished")
+                await self.wait("finished")

@@ -17,7 +17,7 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.transport import Message
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import StateHead, StatePart
-from shoal.engine.membership import RunIsOver
+from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import Back, Known, Ready
 from shoal.engine.rounds import Rounds

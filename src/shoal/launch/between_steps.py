@@ -119,11 +119,15 @@ class BetweenSteps:
         if engine.work.is_last(t - 1):
             self._control.tell("idle")  # from here on it may block on other workers, and could not pause
             return False
-        while t == self._run_to and not self._final:
+        while self._is_there(t) and not self._final:
             self._control.tell("paused", step=t)
             order = await self._next_order(engine)
             self._run_to, self._final = order["step"], order["final"]
-        return t == self._run_to
+        return self._is_there(t)
+
+    def _is_there(self, t: int) -> bool:
+        """Whether this node has come to the step to run to. Where workers come and go, it may be past it."""
+        return self._run_to is not None and t >= self._run_to
 
     async def _next_order(self, engine: Engine) -> dict[str, Any]:
         """Wait for the launcher's next order, and answer the requests of other nodes meanwhile."""

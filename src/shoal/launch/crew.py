@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from multiprocessing.connection import wait
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from shoal.launch.member import Member, order
 from shoal.launch.silence import Silence
 from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import StopSignal, stop_signals, stopped_by
+from shoal.launch.visitors import LAST_SECONDS, Visitors
 
 LOG = logging.getLogger("shoal")
 
@@ -46,9 +48,10 @@ class Crew:
     With servers, or with `goes_on`, the run continues without a killed worker as long as another is left.
     With `takes_over` the others do what a killed worker left undone; if not, a warning says that nobody does.
     With `restarts` a killed server is restarted, as the next incarnation; with `workers_return` a worker is,
-    too. With `has_keeper` the last member keeps the roster of the others, and `spares` take the place of
-    workers. `on_progress` receives the progress events of all members. In groups of `group` processes, which
-    have following ranks, the first speaks for its group; if one is killed, all end.
+    too. With `has_keeper` the last member keeps the roster of the others, and of `visitors` from elsewhere;
+    `spares` take the place of workers. `on_progress` receives the progress events of all members. In groups
+    of `group` processes, which have following ranks, the first speaks for its group; if one is killed, all
+    end.
     """
 
     workers: int  # processes of workers
@@ -64,6 +67,7 @@ class Crew:
     has_keeper: bool = False
     spares: Spares = field(default_factory=Spares)
     group: int = 1
+    on_given_up: Callable[[int, int], None] = lambda rank, incarnation: None  # who is not started again
     began_at: float | None = None  # when the run began, where these members go on from others
     members: list[Member] = field(default_factory=list)
     _went_at: float = 0.0
@@ -72,6 +76,12 @@ class Crew:
     _stop: JointStop | None = None
     _interrupted: bool = False
     _has_ended: bool = False
+    _alone_since: float | None = None  # when only the keeper was left
+
+    @cached_property
+    def visitors(self) -> Visitors:
+        """The workers that joined from elsewhere."""
+        return Visitors(self.on_progress)
 
     def see_through(self, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
         """Start all processes, have them train once all are ready, and return their reports.
@@ -210,6 +220,10 @@ class Crew:
             if said["text"] not in self._warned:  # all workers may send the same warning
                 LOG.warning("%s", said["text"])
             self._warned.add(said["text"])
+        elif event == "place":
+            self.visitors.hear(
+                said["rank"], said["of"], time.monotonic() - (self._went_at or time.monotonic())
+            )
         elif event == "paused":
             member.paused_at = said["step"]
         elif event == "idle":
@@ -265,6 +279,7 @@ class Crew:
             return True
         undone = "" if self.takes_over else f". Nobody does {self._group_of(member)[0].undone}"
         LOG.warning("%s %s; the other %d go on%s", member.name, how, left, undone)
+        self.on_given_up(member.rank, member.incarnation)
         self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
         return True
 
@@ -273,10 +288,17 @@ class Crew:
         workers = [m for m in self.members if m.rank < self.workers]
         late = [m for m in workers if m.incarnation and not (m.ready or m.ended)]
         over = any(m.report for m in workers) and all(m.report or m.ended or m in late for m in workers)
-        alone = self.has_keeper and all(m.ended for m in self.members[:-1])
+        alone = self.has_keeper and all(m.ended for m in self.members[:-1]) and self._has_heard_visitors()
         for m in [*(late if over else ()), *(self.members[-1:] if alone else ())]:
             m.ended = True
             m.process.kill()
+
+    def _has_heard_visitors(self) -> bool:
+        """Whether all reports from elsewhere have come, or have had their time."""
+        if self._alone_since is None:
+            self._alone_since = time.monotonic()
+        late = time.monotonic() > self._alone_since + LAST_SECONDS
+        return late or not self.visitors.present
 
     def _start_again(self, member: Member, how: str) -> None:
         """Start the next incarnation of a member that was killed."""

@@ -54,6 +54,7 @@ class Place:
     store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
     keeper: bool = False  # whether `shoal run` started one, so that workers may come and go
     returns: bool = True  # whether a worker that is started again finds its place in its loop
+    spare: bool = False  # whether this process waits to take the place of a worker that is killed
     on_host: int | None = None  # nodes on this host, if `shoal run` started the process
     control: int | None = None  # file descriptor of the connection to the launcher
     strategy: str | None = None

@@ -37,11 +37,12 @@ from shoal.core.sparse_vectors import SparseCodec
 from shoal.core.transport import AllReduces, Transport
 from shoal.core.words import COLLECTIVES, SPARSE
 from shoal.engine.group import Mean
+from shoal.launch.open_places import OpenPlaces
 from shoal.launch.recovery import message_limit
 from shoal.launch.run_token import run_token
 from shoal.transports.alone import Alone
 from shoal.transports.gloo import ElasticGloo, GlooTransport
-from shoal.transports.rendezvous import Store, await_keys, is_loopback, missing
+from shoal.transports.rendezvous import Store, await_keys, hub_key, is_loopback, missing
 from shoal.transports.sockets import SocketTransport
 from shoal.vocabulary.strategy import Strategy
 
@@ -91,11 +92,13 @@ def connect(
     manifest: str = "",
     access: Access | None = None,
     store_is_public: bool = False,
+    places: OpenPlaces | None = None,
 ) -> Transport:
     """Wait for all nodes, and return this node's transport, of the given kind. A single node needs no store.
 
     `manifest` describes the model: over gRPC, nodes with a different one are refused, and a peer that is
-    silent for `patience` seconds is lost. In a public store, as torchrun's, any user of the host can read.
+    silent for `patience` seconds is lost; a hub grants `places` to workers from elsewhere. In a public store,
+    as torchrun's, any user of the host can read.
     """
     rank, nodes, workers, incarnation = me.rank, me.processes, me.workers, me.incarnation
     limit = message_limit(vector_bytes)
@@ -122,7 +125,7 @@ def connect(
         )
     if kind == "grpc":
         return connect_grpc(
-            me, store, access or Access(), limit, meeting, patience, manifest, store_is_public
+            me, store, access or Access(), limit, meeting, patience, manifest, store_is_public, places
         )
     return GlooTransport.connect(
         rank,
@@ -144,13 +147,14 @@ def connect_grpc(
     patience: float,
     manifest: str,
     store_is_public: bool = False,
+    places: OpenPlaces | None = None,
 ) -> Transport:
     """Connect over gRPC. Servers are the hubs that all nodes call; else the keeper is, or worker 0.
 
     Without a token, the run's id in the store admits a node. Where the store is public, there is always one.
     """
     from shoal.transports.grpc import GrpcTransport, Security
-    from shoal.transports.grpc.security import split_address, with_port
+    from shoal.transports.grpc.security import join_address, split_address, with_port
 
     if me.rank == 0 and not store.check([RUN_KEY]):
         store.set(RUN_KEY, secrets.token_hex(16))
@@ -158,6 +162,9 @@ def connect_grpc(
         raise missing(me.rank, (0,), timeout, "come to the meeting point")
     settings = asdict(access)
     listen, advertise = with_port(settings.pop("listen")), settings.pop("advertise")
+    if me.incarnation and places is not None and store.check([hub_key(me.rank)]):
+        _, port = split_address(store.get(hub_key(me.rank)).decode())
+        listen = join_address(split_address(listen)[0], port)  # those from elsewhere look for it there
     security = Security(**settings)
     with ExitStack() as closing:
         if store_is_public and not security.mutual and not security.secrets():
@@ -180,6 +187,8 @@ def connect_grpc(
             timeout=timeout,
             patience=patience,
             incarnation=me.incarnation,
+            late={*range(me.workers)} - {*me.first_workers} - (places.taken if places else set()),
+            places=places,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,8 +20,9 @@ from shoal.engine.mailbox import Mailbox
 from shoal.engine.progress import Progress
 from shoal.launch.control import Control, leave_with_parent
 from shoal.launch.drive import drive
-from shoal.launch.join import Access, connect, file_store
+from shoal.launch.join import RUN_KEY, Access, connect, file_store
 from shoal.launch.member import UNNEEDED, Member
+from shoal.launch.open_places import OpenPlaces
 from shoal.launch.recovery import message_limit
 from shoal.launch.stop_signals import ctrl_c_ignored
 from shoal.storage.journal import Journal
@@ -30,17 +31,26 @@ from shoal.transports.rendezvous import Store
 FORK_SERVER = "shoal.launch.fork_server"
 """The module that keeps signals from the fork server. It comes first: the others take seconds."""
 
+SLOW_IMPORTS = ("torch._dynamo",)
+"""Modules that torch imports on first use of an optimizer. The fork server imports them once for all."""
+
 ROSTER = "shoal/roster"
 """The key under which worker 0 of a script says what its model is, or that nobody needs a keeper."""
 
 LOOK_SECONDS = 0.02
+
+NOBODY_WAITS = "nobody waits for others to join in this run; that is for workers who average among themselves"
+
+NOBODY_RETURNS = "in this run nobody takes the place of a worker that is killed"
 
 
 @dataclass(frozen=True)
 class KeeperPlace:
     """Where the keeper of a run meets the workers, and what passes through it, over gRPC.
 
-    With fewer than `least` workers the others wait for more.
+    With fewer than `least` workers the others wait for more. Of the `workers`, `begins_with` are there at the
+    start; the other places are open to whoever has the run's token. `invitation` is what such a worker is
+    told, and `hint` the end of the command that asks for it.
     """
 
     workers: int
@@ -52,10 +62,15 @@ class KeeperPlace:
     access: Access | None = None
     vector_bytes: int = 0
     manifest: str = ""
+    begins_with: int | None = None
+    invitation: dict[str, Any] = field(default_factory=dict)
+    hint: str = ""
+    spares: int = 0  # in a script's run, to be refused where they are of no use
 
     def identity(self, incarnation: int) -> NodeIdentity:
         """That of the keeper: it comes after the workers."""
-        return NodeIdentity(self.workers, self.workers, incarnation=incarnation, elastic=True)
+        places, first = self.workers, self.begins_with
+        return NodeIdentity(places, places, incarnation=incarnation, elastic=True, begins_with=first)
 
     def open_store(self) -> Store:
         """The store in which all of them find each other."""
@@ -72,16 +87,18 @@ def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | 
 
     The keeper of a script has looked into the `store` already, and said that it is ready.
     """
-    me, is_ready = place.identity(incarnation), store is not None
+    me, is_ready, store = place.identity(incarnation), store is not None, store or place.open_store()
+    places = _open_places(place, store, control)
     transport = connect(
         place.transport,
         me,
-        store or place.open_store(),
+        store,
         vector_bytes=place.vector_bytes,
         timeout=place.timeout,
         patience=place.patience,
         manifest=place.manifest,
         access=place.access,
+        places=places,
     )
     channel = Channel(transport, me)
     cut_off = (
@@ -96,11 +113,27 @@ def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | 
         relays=place.transport == "grpc",
         on_wait=lambda why: control.tell("warning", text=why),
     )
+    if places is not None:
+        places.is_over = lambda: keeper.roster.is_over
+        if not incarnation:
+            control.tell("warning", text=places.invite(store, me.rank, place.hint))
     if not is_ready:
         control.tell("ready")
     control.await_go()
     drive(keeper.live())
     drive(transport.close())
+
+
+def _open_places(place: KeeperPlace, store: Store, control: Control) -> OpenPlaces | None:
+    """The places that workers from elsewhere may take; None if there are none."""
+    if place.begins_with is None:
+        return None
+    return OpenPlaces(
+        range(place.begins_with, place.workers),
+        Path(place.folder),
+        lambda: {**place.invitation, "run_id": store.get(RUN_KEY).decode()},
+        lambda rank, event: control.tell("place", rank=rank, of=event),
+    )
 
 
 def start_keeper(place: KeeperPlace, incarnation: int) -> Member:
@@ -126,6 +159,10 @@ def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
         control.tell("ready")  # who never calls attach() must not have to wait for the keeper
         store = place.open_store()
         model = _await_model(store, control)
+        if model is None and place.least > 1:
+            raise ValueError(f"min_workers={place.least}: {NOBODY_WAITS}")
+        if model is None and place.spares:
+            raise ValueError(f"spares={place.spares}: {NOBODY_RETURNS}")
         if model is None:
             control.tell("done", **UNNEEDED)
         else:

@@ -24,7 +24,7 @@ class ScriptProcess:
 
     def __init__(self, process: subprocess.Popen[str], on_line: Callable[[str], None]) -> None:
         self._process = process
-        self._on_line = on_line
+        self.on_line = on_line  # what a spare prints is another node's from when it becomes that
         self._reader = threading.Thread(target=self._read, name=f"output of {process.pid}", daemon=True)
         self._reader.start()
 
@@ -100,4 +100,4 @@ class ScriptProcess:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
-                self._on_line(line.rstrip("\n"))
+                self.on_line(line.rstrip("\n"))

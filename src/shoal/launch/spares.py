@@ -14,11 +14,20 @@ StartSpare: TypeAlias = Callable[[], tuple[ProcessHandle, Connection]]
 
 
 class Spares:
-    """So many processes in waiting. Each says when it is ready, and waits for the order to be somebody."""
+    """So many processes in waiting. Each says when it is ready, and waits for the order to be somebody.
 
-    def __init__(self, number: int = 0, start: StartSpare | None = None) -> None:
+    `on_taken` is called with one that is, and its name.
+    """
+
+    def __init__(
+        self,
+        number: int = 0,
+        start: StartSpare | None = None,
+        on_taken: Callable[[ProcessHandle, str], None] = lambda process, name: None,
+    ) -> None:
         self._number = number
         self._start = start
+        self._on_taken = on_taken
         self._waiting: list[tuple[ProcessHandle, Connection]] = []
 
     def fill(self) -> None:
@@ -41,6 +50,7 @@ class Spares:
                 _end(process, connection)
                 return self.take(name, number, incarnation)
             self.fill()
+            self._on_taken(process, name)
             return Member(number, name, process, connection, incarnation)
         self.fill()
         return None

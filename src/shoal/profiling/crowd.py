@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ def meet(folder: Path, place: str, rank: int, size: int) -> None:
 
 
 def train(seconds: float) -> float:
-    """The median of the processor seconds that a step takes: other programs are no part of the crowd."""
+    """Processor seconds of a step, their lower quartile: other programs are no part of the crowd."""
     model = nn.Sequential(
         nn.Linear(784, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)
     )
@@ -45,7 +45,7 @@ def train(seconds: float) -> float:
         nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         taken.append(time.thread_time() - began)
-    return median(taken)
+    return quantiles(taken, n=4)[0]
 
 
 def main() -> None:

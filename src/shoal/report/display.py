@@ -108,7 +108,9 @@ class ProgressDisplay:
     def _line(self) -> str:
         """The run in one line: the slowest worker's step, the mean loss, the total speed."""
         workers = [
-            event for (role, _), event in self._nodes.items() if role == "worker" and not event.get("lost")
+            event
+            for (role, _), event in self._nodes.items()
+            if role == "worker" and not event.get("lost") and event.get("state") != "joining"
         ]
         if not workers:
             return "starting"

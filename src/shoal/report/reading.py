@@ -82,7 +82,8 @@ def workers_of(record: Record) -> list[Mapping[str, Any]]:
 
 def rank_name(record: Record, rank: int) -> str:
     """The name of a rank in messages. The ranks after the workers' are servers."""
-    role = "worker" if 0 <= rank < _workers_at_first(record) else "server"
+    places = int((record.get("config") or {}).get("max_workers") or 0)
+    role = "worker" if 0 <= rank < max(places, _workers_at_first(record)) else "server"
     return node_name(record, {"role": role, "rank": rank})
 
 

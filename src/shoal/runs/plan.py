@@ -23,7 +23,7 @@ from shoal.core.words import DURABILITY, REJOINING, SCALING, TRANSPORTS, check_d
 from shoal.engine.engine import Engine
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
-from shoal.launch.join import check_collective, local_threads
+from shoal.launch.join import Access, check_collective, local_threads
 from shoal.launch.keeper_process import KeeperPlace
 from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
@@ -37,8 +37,12 @@ from shoal.runs.refusals import (
     bound_to_a_crew,
     check_balance,
     check_crew,
+    check_every,
     check_layout,
     check_membership,
+    check_native,
+    check_places,
+    check_portions,
 )
 from shoal.runs.scaling import lr_factor
 from shoal.storage.checkpoint import LEG, Checkpoints, save_model
@@ -78,6 +82,9 @@ class Plan:
     layout: ModelLayout = field(default_factory=DataParallel)
     min_workers: int = 1  # with fewer, those who are left wait
     spares: int = 0  # processes that wait to take the place of one that is killed
+    max_workers: int | None = None  # places, of which some are open to workers from elsewhere
+    access: Access = field(default_factory=Access)  # how these reach the run, over gRPC
+    joins: bool = False  # whether this is the worker of a run that was started elsewhere
     leg: Leg | None = None  # of a crew that grows: then these are the settings of that leg
 
     def __post_init__(self) -> None:
@@ -87,15 +94,12 @@ class Plan:
         check_collective(self.collective, self.codec)
         check_word("durability", self.durability, DURABILITY)
         check_word("scale_lr", self.scale_lr, SCALING)
-        if self.collective == "native" and not (self.transport == "gloo" and self.codec.in_flight):
-            raise ValueError(
-                "collective 'native' needs transport 'gloo' and no codec, or one that averages in flight, "
-                "such as low_rank; take 'auto'"
-            )
+        check_native(self.collective, self.transport, self.codec)
         if self.servers > 1 and not self.strategy.servers:
             word = STRATEGIES.name_of(self.strategy)
             raise ValueError(f"servers={self.servers}: strategy {word!r} has no server")
-        self.strategy.check(Setting(self.workers, self.codec, self.durability))
+        for workers in {self.workers, self.places}:
+            self.strategy.check(Setting(workers, self.codec, self.durability))
         self._check_optimizer()
         check_durability(self.durability, self.transport)
         if self.task.growth and self.strategy.deal.blocks is not None:
@@ -107,11 +111,16 @@ class Plan:
         if self.crew and self.leg is None:
             self._check_crew()
         if self.strategy.deal.portions:
-            self._check_portions(STRATEGIES.name_of(self.strategy))
+            check_portions(STRATEGIES.name_of(self.strategy), self.checkpoint, self.task)
+            check_nothing_is_drawn(self.task, build_model(self.task, self.seed))
         self._check_layout()
         check_membership(
             self.min_workers, self.spares, self.workers, elastic=self.is_elastic, returns=self.workers_return
         )
+        word, saves = STRATEGIES.name_of(self.strategy), self.checkpoint is not None
+        if self.max_workers is not None:
+            numbers = self.max_workers, self.workers
+            check_places(*numbers, self.transport, word, elastic=self.is_elastic, saves=saves)
 
     def _check_numbers(self) -> None:
         """Raise ValueError for numbers that no run can have."""
@@ -122,24 +131,8 @@ class Plan:
             raise ValueError(f"threads={self.threads}: a process computes with at least 1 thread")
         if self.tests < 0:
             raise ValueError(f"tests={self.tests}: a model is tested 0 times while it trains, or more often")
-        if self.every is not None and self.checkpoint is None:
-            raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"every={self.every}: checkpoints are at least 1 step apart")
+        check_every(self.every, self.checkpoint)
         above(0.0, timeout=self.timeout, patience=self.patience)
-
-    def _check_portions(self, word: str) -> None:
-        """Raise ValueError for what does not go with a server that hands the data out in portions."""
-        if self.checkpoint is not None:
-            raise ValueError(
-                f"checkpoint={self.checkpoint!r}: workers of {word!r} have no step in common to save at, as "
-                "each computes as many portions as it can; leave checkpoint out"
-            )
-        if self.task.growth:
-            raise ValueError(
-                f"grow_batch: batches are portions of one sum under {word!r}; take a fixed batch"
-            )
-        check_nothing_is_drawn(self.task, build_model(self.task, self.seed))
 
     def _check_layout(self) -> None:
         """Raise ValueError for what does not go with workers that are groups of processes."""
@@ -176,30 +169,42 @@ class Plan:
         """Workers and servers; each is a process, or a group of them."""
         return self.workers + self.strategy.servers * self.servers
 
+    @property
+    def places(self) -> int:
+        """Workers that there may be at a time; the first `workers` of them begin."""
+        return max(self.workers, self.max_workers or 0)
+
+    def rank_of(self, number: int) -> int:
+        """The rank of a node of those that this launcher starts: the keeper comes after all places."""
+        return number if number < self.workers else number + self.places - self.workers
+
     def name_of(self, rank: int) -> str:
         """The name of the node of that rank in messages to the user."""
         return self.identity(rank).name
 
     def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
         """The identity of the node of that rank."""
-        place = self.workers, self.strategy.servers, self.servers, incarnation
-        return NodeIdentity(rank, *place, elastic=self.is_elastic)
+        place = self.places, self.strategy.servers, self.servers, incarnation
+        begins_with = None if self.places == self.workers else self.workers
+        return NodeIdentity(rank, *place, elastic=self.is_elastic, begins_with=begins_with)
 
     @property
     def is_elastic(self) -> bool:
         """Whether workers that average among themselves go on without one that dies, which may come back."""
         dealt_anew = self.strategy.is_elastic and not (self.balance or self.crew or self.group > 1)
-        return self.transport != "sim" and self.workers > 1 and dealt_anew
+        return self.transport != "sim" and self.places > 1 and dealt_anew
 
     def keeper_place(self, folder: Path) -> KeeperPlace:
         """Where the keeper meets the workers. Over gRPC it passes their messages on, and knows the model."""
         place = KeeperPlace(
-            self.workers,
+            self.places,
             str(folder),
             self.transport,
             self.timeout,
             self.patience,
             self.min_workers,
+            self.access,
+            begins_with=self.identity(0).begins_with,
         )
         if self.transport != "grpc":
             return place
@@ -234,15 +239,12 @@ class Plan:
 
     @property
     def threads_each(self) -> int:
-        """Torch threads of each worker. Default: its share of this host's cores, or 1 in virtual time."""
+        """Torch threads of each process. Default: its share of this host's cores, or 1 in virtual time.
+
+        A server has no more than its share: threads that wait for a core hold up all others of their process.
+        """
         shared_out = 1 if self.transport == "sim" else local_threads(self.nodes * self.group)
         return shared_out if self.threads is None else self.threads
-
-    def threads_of(self, rank: int) -> int:
-        """Torch threads of a process. Servers get all cores: their work is short, and workers wait for it."""
-        return (
-            self.threads_each if rank < self.workers else max(self.threads_each, local_threads(self.servers))
-        )
 
     def steps(self, data: Data) -> int:
         """Steps of each worker; in a leg, those of the legs before it included."""
@@ -368,6 +370,7 @@ class Plan:
             "patience": self.patience,
             "min_workers": self.min_workers,
             "spares": self.spares,
+            "max_workers": self.places,
             "threads": self.threads_each,
         }
 

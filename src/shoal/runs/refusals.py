@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from shoal.core.codec import Codec
 from shoal.core.limits import at_least
 from shoal.core.task import Task
+from shoal.launch.keeper_process import NOBODY_RETURNS, NOBODY_WAITS
 from shoal.layouts.model_layout import ModelLayout
 from shoal.replicas.optimizer import steps_each_element
 from shoal.strategies import STRATEGIES
@@ -57,6 +58,34 @@ def check_balance(strategy: Strategy, word: str) -> None:
         raise ValueError(f"balance cannot divide samples by speed: {word!r} gives every worker its own share")
 
 
+def check_every(every: int | None, checkpoint: str | None) -> None:
+    """Raise ValueError for a number of steps between checkpoints that cannot be, or for no place for them."""
+    if every is not None and checkpoint is None:
+        raise ValueError("every=... says how often to write a checkpoint; say where with checkpoint=DIR")
+    if every is not None and every < 1:
+        raise ValueError(f"every={every}: checkpoints are at least 1 step apart")
+
+
+def check_native(collective: str, transport: str, codec: Codec) -> None:
+    """Raise ValueError for an all-reduce of the transport's own where there is none, or none that fits."""
+    if collective == "native" and not (transport == "gloo" and codec.in_flight):
+        raise ValueError(
+            "collective 'native' needs transport 'gloo' and no codec, or one that averages in flight, "
+            "such as low_rank; take 'auto'"
+        )
+
+
+def check_portions(word: str, checkpoint: str | None, task: Task) -> None:
+    """Raise ValueError for what does not go with a server that hands the data out in portions."""
+    if checkpoint is not None:
+        raise ValueError(
+            f"checkpoint={checkpoint!r}: workers of {word!r} have no step in common to save at, as "
+            "each computes as many portions as it can; leave checkpoint out"
+        )
+    if task.growth:
+        raise ValueError(f"grow_batch: batches are portions of one sum under {word!r}; take a fixed batch")
+
+
 def check_layout(layout: ModelLayout, task: Task, strategy: Strategy, codec: Codec, given: Set[str]) -> None:
     """Raise ValueError for what does not go with workers that are groups; `given` names other settings."""
     if layout.group is None:
@@ -91,6 +120,32 @@ BESIDE_GROUPS = {
 """Settings that a worker of several processes cannot have, and why."""
 
 
+def check_places(
+    max_workers: int, workers: int, transport: str, word: str, *, elastic: bool, saves: bool
+) -> None:
+    """Raise ValueError where nobody could join from elsewhere; `saves` says that there are checkpoints."""
+    if max_workers < workers:
+        raise ValueError(f"max_workers={max_workers}: {workers} workers begin, so there are as many at least")
+    if max_workers == workers:
+        return
+    if transport != "grpc":
+        raise ValueError(
+            f"max_workers={max_workers}: workers join from elsewhere over gRPC, and not over {transport!r}; "
+            "take transport 'grpc'"
+        )
+    if not elastic:
+        raise ValueError(
+            f"max_workers={max_workers}: nobody can join workers of {word!r} here; that is for workers who "
+            "average among themselves, as those of 'sync', 'bmuf' and 'diloco', without balance, crew and "
+            "layout"
+        )
+    if saves:
+        raise ValueError(
+            f"max_workers={max_workers}: a checkpoint has a part of every worker, and one from elsewhere "
+            "cannot write to this machine; leave checkpoint out"
+        )
+
+
 def check_membership(min_workers: int, spares: int, workers: int, *, elastic: bool, returns: bool) -> None:
     """Raise ValueError for numbers of workers that cannot be kept.
 
@@ -99,10 +154,7 @@ def check_membership(min_workers: int, spares: int, workers: int, *, elastic: bo
     if not 1 <= min_workers <= workers:
         raise ValueError(f"min_workers={min_workers}: take 1 to {workers}, the number of workers")
     if min_workers > 1 and not elastic:
-        raise ValueError(
-            f"min_workers={min_workers}: nobody waits for others to join in this run; that is for workers "
-            "who average among themselves"
-        )
+        raise ValueError(f"min_workers={min_workers}: {NOBODY_WAITS}")
     at_least(0, spares=spares)
     if spares and not returns:
-        raise ValueError(f"spares={spares}: in this run nobody takes the place of a worker that is killed")
+        raise ValueError(f"spares={spares}: {NOBODY_RETURNS}")

@@ -100,7 +100,7 @@ def _simulate(
         network=virtual.network,
         compute=virtual.compute,
         machine=virtual.machine,
-        batch=plan.task.batch if plan.balance or plan.task.growth else None,
+        batch=plan.task.batch if plan.balance or plan.task.growth or virtual.machine else None,
         faults=faults,
         layout=trainable(model)[1],
         codec=plan.codec,

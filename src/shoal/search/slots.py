@@ -20,9 +20,9 @@ import torch
 from shoal.core.errors import Diverged, ShoalError, WorkerFailed
 from shoal.launch.audience import Audience
 from shoal.launch.control import leave_with_parent, users_traceback
-from shoal.launch.keeper_process import FORK_SERVER
+from shoal.launch.keeper_process import FORK_SERVER, SLOW_IMPORTS
 from shoal.launch.stop_signals import ctrl_c_ignored
-from shoal.runs.processes import SLOW_IMPORTS, run_in_process, run_processes
+from shoal.runs.processes import run_in_process, run_processes
 from shoal.runs.result import Result
 from shoal.search.inheritance import inherit
 from shoal.search.search_folder import piece_folder

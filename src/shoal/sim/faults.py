@@ -7,6 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 
+class Departure(BaseException):
+    """Ends a simulated worker between two steps, with a goodbye."""
+
+
 class Crash(BaseException):
     """Ends a simulated node at once, as kill -9 would."""
 
@@ -37,6 +41,8 @@ class Faults:
     partitions: tuple[Partition, ...] = ()
     clock_jumps: tuple[tuple[int, float, float], ...] = ()  # (rank, virtual second, seconds forward)
     slow_disks: tuple[tuple[int, float, float], ...] = ()  # (rank, virtual second, for how long)
+    joins: tuple[tuple[int, float], ...] = ()  # (rank, virtual second)
+    leaves: tuple[tuple[int, float], ...] = ()  # (rank, virtual second), in an elastic run
 
     @property
     def recovery(self) -> float:
@@ -51,6 +57,14 @@ class Faults:
     def kill(self, rank: int, moment: float) -> Faults:
         """Add a kill: the node, worker or server, vanishes at that virtual second, whatever it is doing."""
         return replace(self, kills=(*self.kills, (rank, moment)))
+
+    def join(self, rank: int, moment: float) -> Faults:
+        """Add a worker: it takes that place, which nobody has had so far, at that virtual second."""
+        return replace(self, joins=(*self.joins, (rank, moment)))
+
+    def leave(self, rank: int, moment: float) -> Faults:
+        """Add a goodbye: the worker of an elastic run leaves it before its first step after that second."""
+        return replace(self, leaves=(*self.leaves, (rank, moment)))
 
     def pause(self, rank: int, step: int, seconds: float) -> Faults:
         """Add a pause: the worker stops for `seconds` in that step."""
@@ -76,11 +90,24 @@ class Faults:
         """
         return replace(self, slow_disks=(*self.slow_disks, (rank, at, seconds)))
 
-    def check(self, workers: int, nodes: int, writers: Iterable[int] = ()) -> None:
+    def check(
+        self, workers: int, nodes: int, writers: Iterable[int] = (), places: Iterable[int] = ()
+    ) -> None:
         """Raise ValueError for a fault that can never happen because its node or time does not exist.
 
-        `writers` are the nodes that have a disk.
+        `writers` are the nodes that have a disk, `places` those that nobody has at the start.
         """
+        open_places = sorted(places)
+        for rank, moment in self.joins:
+            if rank not in open_places or moment < 0:
+                raise ValueError(
+                    f"nobody can join as worker {rank} at {moment:g} s: places {open_places} are open, one "
+                    "worker each"
+                )
+            open_places.remove(rank)
+        for rank, moment in self.leaves:
+            if not (0 <= rank < workers and moment >= 0):
+                raise ValueError(f"there is no worker {rank} to leave at {moment:g} s")
         for rank, step in [*self.crashes, *self.pauses]:
             if not (0 <= rank < workers and step >= 0):
                 raise ValueError(

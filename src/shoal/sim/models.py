@@ -168,16 +168,24 @@ class Wires:
 class Compute:
     """How long a gradient takes: `mean` seconds, with a spread of `jitter` (standard deviation over mean).
 
-    `slow` multiplies the time of single workers: {2: 5.0} makes worker 2 five times slower.
+    `slow` multiplies the time of single workers: {2: 5.0} makes worker 2 five times slower. Where batches
+    differ in size, `fixed` is the share of the time that does not depend on it.
     """
 
     mean: float = 0.0
     jitter: float = 0.0
     slow: Mapping[int, float] = field(default_factory=dict)
+    fixed: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.fixed <= 1:
+            raise ValueError(f"fixed={self.fixed} is a share of the time, from 0 to 1")
         if self.mean < 0 or self.jitter < 0 or any(factor <= 0 for factor in self.slow.values()):
             raise ValueError(f"{self}: times must not be negative, factors must be positive")
+
+    def of(self, samples: int, batch: int) -> float:
+        """How long so many samples take, as a multiple of what `batch` samples do."""
+        return self.fixed + (1 - self.fixed) * samples / batch
 
     def check(self, workers: int) -> None:
         """Raise ValueError if `slow` names a worker that does not exist."""

@@ -24,10 +24,10 @@ from shoal.engine.engine import Engine, Hook, Instrument
 from shoal.engine.group import Mean
 from shoal.engine.keeper import Keeper
 from shoal.engine.mailbox import Mailbox
-from shoal.engine.membership import RunIsOver
+from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.sim.disk import Disk
-from shoal.sim.faults import Crash, Faults, Weather
+from shoal.sim.faults import Crash, Departure, Faults, Weather
 from shoal.sim.hardware import Machine
 from shoal.sim.kernel import Kernel, rare_collections
 from shoal.sim.models import Compute, Network, Pace
@@ -42,8 +42,9 @@ class Simulation:
     `replica(rank)` makes the replica of a worker, whose `steps` are `passes` over its share of the data, by
     default one each. Each server consists of `shards` nodes and starts with the parameters `centre`, by
     default those of worker 0; `served(identity)` makes the replica of such a node, by default one with plain
-    SGD. `disk(rank)` makes the log of a server. With `batch`, a gradient of `batch` samples takes the time
-    that `compute` says, and others take time in proportion to theirs; without it all take the same.
+    SGD. `disk(rank)` makes the log of a server. An elastic run may begin with fewer workers than it has
+    places: `begins_with` of them; `Faults().join(…)` has others come. With `batch`, a gradient of `batch`
+    samples takes the time that `compute` says, and others take more or less; without it all take the same.
     `machine` says what takes time beside gradients and wires: without it, nothing does. The same arguments
     give the same run, bit for bit: see `digest`.
     """
@@ -74,6 +75,7 @@ class Simulation:
         between_steps: Hook | None = None,
         balanced: bool = False,
         elastic: bool = False,
+        begins_with: int | None = None,
         observers: Sequence[Instrument] = (),
     ) -> None:
         if workers < 1:
@@ -86,7 +88,7 @@ class Simulation:
         self._replica = replica
         self._served = served or self._plainly_served
         self._steps = steps
-        self._shards, self._elastic = shards, elastic
+        self._shards, self._elastic, self._begins_with = shards, elastic, begins_with
         self._compute = compute or Compute()
         self._batch = batch
         self._faults = faults or Faults()
@@ -103,7 +105,7 @@ class Simulation:
             "passes": passes,
             "retry": retry,
             "recovery": self._faults.recovery,
-            "between_steps": between_steps,
+            "between_steps": self._leaving(between_steps),
             "balanced": balanced,
             "observers": observers,
         }
@@ -130,10 +132,22 @@ class Simulation:
 
     def _check_faults(self, nodes: int, servers_write: bool) -> None:
         elastic = self._elastic
+        if self._faults.leaves and not elastic:
+            raise ValueError("workers leave an elastic run alone")
         writers = [*(range(self.workers, nodes) if servers_write else ()), *([nodes] if elastic else ())]
-        self._faults.check(self.workers, nodes + elastic, writers)
+        self._faults.check(self.workers, nodes + elastic, writers, self._open_places())
         if self._faults.partitions and self.strategy.one_sided:
             raise ValueError(f"{type(self.strategy).__name__} shares memory, which a partition cannot cut")
+
+    def _open_places(self) -> range:
+        """The ranks of workers that nobody has at the start."""
+        begins = self._begins_with
+        if begins is not None and not (self._elastic and 1 <= begins <= self.workers):
+            raise ValueError(
+                f"begins_with={begins}: an elastic run begins with 1 to {self.workers} workers, any other "
+                "with all"
+            )
+        return range(self.workers if begins is None else begins, self.workers)
 
     def _first_keeper(self) -> Keeper:
         """Add the keeper, and have it and each worker hear when another comes back, as on a real mesh."""
@@ -157,12 +171,15 @@ class Simulation:
     def identity(self, rank: int, incarnation: int = 0) -> NodeIdentity:
         """The identity of the node of that rank."""
         place = self.workers, self.strategy.servers, self._shards, incarnation
-        return NodeIdentity(rank, *place, elastic=self._elastic)
+        return NodeIdentity(rank, *place, elastic=self._elastic, begins_with=self._begins_with)
 
     def run(self) -> Simulation:
         """Advance virtual time until every node is done, and return the simulation itself."""
         for node in self.nodes:
-            self._spawn(node)
+            if node.is_server or node.rank in node.identity.first_workers:
+                self._spawn(node)
+            else:
+                self._ends[node.rank].stay_away()
         if self.keeper is not None:
             self._spawn_keeper(self.keeper)
         self._plan_faults()
@@ -176,6 +193,8 @@ class Simulation:
         faults, at = self._faults, self.kernel.at
         for rank, moment in faults.kills:
             at(moment, partial(self._kill, rank))
+        for rank, moment in faults.joins:
+            at(moment, partial(self._restart, rank))
         for partition in faults.partitions:
             self._switch.links.plan(partition, faults.patience)
         for rank, moment, by in faults.clock_jumps:
@@ -230,7 +249,7 @@ class Simulation:
                 planned = self._faults.delay(me.rank, done.t)
             if pace.is_new:
                 pace.begin_at(0 if me.incarnation else done.clock)
-            batches = 1.0 if self._batch is None else samples / self._batch
+            batches = 1.0 if self._batch is None else self._compute.of(samples, self._batch)
             return pace.next() * batches + planned
 
         return duration
@@ -252,6 +271,24 @@ class Simulation:
             await end.close()  # it restarted after a server had finished
         except Crash:
             self._bury(node.rank)
+        except Departure:
+            if not await node.say_goodbye():
+                end.vanish(self._faults.noticed_after)
+            await end.close()
+
+    def _leaving(self, hook: Hook | None) -> Hook | None:
+        """The hook between two steps, which has workers leave when they are to."""
+        leaves = self._faults.leaves
+        if not leaves:
+            return hook
+
+        async def between_steps(engine: Engine) -> None:
+            if any(rank == engine.rank and self.kernel.now >= moment for rank, moment in leaves):
+                raise Departure
+            if hook is not None:
+                await hook(engine)
+
+        return between_steps
 
     def _spawn_keeper(self, keeper: Keeper) -> None:
         end = self._ends[keeper.identity.rank]

@@ -251,6 +251,11 @@ class SimTransport:
         """Crash: the peers of this node are notified after `noticed_after` seconds."""
         self._go(LOST, noticed_after)
 
+    def stay_away(self) -> None:
+        """This node is not there yet: `revive` begins its first life. Nobody misses it."""
+        self._farewell = LOST
+        self._told = set(range(self.size))
+
     def revive(self, incarnation: int) -> None:
         """Restart with an empty mailbox. Peers receive the notice of the crash, then that of the restart.
 

@@ -26,6 +26,11 @@ Signature = str
 """Describes a worker's input in ascii, as in "1000 x float32"; equal for inputs that can be summed."""
 
 
+def ring_bytes(nbytes: int, workers: int) -> int:
+    """The bytes that each worker sends in a ring all-reduce of a vector of `nbytes`."""
+    return 2 * (workers - 1) * nbytes // workers
+
+
 @dataclass(frozen=True)
 class Position:
     """How far a worker is: the number of its latest all-reduce, and the signature of its input."""
@@ -172,10 +177,6 @@ class TransportAllReduce(ABC):
         self._wait(works, deadline)
         self._held.remove(parted)
 
-    def ring_bytes(self, nbytes: int) -> int:
-        """The bytes that a ring all-reduce sends for a vector of `nbytes`."""
-        return 2 * (self.schedule.workers - 1) * nbytes // self.schedule.workers
-
     def reduce_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which `dtype` is summed."""
         return dtype
@@ -242,7 +243,7 @@ class PartwiseReduction:
                 piece.copy_(staged)
         self._works.clear()
         self._staged.clear()
-        return self._all_reduce.ring_bytes(self._nbytes)
+        return ring_bytes(self._nbytes, self._all_reduce.schedule.workers)
 
 
 def _spans(v: Tensor, parts: Sequence[slice]) -> list[Span]:

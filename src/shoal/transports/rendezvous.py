@@ -49,6 +49,11 @@ def await_keys(
         pause = min(2 * pause, 0.05)
 
 
+def hub_key(rank: int) -> str:
+    """The key under which a gRPC hub publishes its address."""
+    return f"shoal/grpc/{rank}"
+
+
 def missing(rank: int, ranks: Iterable[int], seconds: float, what: str) -> PeerLost:
     """The error that names the ranks that did not come."""
     names = ", ".join(str(r) for r in sorted(ranks))

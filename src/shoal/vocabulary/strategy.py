@@ -16,7 +16,7 @@ from shoal.core.codec import Codec, Identity
 from shoal.core.identity import SERVER
 from shoal.core.limits import at_least
 from shoal.core.replica import NoMoreSteps
-from shoal.engine.membership import Demoted
+from shoal.engine.membership_errors import Demoted
 from shoal.vocabulary.node import Node
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.core.errors import PeerLost
+from shoal.transports.all_reduce import ring_bytes
 from shoal.transports.gloo.all_reduce import NO_TIMEOUT, GlooGroup, break_group, finish_on_cpu
 from shoal.transports.gloo.nccl import finish_on_gpu, join_gpus, leave_gpus
 from shoal.transports.gloo.transport import devices, new_group
@@ -65,7 +66,7 @@ class ElasticGloo(SocketTransport):
             names = ".".join(map(str, self._members))
             self._ring = GlooRing(self._store, f"ring of {names} in epoch {self._epoch}", place, size)
         self._ring.sum(v, give_up)
-        return 2 * (len(self._members) - 1) * v.nbytes // len(self._members)
+        return ring_bytes(v.nbytes, len(self._members))
 
     async def close(self) -> None:
         """Leave the group, then the run."""

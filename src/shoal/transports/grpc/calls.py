@@ -64,7 +64,7 @@ class HubCalls:
         self._probe = probe
         self._metadata = bearer(passwords)
         self._sent = 0
-        options = channel_options(config)
+        options = channel_options(config.failure_timeout, config.patience)
         self._channels = [security.channel(address, options) for _ in range(2)]
         control, bulk = self._channels
         self._join, self._poll, self._post = (control.unary_unary(call) for call in (JOIN, POLL, POST))

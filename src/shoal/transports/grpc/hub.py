@@ -70,7 +70,7 @@ class Hub:
         self._members = threading.Condition()
         self._by_rank: dict[int, Session] = {}  # the latest session of each rank
         self._by_key: dict[str, Session] = {}
-        self._started = False
+        self.has_started = False  # all nodes that are waited for have come
         self._closing = False
         large = max(config.limit_bytes + HEADER_BYTES, ROOM_BYTES)
         self._inbox = FlowControl(ROOM_BYTES), FlowControl(large)  # small, large messages to this node
@@ -86,9 +86,14 @@ class Hub:
     # -- membership ----------------------------------------------------------------------------
 
     def absent(self) -> set[int]:
-        """The expected nodes that are not present."""
+        """The nodes that are waited for, and are not present."""
         with self._members:
-            return {rank for rank in self._config.expects if not self._is_here(rank)}
+            return {rank for rank in self._config.expects - self._config.late if not self._is_here(rank)}
+
+    def present(self) -> set[int]:
+        """The nodes that are present."""
+        with self._members:
+            return {session.rank for session in self._present()}
 
     def joined(self) -> set[int]:
         """The nodes that have joined at least once."""
@@ -97,7 +102,7 @@ class Hub:
     def start(self) -> None:
         """Start the run: send READY to all clients, and from now on announce changes."""
         with self._members:
-            self._started = True
+            self.has_started = True
             for rank in sorted(self.absent()):
                 self._tracker.lost(rank, f"it did not join within {self._config.timeout:g} s")
             for session in self._present():
@@ -113,12 +118,12 @@ class Hub:
                 raise JoinRefused(f"node {self._config.rank} is leaving")
             self._replace_session(request)
             session = Session(request.rank, request.incarnation, request.nonce, address, large_messages)
-            if self._started:
+            if self.has_started:
                 session.queue.put(READY, self._roster(session.rank))
                 self._announce(session, Peer.HERE)
             self._by_rank[session.rank] = self._by_key[session.key] = session
             self._tracker.joined(session.rank, session.incarnation, session.number)
-            if not self._started:
+            if not self.has_started:
                 absent = Roster(peers=[Peer(rank=rank) for rank in sorted(self.absent())]).SerializeToString()
                 for other in self._present():
                     other.queue.put(WAITING, absent)
@@ -201,7 +206,7 @@ class Hub:
     def _announce(self, session: Session, state: Peer.State, reason: str = "") -> None:
         """Announce the state of a client to the nodes that have no connection to it."""
         leaves = self._config.leaves
-        if not self._started or self._config.rank != self._config.relay or session.rank not in leaves:
+        if not self.has_started or self._config.rank != self._config.relay or session.rank not in leaves:
             return
         peer = session.describe(state, reason)
         for other in self._present(leaves - {session.rank}):

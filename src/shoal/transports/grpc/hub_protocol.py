@@ -32,6 +32,12 @@ PROTOCOL = 2
 
 JOIN, POLL, FETCH, POST, PUSH = (f"/shoal.Hub/{call}" for call in ("Join", "Poll", "Fetch", "Post", "Push"))
 
+PLACE = "/shoal.Hub/Place"
+"""The call by which a process from elsewhere gets a place in the run, which it holds while the call lasts.
+
+Up: what it asks, then its events. Down: what it is granted. Each is JSON.
+"""
+
 SLICE_BYTES = 2 << 20
 """A large body is sent in pieces of this size. Measured: 1 MiB is slower by a fifth, 4 MiB no faster."""
 
@@ -70,10 +76,10 @@ _RECORD = struct.Struct("<QBI")
 Options = list[tuple[str, int]]
 
 
-def channel_options(config: GrpcConfig) -> Options:
+def channel_options(failure_timeout: float, patience: float | None) -> Options:
     """For a node that dials. Without its own pool, two channels to one address share a connection."""
     return [
-        *_options(config),
+        *_options(failure_timeout, patience),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
@@ -84,7 +90,7 @@ def channel_options(config: GrpcConfig) -> Options:
 def server_options(config: GrpcConfig) -> Options:
     """For a hub. It must allow the keepalive pings of its clients, and must not share its port."""
     return [
-        *_options(config),
+        *_options(config.failure_timeout, config.patience),
         ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(config.failure_timeout / 10)),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
@@ -93,10 +99,10 @@ def server_options(config: GrpcConfig) -> Options:
     ]
 
 
-def _options(config: GrpcConfig) -> Options:
-    timeout = _milliseconds(config.patience or config.failure_timeout)
+def _options(failure_timeout: float, patience: float | None) -> Options:
+    timeout = _milliseconds(patience or failure_timeout)
     return [
-        ("grpc.keepalive_time_ms", _milliseconds(config.failure_timeout / 5)),
+        ("grpc.keepalive_time_ms", _milliseconds(failure_timeout / 5)),
         ("grpc.keepalive_timeout_ms", timeout),
         ("grpc.http2.ping_timeout_ms", timeout),  # default: a frozen peer is noticed after a minute
         ("grpc.keepalive_permit_without_calls", 1),
@@ -114,7 +120,8 @@ def _milliseconds(seconds: float) -> int:
 class GrpcConfig:
     """One node's settings. All nodes have the same, except for `rank` and `incarnation`.
 
-    A peer that is silent for `patience` seconds is lost, by default after 1.5 times the failure timeout.
+    Nobody waits for the nodes that may come `late`, when the run is under way. A peer that is silent for
+    `patience` seconds is lost, by default after 1.5 times the failure timeout.
     """
 
     rank: int
@@ -127,6 +134,7 @@ class GrpcConfig:
     failure_timeout: float
     incarnation: int = 0
     patience: float | None = None
+    late: frozenset[int] = frozenset()
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
 
     def __post_init__(self) -> None:

@@ -8,20 +8,21 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from shoal.core.errors import WireError
+from shoal.core.errors import ShoalError, WireError
 from shoal.transports.endpoint import CLOSING_SECONDS
 from shoal.transports.grpc.control_pb2 import FetchRequest, JoinRequest, PollRequest
 from shoal.transports.grpc.hub import Hub, JoinRefused, SessionEnded
 from shoal.transports.grpc.hub_protocol import (
     FETCH,
     JOIN,
+    PLACE,
     POLL,
     POST,
     PUSH,
@@ -51,13 +52,35 @@ log = logging.getLogger("shoal")
 Control = TypeVar("Control", bound=Message)
 
 
+class Places(Protocol):
+    """The places of a run that processes from elsewhere may take. Called from the threads of the server."""
+
+    def grant(self, asked: bytes, caller: str, present: Set[int]) -> tuple[int, bytes]:
+        """A place, by a number of its own, and what to tell who gets it.
+
+        `present` are the ranks of nodes that are there. Raises ShoalError with the reason if there is none.
+        """
+        ...
+
+    def hear(self, grant: int, said: bytes) -> None:
+        """Take an event of who holds that place. Raises ShoalError if it is none."""
+        ...
+
+    def free(self, grant: int) -> None:
+        """Who held that place has gone."""
+        ...
+
+
 class HubServer:
     """Listens for a hub. Strangers get a short refusal and a line in the log; they cost no memory."""
 
-    def __init__(self, hub: Hub, config: GrpcConfig, security: Security, listen: str) -> None:
+    def __init__(
+        self, hub: Hub, config: GrpcConfig, security: Security, listen: str, places: Places | None = None
+    ) -> None:
         host, _ = split_address(listen)
         security.check_listening(host)
         self._hub = hub
+        self._places = places
         self._rank = config.rank
         self._passwords = security.passwords(config.run_id)
         self._longest = 2 * config.call_seconds(config.limit_bytes)
@@ -68,10 +91,11 @@ class HubServer:
             FETCH: grpc.unary_stream_rpc_method_handler(self._fetch, response_serializer=bytes),
             POST: grpc.unary_unary_rpc_method_handler(self._post),
             PUSH: grpc.stream_unary_rpc_method_handler(self._push),
+            PLACE: grpc.stream_stream_rpc_method_handler(self._place),
         }
         # a stream, so that gRPC reads nothing of a stranger's request
         self._refuse = grpc.stream_stream_rpc_method_handler(self._reject)
-        most = max(MOST_CALLS, 3 * config.size)
+        most = max(MOST_CALLS, (3 + bool(places)) * config.size)
         self._threads = DaemonThreadPool(f"shoal {config.rank} hub")
         self._server = grpc.server(
             self._threads,
@@ -129,6 +153,25 @@ class HubServer:
     def _push(self, requests: Iterator[bytes], context: Any) -> bytes:
         with self._in_session(context) as session:
             return self._hub.receive(session, requests).SerializeToString()
+
+    def _place(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        if self._places is None:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "this run has no open places")
+        if not self._hub.has_started:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "the run has not begun yet; try again")
+        try:
+            grant, told = self._places.grant(next(requests, b""), context.peer(), self._hub.present())
+        except ShoalError as refusal:
+            self._refusals.add(context.peer(), str(refusal))
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
+        try:
+            yield told
+            for said in requests:
+                self._places.hear(grant, said)
+        except ShoalError as fault:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
+        finally:
+            self._places.free(grant)
 
     @contextlib.contextmanager
     def _in_session(self, context: Any) -> Iterator[Session]:

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,10 @@ class PeerTracker:
         self._gone: set[int] = set()
         self._unread: Counter[int] = Counter()  # peer -> JOINED notices that the algorithm has not read
         self._contacted: set[int] = set()
+
+    def expect_later(self, peers: Iterable[int]) -> None:
+        """Nobody misses these peers, who are not there yet. When one comes, that is announced."""
+        self._gone.update(peers)
 
     def is_reachable(self, peer: int) -> bool:
         """Whether a message to `peer` reaches the session that the algorithm knows.

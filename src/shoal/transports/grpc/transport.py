@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import grpc
 from torch import Tensor
@@ -18,9 +18,9 @@ from shoal.transports.grpc.hub import Hub
 from shoal.transports.grpc.hub_client import HubClient
 from shoal.transports.grpc.hub_protocol import GrpcConfig, keep_freed_slices
 from shoal.transports.grpc.security import Security, join_address, split_address
-from shoal.transports.grpc.server import HubServer
+from shoal.transports.grpc.server import HubServer, Places
 from shoal.transports.grpc.sessions import PeerTracker
-from shoal.transports.rendezvous import Store, missing
+from shoal.transports.rendezvous import Store, hub_key, missing
 from shoal.transports.shared_memory import memory
 from shoal.transports.shared_memory.memory import MemoryProbe
 
@@ -55,6 +55,8 @@ class GrpcTransport(Endpoint):
         patience: float | None = None,
         incarnation: int = 0,
         share_memory: bool | None = None,
+        late: Iterable[int] = (),
+        places: Places | None = None,
     ) -> GrpcTransport:
         """Connect to the `size` nodes of the run; returns when all are connected.
 
@@ -63,7 +65,8 @@ class GrpcTransport(Endpoint):
         `timeout` seconds, or why a hub refused this node. A restarted hub, `incarnation` 1 or later, goes
         on without missing nodes and announces them as lost. `share_memory` defaults to the environment
         variable SHOAL_SHARED_MEMORY, else to whether the system supports it; nodes of other hosts are
-        served as well.
+        served as well. Nobody waits for nodes that may come `late`; a hub grants `places` to processes that
+        ask for one.
         """
         if (addresses is None) == (store is None):
             raise ValueError("pass addresses, or a store in which the hubs publish theirs")
@@ -78,9 +81,11 @@ class GrpcTransport(Endpoint):
             failure_timeout,
             incarnation,
             patience,
+            frozenset(late),
         )
         share = memory.choose(share_memory)
-        transport = cls(config, security, listen, _HubAddresses(addresses, store, advertise), share)
+        directory = _HubAddresses(addresses, store, advertise)
+        transport = cls(config, security, listen, directory, share, places)
         try:
             transport._meet(time.monotonic() + timeout)
         except BaseException:
@@ -89,12 +94,19 @@ class GrpcTransport(Endpoint):
         return transport
 
     def __init__(
-        self, config: GrpcConfig, security: Security, listen: str, directory: _HubAddresses, share: bool
+        self,
+        config: GrpcConfig,
+        security: Security,
+        listen: str,
+        directory: _HubAddresses,
+        share: bool,
+        places: Places | None = None,
     ) -> None:
         super().__init__(config.rank, config.size, config.limit_bytes)
         keep_freed_slices()
         self._config = config
         self._tracker = PeerTracker(self._arrived.put, self.reasons, self.incarnations)
+        self._tracker.expect_later(config.late - {config.rank})
         self._wakeup = threading.Event()
         self._clients: dict[int, HubClient] = {}
         self._hub: Hub | None = None
@@ -103,7 +115,7 @@ class GrpcTransport(Endpoint):
         try:
             if config.rank in config.hubs:
                 self._hub = Hub(config, self._probe, self._tracker, self._decode, self._wakeup)
-                self._server = HubServer(self._hub, config, security, listen)
+                self._server = HubServer(self._hub, config, security, listen, places)
                 directory.publish(config.rank, self._server.address)
             for hub in config.dials:
                 self._clients[hub] = HubClient(
@@ -205,18 +217,14 @@ class _HubAddresses:
         host, port = split_address(address)
         if self._advertise is not None or host in ("0.0.0.0", "::"):
             address = join_address(self._advertise or socket.gethostname(), port)
-        self._store.set(_key(rank), address)
+        self._store.set(hub_key(rank), address)
 
     def find(self, rank: int) -> str | None:
         """The address of a hub; None if unknown. Asks the store each time: a hub may restart elsewhere."""
         if self._store is not None:
             try:
-                if self._store.check([_key(rank)]):
-                    self._addresses[rank] = self._store.get(_key(rank)).decode()
+                if self._store.check([hub_key(rank)]):
+                    self._addresses[rank] = self._store.get(hub_key(rank)).decode()
             except RuntimeError:  # the store is gone; the hub may still be at its old address
                 pass
         return self._addresses.get(rank)
-
-
-def _key(rank: int) -> str:
-    return f"shoal/grpc/{rank}"
