@@ -19,10 +19,13 @@ import torch
 from typer import testing
 
 from forked import ensure_fork_server, warm_scripts
+from interpreter import be_as_if_cold
 from sampling import leave_products_to_soak
-from warm import programs, warm_programs
+from warm import fork_server_pid, programs, warm_programs
 
 __all__ = ["warm_programs", "warm_scripts"]
+
+be_as_if_cold()  # a process of pytest-xdist starts warm, and so does what multiprocessing starts there
 
 gc.disable()  # until all tests are collected
 torch.set_num_threads(1)  # threads that wait for each other on busy cores make small tests many times slower
@@ -121,15 +124,10 @@ def descendants() -> set[int]:
     """Children of this process and of the servers that fork, without these and other helpers."""
     mine = {p.pid for p in multiprocessing.active_children() if p.pid is not None}  # also reaps the finished
     for pid in children_of(os.getpid()):
-        if any(helper in command_line(pid) for helper in HELPERS):
-            mine |= children_of(
-                pid
-            )  # forked from the server with its command line: told apart by their parent
-        else:
+        if not any(helper in command_line(pid) for helper in HELPERS):
             mine.add(pid)
-    if (server := programs().pid) is not None:
-        mine |= children_of(server)
-    return mine - {server}
+    servers = {pid for pid in (fork_server_pid(), programs().pid) if pid is not None}
+    return mine.union(*map(children_of, servers)) - servers
 
 
 def children_of(pid: int) -> set[int]:
@@ -211,6 +209,14 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores, for `-n auto`: tests with processes wait a third of their time."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Processes of pytest-xdist, and their servers that fork, start warm: torch is imported once for all."""
+    programs().start()
+    for spec in specs:
+        spec.python = programs().python
 
 
 @pytest.fixture(scope="session", autouse=True)

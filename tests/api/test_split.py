@@ -49,7 +49,7 @@ def test_every_cut_keeps_to_the_memory():
         ({"stages": 9}, "8 layers cannot form 9 stages"),
         ({"stages": 2, "memory": "8 boxes"}, "'8 boxes' is not a size of memory; write it as 16GB"),
         ({"stages": 2, "memory": [1, 2, 3]}, "memory names 3 devices, and there are 2 stages"),
-        ({"stages": 2, "network": "fast"}, "is not a number with a unit"),
+        ({"stages": 2, "network": "fast"}, "there is no network 'fast'"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_sentence(options, sentence):

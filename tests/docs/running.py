@@ -86,10 +86,16 @@ def environment() -> dict[str, str]:
     }
 
 
-def furnish(folder: Path, page: Path) -> None:
-    """Put into a folder what the blocks of a page find around them: the files that it shows, and train.py."""
+def furnish(folder: Path, page: Path, *, to_read: bool = False) -> None:
+    """Put into a folder what the blocks of a page find around them: the files that it shows, and train.py.
+
+    Where they are only read, the repository's own folders are enough.
+    """
     for name in BESIDE:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if to_read:
+            (folder / name).symlink_to(ROOT / name)
+        else:
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for block in (*page_at(ROOT / "docs" / "guide.md").blocks, *page_at(page).blocks):
         name = block.names.get("file")
         if name == "train.py" or (name and block.page == page):

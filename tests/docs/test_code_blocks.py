@@ -37,11 +37,11 @@ def limit(block: Block) -> int:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """The current folder becomes one in which the blocks of a page run."""
 
-    def make(page: Path) -> Path:
-        furnish(tmp_path, page)
+    def make(page: Path, **options: bool) -> Path:
+        furnish(tmp_path, page, **options)
         monkeypatch.chdir(tmp_path)
         return tmp_path
 
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], 
 
 
 @pytest.mark.parametrize("block", [*cases()])
-def test_the_block_runs(block: Block, folder: Callable[[Path], Path], request: pytest.FixtureRequest):
+def test_the_block_runs(block: Block, folder: Callable[..., Path], request: pytest.FixtureRequest):
     if "soak" not in block.words:
         request.getfixturevalue("warm_programs")
     run(block, folder)
@@ -57,11 +57,11 @@ def test_the_block_runs(block: Block, folder: Callable[[Path], Path], request: p
 
 @pytest.mark.soak
 @pytest.mark.parametrize("block", [case for case in cases() if "soak" not in case.values[0].words])
-def test_the_block_runs_in_new_interpreters(block: Block, folder: Callable[[Path], Path]):
+def test_the_block_runs_in_new_interpreters(block: Block, folder: Callable[..., Path]):
     run(block, folder)
 
 
-def run(block: Block, folder: Callable[[Path], Path]) -> None:
+def run(block: Block, folder: Callable[..., Path]) -> None:
     for need in needs(block):
         if sentence := NEEDS[need]():
             pytest.skip(sentence)
@@ -83,8 +83,8 @@ INLINE = re.compile(r"(shoal (run|compare|reproduce) |make [a-z]+)(?!.*(…|\.\.
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("block", READ, ids=str)
-def test_every_command_is_accepted(block: Block, folder: Callable[[Path], Path]):
-    folder(block.page)
+def test_every_command_is_accepted(block: Block, folder: Callable[..., Path]):
+    folder(block.page, to_read=True)
     for command in block.commands:
         ours = command.startswith("shoal ") or ("soak" in block.words and judge_of(command))
         if ours or "checked" in block.words:
@@ -92,8 +92,8 @@ def test_every_command_is_accepted(block: Block, folder: Callable[[Path], Path])
 
 
 @pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.path.name)
-def test_commands_in_running_text_are_accepted(page: Page, folder: Callable[[Path], Path]):
-    folder(page.path)
+def test_commands_in_running_text_are_accepted(page: Page, folder: Callable[..., Path]):
+    folder(page.path, to_read=True)
     for command in inline_commands(page):
         assert not (sentence := refusal(command)), f"{page.path.name}: {command}\n{sentence}"
 
@@ -265,7 +265,7 @@ def test_what_is_not_left_out_is_compared(shown: str):
     ],
 )
 @pytest.mark.slow
-def test_a_wrong_command_is_refused(command: str, folder: Callable[[Path], Path]):
+def test_a_wrong_command_is_refused(command: str, folder: Callable[..., Path]):
     folder(ROOT / "README.md")
     assert refusal(command)
 

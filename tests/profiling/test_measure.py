@@ -42,10 +42,12 @@ def test_every_codec_that_compresses_alone_is_measured(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_profile_of_this_machine_can_be_run_in(tmp_path):
+@pytest.mark.usefixtures("warm_programs")
+def test_a_profile_of_this_machine_can_be_run_in(tmp_path, monkeypatch):
     import shoal
     from shoal.sim.hardware import Profile
 
+    monkeypatch.setattr(measure, "ELEMENTS", 1 << 16)
     said = []
     measure.measure_profile(said.append).save(tmp_path / "here.json")
     assert len(said) == 3

@@ -19,15 +19,20 @@ from shoal.engine.state_transfer import StateArrival
 from shoal.replicas.batches import Batches
 
 MUTANTS = {}
+"""Functions that make a mutant, by name, each with a schedule to try first: a short one that catches it."""
 
 
-def mutant(apply):
+def mutant(first: int):
     """Add a mutant, called as the function that makes it."""
-    MUTANTS[apply.__name__] = apply
-    return apply
+
+    def add(apply):
+        MUTANTS[apply.__name__] = apply, first
+        return apply
+
+    return add
 
 
-@mutant
+@mutant(first=31)
 def no_epoch_is_checked(patch: pytest.MonkeyPatch) -> None:
     async def found(self, tag, src, needed=()):
         return await self._mailbox.find(tag, self._members[src], needed, self.handlers)
@@ -36,7 +41,7 @@ def no_epoch_is_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mailbox, "_is_stale", lambda self, m: False)
 
 
-@mutant
+@mutant(first=149)
 def a_joiner_counts_before_its_state_has_arrived(patch: pytest.MonkeyPatch) -> None:
     admit = Roster.admit
 
@@ -49,13 +54,13 @@ def a_joiner_counts_before_its_state_has_arrived(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Roster, "admit", at_once)
 
 
-@mutant
+@mutant(first=282)
 def what_a_dead_worker_was_dealt_is_lost(patch: pytest.MonkeyPatch) -> None:
     redeal = Batches.redeal
     patch.setattr(Batches, "redeal", lambda self, *to: redeal(self, *to[:3], {}, *to[4:]))
 
 
-@mutant
+@mutant(first=165)
 def what_one_that_contributed_was_dealt_comes_again(patch: pytest.MonkeyPatch) -> None:
     redeal = Batches.redeal
 
@@ -68,22 +73,22 @@ def what_one_that_contributed_was_dealt_comes_again(patch: pytest.MonkeyPatch) -
     patch.setattr(Batches, "redeal", also_of_the_first)
 
 
-@mutant
+@mutant(first=338)
 def the_keeper_has_no_journal(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "_keep", lambda self: None)
 
 
-@mutant
+@mutant(first=276)
 def a_restarted_keeper_begins_with_everybody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "load", lambda self, state: setattr(self, "epoch", state["epoch"]))
 
 
-@mutant
+@mutant(first=322)
 def nobody_gives_what_others_lack(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_lacks_an_outcome", lambda self: False)
 
 
-@mutant
+@mutant(first=13)
 def no_roll_is_called(patch: pytest.MonkeyPatch) -> None:
     async def skip(self):
         self._has_called = True
@@ -91,7 +96,7 @@ def no_roll_is_called(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_call_roll", skip)
 
 
-@mutant
+@mutant(first=322)
 def an_outcome_is_taken_for_one_of_those_present(patch: pytest.MonkeyPatch) -> None:
     note = Membership._note_outcome
 
@@ -103,7 +108,7 @@ def an_outcome_is_taken_for_one_of_those_present(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Membership, "_note_outcome", wrongly)
 
 
-@mutant
+@mutant(first=23)
 def a_given_outcome_has_joiners_of_the_wrong_epoch(patch: pytest.MonkeyPatch) -> None:
     note = Membership._note_outcome
 
@@ -115,7 +120,7 @@ def a_given_outcome_has_joiners_of_the_wrong_epoch(patch: pytest.MonkeyPatch) ->
     patch.setattr(Membership, "_note_outcome", wrongly)
 
 
-@mutant
+@mutant(first=56)
 def joiners_take_part_before_the_edge_that_was_agreed(patch: pytest.MonkeyPatch) -> None:
     see = Membership._see_to_roll
 
@@ -126,7 +131,7 @@ def joiners_take_part_before_the_edge_that_was_agreed(patch: pytest.MonkeyPatch)
     patch.setattr(Membership, "_see_to_roll", by_its_own_count)
 
 
-@mutant
+@mutant(first=322)
 def nobody_waits_at_the_end(patch: pytest.MonkeyPatch) -> None:
     async def leave(self):
         return
@@ -134,7 +139,7 @@ def nobody_waits_at_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "part", leave)
 
 
-@mutant
+@mutant(first=31)
 def the_state_lacks_what_is_dealt_again(patch: pytest.MonkeyPatch) -> None:
     state = StateArrival.state
 
@@ -146,7 +151,7 @@ def the_state_lacks_what_is_dealt_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateArrival, "state", without)
 
 
-@mutant
+@mutant(first=55)
 def a_new_incarnation_takes_itself_for_the_member_that_died(patch: pytest.MonkeyPatch) -> None:
     change = Membership._change
 
@@ -158,7 +163,7 @@ def a_new_incarnation_takes_itself_for_the_member_that_died(patch: pytest.Monkey
     patch.setattr(Membership, "_change", wrongly)
 
 
-@mutant
+@mutant(first=9)
 def what_comes_before_the_change_is_dropped(patch: pytest.MonkeyPatch) -> None:
     note = Membership._note_present
 
@@ -169,7 +174,7 @@ def what_comes_before_the_change_is_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_note_present", forgetful)
 
 
-@mutant
+@mutant(first=55)
 def joiners_are_admitted_after_the_end(patch: pytest.MonkeyPatch) -> None:
     class Never(Roster):
         is_over = property(lambda self: False, lambda self, value: None)
@@ -178,17 +183,17 @@ def joiners_are_admitted_after_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mailbox, "has_left", lambda self, rank: False)
 
 
-@mutant
+@mutant(first=176)
 def a_joiner_asks_the_keeper_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("shoal.engine.edges.ASK_SECONDS", 1e9)
 
 
-@mutant
+@mutant(first=19)
 def a_lost_member_is_not_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "lose", lambda self, rank: None)
 
 
-@mutant
+@mutant(first=29)
 def one_that_was_given_up_wrongly_goes_on(patch: pytest.MonkeyPatch) -> None:
     settle = Roster.settle
     patch.setattr(
@@ -199,7 +204,7 @@ def one_that_was_given_up_wrongly_goes_on(patch: pytest.MonkeyPatch) -> None:
 # -- partitions --------------------------------------------------------------------------------------------
 
 
-@mutant
+@mutant(first=47)
 def a_minority_goes_on_alone(patch: pytest.MonkeyPatch) -> None:
     async def alone(self, lost):
         self.present = tuple(rank for rank in self.present if rank not in self._mailbox.gone)
@@ -208,7 +213,7 @@ def a_minority_goes_on_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_await_change", alone)
 
 
-@mutant
+@mutant(first=342)
 def a_demoted_worker_keeps_its_old_model(patch: pytest.MonkeyPatch) -> None:
     take = Engine._take
 
@@ -221,7 +226,7 @@ def a_demoted_worker_keeps_its_old_model(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "_take", keep)
 
 
-@mutant
+@mutant(first=354)
 def a_keeper_that_is_cut_off_gives_everybody_up(patch: pytest.MonkeyPatch) -> None:
     hear = Keeper._hear
 
@@ -233,13 +238,13 @@ def a_keeper_that_is_cut_off_gives_everybody_up(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Keeper, "_hear", rash)
 
 
-@mutant
+@mutant(first=31)
 def a_suspicion_of_an_older_epoch_counts(patch: pytest.MonkeyPatch) -> None:
     suspect = Roster.suspect
     patch.setattr(Roster, "suspect", lambda self, rank, other, epoch: suspect(self, rank, other, self.epoch))
 
 
-@mutant
+@mutant(first=252)
 def who_is_back_is_not_told_where_the_run_is(patch: pytest.MonkeyPatch) -> None:
     hear = Keeper._hear
 
@@ -250,7 +255,7 @@ def who_is_back_is_not_told_where_the_run_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "_hear", silent)
 
 
-@mutant
+@mutant(first=19)
 def what_a_keeper_that_was_away_did_not_hear_is_not_said_again(patch: pytest.MonkeyPatch) -> None:
     async def once(self, m):
         await self._channel.tell(self._identity.keeper, m)
@@ -258,7 +263,7 @@ def what_a_keeper_that_was_away_did_not_hear_is_not_said_again(patch: pytest.Mon
     patch.setattr(Membership, "tell_keeper", once)
 
 
-@mutant
+@mutant(first=136)
 def a_list_with_dead_workers_in_it_is_believed(patch: pytest.MonkeyPatch) -> None:
     async def believe(self, listed):
         return
@@ -266,7 +271,7 @@ def a_list_with_dead_workers_in_it_is_believed(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Membership, "_suspect_absent", believe)
 
 
-@mutant
+@mutant(first=55)
 def one_that_is_cut_off_to_the_end_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     async def wait(self, what, for_ever=False):
         await self._mailbox.attend_to(what, self.handlers, for_ever)
@@ -277,7 +282,7 @@ def one_that_is_cut_off_to_the_end_waits_for_ever(patch: pytest.MonkeyPatch) -> 
 # -- slow disks --------------------------------------------------------------------------------------------
 
 
-@mutant
+@mutant(first=249)
 def the_keeper_tells_before_it_has_written(patch: pytest.MonkeyPatch) -> None:
     keep, tell = Keeper._keep, Keeper._tell
 
@@ -289,7 +294,7 @@ def the_keeper_tells_before_it_has_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "_tell", too_early)
 
 
-@mutant
+@mutant(first=155)
 def a_joiner_that_asks_again_at_the_end_is_sent_away(patch: pytest.MonkeyPatch) -> None:
     admit = Roster.admit
     patch.setattr(Roster, "admit", lambda self, *who: not self.is_over and admit(self, *who))
@@ -298,7 +303,7 @@ def a_joiner_that_asks_again_at_the_end_is_sent_away(patch: pytest.MonkeyPatch) 
 # -- open places -------------------------------------------------------------------------------------------
 
 
-@mutant
+@mutant(first=210)
 def places_that_nobody_has_are_dealt_to(patch: pytest.MonkeyPatch) -> None:
     made = Membership._made
 
@@ -310,7 +315,7 @@ def places_that_nobody_has_are_dealt_to(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_made", too_many)
 
 
-@mutant
+@mutant(first=84)
 def the_keeper_takes_every_place_for_a_member(patch: pytest.MonkeyPatch) -> None:
     begin = Keeper.__init__
 
@@ -321,7 +326,7 @@ def the_keeper_takes_every_place_for_a_member(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Keeper, "__init__", with_everybody)
 
 
-@mutant
+@mutant(first=63)
 def one_that_joins_believes_in_the_first_members(patch: pytest.MonkeyPatch) -> None:
     enter = Membership.enter
 
@@ -339,7 +344,7 @@ OPEN_PLACES = [*MUTANTS][-3:]
 # -- goodbyes ----------------------------------------------------------------------------------------------
 
 
-@mutant
+@mutant(first=355)
 def who_says_goodbye_goes_before_the_others_know(patch: pytest.MonkeyPatch) -> None:
     async def at_once(self):
         return True
@@ -347,7 +352,7 @@ def who_says_goodbye_goes_before_the_others_know(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Goodbye, "say", at_once)
 
 
-@mutant
+@mutant(first=355)
 def what_one_that_says_goodbye_has_not_handed_over_counts_as_done(patch: pytest.MonkeyPatch) -> None:
     cross = Edges._deal_again
 

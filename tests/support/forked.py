@@ -12,14 +12,14 @@ import traceback
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver, reduction, spawn
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shoal
-from interpreter import run_python
+from interpreter import COLD_PYTHON, be_as_if_cold, run_python
 from shoal.api import script
 from shoal.launch import script_process
 from shoal.launch.environment import Place
@@ -156,6 +156,8 @@ def run_forked(
 def _run_python(line: list[str], env: dict[str, str], folder: Path, ends: Ends) -> None:
     """In the new process: do what `python *line` would, exit handlers included."""
     output, errors, *control = ends.fds
+    be_as_if_cold()
+    spawn.set_executable(COLD_PYTHON)
     os.setsid()
     os.chdir(folder)
     os.environ.clear()

@@ -10,6 +10,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+COLD_PYTHON = sys.executable  # where this is imported first; in warm programs sys.executable is one, too
+BASE_PYTHON = sys._base_executable  # type: ignore[attr-defined]
+
+
+def be_as_if_cold() -> None:
+    """Let sys.executable be a Python that starts cold."""
+    sys.executable, sys._base_executable = COLD_PYTHON, BASE_PYTHON  # type: ignore[attr-defined]
+
 
 def run_python(arguments: Sequence[str]) -> None:
     """Do what `python *arguments` would, until the program ends or raises."""

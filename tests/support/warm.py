@@ -12,13 +12,19 @@ import socket
 import sys
 import tempfile
 from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forked import CONTEXT, ensure_fork_server
+from interpreter import COLD_PYTHON
 from warm_server import COMMANDS, serve
+
+STARTED_WARM = sys.executable != COLD_PYTHON
+"""Whether this process is such a program itself, as those of pytest-xdist are."""
 
 PROGRAM = """#!{python} -IS
 import sys
@@ -77,6 +83,28 @@ def own_files() -> set[int]:
 def programs() -> WarmPrograms:
     """Those of this process."""
     return WarmPrograms()
+
+
+def fork_server_pid() -> int | None:
+    """The process that forks, once it runs. Where it has started warm, our child is its stand-in."""
+    child: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return _parent_of_forked(child) if STARTED_WARM and child is not None else child
+
+
+@cache
+def _parent_of_forked(_: int) -> int:
+    """The parent of a process that the fork server makes."""
+    reading, writing = CONTEXT.Pipe(duplex=False)
+    with reading, writing:
+        process = CONTEXT.Process(target=_tell_parent, args=(writing,))
+        process.start()
+        found: int = reading.recv()
+        process.join()
+    return found
+
+
+def _tell_parent(writing: Connection) -> None:
+    writing.send(os.getppid())
 
 
 @pytest.fixture

@@ -174,6 +174,7 @@ def _forget_the_server(python: str) -> None:
     me: Any = process.current_process()
     me._name, me._identity, me._parent_pid = "MainProcess", (), None
     me._config["daemon"] = False
+    multiprocessing.set_start_method(None, force=True)  # the system's own, not that of the server
     process._parent_process = None  # type: ignore[attr-defined]
     process._children.clear()  # type: ignore[attr-defined]
     util._finalizer_registry.clear()
