@@ -172,10 +172,8 @@ def _virtual(
         return VirtualTime(links or Network(), speeds or Compute())
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
     threads = plan.threads or max(1, known.cores // (1 if links else plan.nodes))
-    hardware = known.of_run(plan.nodes, CODECS.name_of(plan.codec), links, threads)
-    return VirtualTime(
-        hardware[0], speeds or measure_step(plan.task, plan.seed, threads).compute(), hardware[1]
-    )
+    wires, machine = known.of_run(plan.nodes, CODECS.name_of(plan.codec), links, threads)
+    return VirtualTime(wires, speeds or measure_step(plan.task, plan.seed, threads).compute(), machine)
 
 
 @contextmanager

@@ -16,18 +16,12 @@ import torch
 from torch import nn
 
 from shoal.launch.control import leave_with_parent
+from shoal.profiling.probe import meet
 
 SECONDS = 1.5
 """How long each crowd trains."""
 
 WIDTH, BATCH = 512, 64
-
-
-def meet(folder: Path, place: str, rank: int, size: int) -> None:
-    """Wait until so many processes are at that place."""
-    (folder / f"{place}-{rank}").touch()
-    while not all((folder / f"{place}-{other}").exists() for other in range(size)):
-        time.sleep(0.001)
 
 
 def train(seconds: float) -> float:

@@ -89,11 +89,11 @@ def trial(kind: str, rank: int, meeting: Path | None = None) -> dict[str, float 
         return {"problem": f"{type(error).__name__}: {error}"}
 
 
-def await_other(rank: int, folder: Path) -> None:
-    """Wait until both processes have started, however slowly; `shoal doctor` kills them if one never does."""
-    (folder / f"started-{rank}").touch()
-    while not (folder / f"started-{1 - rank}").exists():
-        time.sleep(0.01)
+def meet(folder: Path, place: str, rank: int, size: int) -> None:
+    """Wait until so many processes are at that place, however slow; who started them ends those that wait."""
+    (folder / f"{place}-{rank}").touch()
+    while not all((folder / f"{place}-{other}").exists() for other in range(size)):
+        time.sleep(0.001)
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def main() -> None:
     else:
         rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     if folder is not None:
-        await_other(rank, folder)
+        meet(folder, "started", rank, 2)
     if rank == 0:
         print("started", flush=True)
     for kind in ("mpi",) if folder is None else KINDS:

@@ -60,9 +60,7 @@ class Machine:
 
     def speed(self, busy: int) -> float:
         """How fast each of so many busy processes of a host is, as a share of one that is alone."""
-        beside = min(busy, self.cores)
-        slower = self.slowdown[min(beside, len(self.slowdown)) - 1]
-        return min(1.0, self.cores / busy) / slower
+        return min(1.0, self.cores / busy) / _slower(self.slowdown, min(busy, self.cores))
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,8 @@ class Profile:
             raise ValueError(f"codec {codec!r} was not measured on {self.host}: {_known(self.codecs)}")
         speeds = speeds or Speeds()
         groups = max(1, self.cores // threads)
-        slowdown = [self._slower(threads * k) / self._slower(threads) for k in range(1, groups + 1)]
+        alone = _slower(self.slowdown, threads)
+        slowdown = [_slower(self.slowdown, threads * k) / alone for k in range(1, groups + 1)]
         return Machine(
             groups,
             per_host,
@@ -115,10 +114,6 @@ class Profile:
             speeds.encode,
             speeds.decode,
         )
-
-    def _slower(self, busy: int) -> float:
-        """How many times as long a step takes while so many cores are busy."""
-        return self.slowdown[min(busy, len(self.slowdown)) - 1]
 
     def of_run(
         self, nodes: int, codec: str, network: Network | None, threads: int
@@ -164,6 +159,11 @@ class Profile:
             raise ValueError(f"profile {path} cannot be read: {error.strerror}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no profile of this `shoal calibrate` ({error})") from None
+
+
+def _slower(slowdown: Sequence[float], busy: int) -> float:
+    """How many times as long everything takes while so many cores are busy; the last holds for more."""
+    return slowdown[min(busy, len(slowdown)) - 1]
 
 
 def _wiring(entry: Mapping[str, Any]) -> Wiring:
