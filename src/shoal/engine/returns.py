@@ -34,7 +34,7 @@ AHEAD = 2
 class Returns:
     """One worker's part in returns, its own and those of others.
 
-    `share` gives what one that is back goes on from.
+    `share` gives what one that is back goes on from; None where none is taken back.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Returns:
         rounds: Rounds,
         work: Work,
     ) -> None:
-        self.share: Callable[[], dict[str, Tensor]] = dict
+        self.share: Callable[[], dict[str, Tensor]] | None = None
         self._identity = identity
         self._channel = channel
         self._progress = progress
@@ -58,7 +58,7 @@ class Returns:
 
     async def _answer(self, m: Message) -> None:
         """One that is back asks where things stand or, with a count, for the model."""
-        if m.count:
+        if m.count and self.share is not None:
             for piece in messages(self.share(), 0):
                 await self._channel.send(m.src, piece)
             return

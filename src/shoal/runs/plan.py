@@ -224,12 +224,9 @@ class Plan:
 
     @property
     def _peers_return(self) -> bool:
-        """Whether a worker that dies is taken back by others that have no server and form no average.
-
-        A checkpoint has all workers at the same step, and one that was back is ahead of its share.
-        """
+        """Whether a worker that dies is taken back by others that have no server and form no average."""
         alike = self.strategy.survives and not self.strategy.independent
-        whole = not (self.checkpoint or self.balance or self.crew or self.group > 1)
+        whole = not (self.balance or self.crew or self.group > 1)
         return self.transport == "processes" and self.workers > 1 and alike and whole
 
     @property
