@@ -254,7 +254,7 @@ class Engine:
         me, replica = self.identity, self.replica
         assert isinstance(replica, Redeals)
         replica.take_deal(deal)
-        replica.redeal(me.rank, me.workers, self.progress.t, undone, done, was, dealt)
+        replica.redeal(me.rank, len(me.first_workers), self.progress.t, undone, done, was, dealt)
         self._find_end()
         if self.work.edges is not None:
             self.work.edges.block_began = self.progress.block_began

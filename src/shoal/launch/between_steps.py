@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import CheckpointError, Interrupted
+from shoal.core.identity import NodeIdentity
 from shoal.core.state_tree import harvest, plant
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
@@ -83,8 +84,9 @@ class BetweenSteps:
         """The same for all nodes of a simulation, before it runs."""
         if self._checkpoints is not None:
             self._checkpoints.check()
-            step = self._checkpoints.latest(engine.identity for engine in engines)
-            for engine in engines:
+            there = [engine for engine in engines if _is_there_first(engine.identity)]
+            step = self._checkpoints.latest(engine.identity for engine in there)
+            for engine in there:
                 self._load(self._checkpoints, step, engine)
             if step != NO_STEP and (end := engines[0].work.last_step) is not None:
                 for engine in engines:
@@ -172,6 +174,11 @@ class BetweenSteps:
             engine.go_by(_from_json(deal))
 
 
+def _is_there_first(me: NodeIdentity) -> bool:
+    """Whether the run begins with this node."""
+    return me.is_server or me.rank in me.first_workers
+
+
 def _as_json(deal: dict[str, Any]) -> Any:
     """A deal, whose tensors are numbers of samples, for the launcher."""
     tensors: dict[str, Tensor] = {}
@@ -234,7 +241,7 @@ async def _compared(engine: Engine, own: int, is_changed: bool) -> Message:
     if me.rank:
         await channel.send(0, ResumesFrom(seq=own, version=int(is_changed)))
         return await mailbox.find("resumes", 0)
-    others = range(1, me.nodes)
+    others = [*me.first_workers[1:], *me.server_ranks]
     heard = [await mailbox.find("resumes", rank) for rank in others]
     steps, changed = [own, *[m.seq for m in heard]], [int(is_changed), *[m.version for m in heard]]
     answer = ResumesFrom(seq=min(steps), count=float(min(steps) == max(steps)), version=max(changed))

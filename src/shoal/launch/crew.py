@@ -278,6 +278,7 @@ class Crew:
         """Whether workers are left after one was killed. It is started again where it can come back."""
         first = [m for m in self.members if m.rank < self.workers and m.rank % self.group == 0]
         left = sum((not m.ended and (m.ready or not m.incarnation)) or bool(m.report) for m in first)
+        left += len(self.visitors.present)
         if not left and not (self.servers and self.workers_return):  # else a server has the model
             return False
         if self.workers_return and (member.ready or member.incarnation < MOST_FALSE_STARTS):

@@ -117,10 +117,9 @@ class Plan:
         check_membership(
             self.min_workers, self.spares, self.workers, elastic=self.is_elastic, returns=self.workers_return
         )
-        word, saves = STRATEGIES.name_of(self.strategy), self.checkpoint is not None
         if self.max_workers is not None:
-            numbers = self.max_workers, self.workers
-            check_places(*numbers, self.transport, word, elastic=self.is_elastic, saves=saves)
+            word = STRATEGIES.name_of(self.strategy)
+            check_places(self.max_workers, self.workers, self.transport, word, elastic=self.is_elastic)
 
     def _check_numbers(self) -> None:
         """Raise ValueError for numbers that no run can have."""

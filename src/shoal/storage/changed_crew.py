@@ -37,9 +37,9 @@ class ChangedCrew:
     # -- workers -------------------------------------------------------------------------------
 
     def _enter_worker(self, engine: Engine, solution: Callable[[Engine], Tensor]) -> None:
-        rank, members = self._me.rank, self._crew.members
+        rank, savers = self._me.rank, self._crew.savers
         own = self._goes_on(rank)
-        source = self._crew.identity(rank if rank in members else members[0])
+        source = self._crew.identity(rank if rank in savers else savers[0])
         state = self._files.read(self._step, source)
         names = state["kinds"]
         if not own:
@@ -68,7 +68,7 @@ class ChangedCrew:
 
     def _deal(self, engine: Engine, deal: dict[str, Any], began: int) -> None:
         """Deal the rest of the data, without what servers have ahead, with what the gone have not given."""
-        crew, step, there = self._crew, self._step, range(self._me.workers)
+        crew, step, there = self._crew, self._step, self._me.first_workers
         dealt = range(crew.workers) if crew.merged is None else crew.members
         since = range(began, step)  # the last average
         held = {
@@ -94,19 +94,19 @@ class ChangedCrew:
         step, crew = self._step, self._crew
         said = {node.rank: self._files.crew_of(step, node) for node in crew.nodes}
         counts = {rank: 0.0 if one is None else one.samples for rank, one in said.items()}
-        first = said[crew.members[0]]
+        first = said[crew.savers[0]]
         if crew.servers:
             total = counts[crew.workers]
         elif first is not None and first.merged is not None:
             total = first.merged
         else:
             total = sum(counts.values())
-        return round(total - sum(counts[rank] for rank in range(self._me.workers) if self._goes_on(rank)))
+        return round(total - sum(counts[rank] for rank in self._me.first_workers if self._goes_on(rank)))
 
     def _goes_on(self, rank: int) -> bool:
         """Whether a worker goes on from its own state."""
         crew, step = self._crew, self._step
-        if rank not in crew.members or crew.holds(rank, step) is None:
+        if rank not in crew.savers or crew.holds(rank, step) is None:
             return False
         if not crew.servers:
             return True

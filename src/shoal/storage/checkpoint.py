@@ -160,7 +160,7 @@ class Checkpoints:
         if me.rank == 0:
             needed = crew.nodes
         else:
-            own = [crew.identity(me.rank if me.rank in crew.members else crew.members[0])]
+            own = [crew.identity(me.rank if me.rank in crew.savers else crew.savers[0])]
             needed = [*([] if me.is_server else own), *crew.server_nodes]
         roles = map(self._role, needed)
         return all(self._vouches(step, role, self._record(step, role)) for role in roles)
@@ -320,7 +320,7 @@ class Checkpoints:
             return len(there) == self._processes
         if self.is_bound and not (crew.is_even and len(crew.members) == crew.workers):
             return False  # nobody could go on from it
-        return all(self._role(node) in there for node in crew.nodes)
+        return bool(crew.savers) and all(self._role(node) in there for node in crew.nodes)
 
     def _prune(self) -> None:
         """Remove what is older than the newest `keep` whole steps."""

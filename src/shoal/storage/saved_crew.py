@@ -14,14 +14,15 @@ from shoal.engine.pool import Pool, Run
 class SavedCrew:
     """The workers whose state is in a checkpoint, and how many nodes served.
 
-    `workers` were started, some of which may have been away. While averages are `open`, which were begun and
-    not completed, nobody else could take part in them. `samples` are those that this node has given to
+    There were so many places for `workers`, the `first` of which the run began with; some may have been away,
+    and others have come from elsewhere, which have no state here. While averages are `open`, which were begun
+    and not completed, nobody else could take part in them. `samples` are those that this node has given to
     the model, at a server those that all have; `merged` those of all, where workers come and go. A server
     says which clock of each worker it has heard with a push, and as which incarnation each member saved, as
     that says itself. The first also says how many batches each worker has `given` to the model, how many its
     own share has (0 for one that came back), and which of the `steps` of all shares are not in it. Peers
-    without a server say how far each is in its share, as far as they know. The crew is even where each
-    worker has done its own share and nothing else.
+    without a server say how far each is in its share, as far as they know. The crew is even where each worker
+    has done its own share and nothing else.
     """
 
     workers: int
@@ -38,6 +39,7 @@ class SavedCrew:
     incarnations: dict[str, int] = field(default_factory=dict)
     places: list[int] = field(default_factory=list)
     is_even: bool = True
+    first: int | None = None
 
     @classmethod
     def of(cls, me: NodeIdentity, state: Mapping[str, Any]) -> SavedCrew:
@@ -50,6 +52,7 @@ class SavedCrew:
             workers=me.workers,
             members=tuple(crew["members"]),
             servers=me.nodes - me.workers,
+            first=me.begins_with,
             is_open=crew["open"] > 0,
             samples=counts["given"],
             merged=counts["merged"],
@@ -105,7 +108,7 @@ class SavedCrew:
 
     def is_that_of(self, me: NodeIdentity) -> bool:
         """Whether the nodes of this run are the same."""
-        same = self.members == tuple(range(me.workers)) and self.servers == me.nodes - me.workers
+        same = self.members == tuple(me.first_workers) and self.servers == me.nodes - me.workers
         return same and self.is_even
 
     def holds(self, rank: int, step: int) -> range | None:
@@ -136,7 +139,12 @@ class SavedCrew:
     @property
     def nodes(self) -> list[NodeIdentity]:
         """Those that wrote the checkpoint."""
-        return [*map(self.identity, self.members), *self.server_nodes]
+        return [*map(self.identity, self.savers), *self.server_nodes]
+
+    @property
+    def savers(self) -> list[int]:
+        """The members that have a state here."""
+        return [rank for rank in self.members if rank < (self.workers if self.first is None else self.first)]
 
     @property
     def server_nodes(self) -> list[NodeIdentity]:
@@ -149,7 +157,7 @@ class SavedCrew:
 
     def describe_change(self, step: int, me: NodeIdentity) -> str:
         """What a user is told when the run goes on with other nodes."""
-        workers = "worker", len(self.members), me.workers, "the data left is dealt again"
+        workers = "worker", len(self.members), len(me.first_workers), "the data left is dealt again"
         servers = "server", self.servers, me.nodes - me.workers, "the model is cut anew"
         differ = [pair for pair in (workers, servers) if pair[1] != pair[2]] or [workers]
         was = " and ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n, _, _ in differ)
