@@ -1,8 +1,8 @@
-"""Fits what messages cost, so that virtual time reproduces real runs that do little but exchange vectors.
+"""Fits what messages cost, so that virtual time reproduces real runs that exchange vectors at every step.
 
 What a message costs is more than what its transport takes: the engine looks at it, waiting processes wake up.
-So two workers exchange short vectors at every step on real processes, and long ones; and virtual time tells
-what a message, and a byte of it, must cost for such runs to take as long there. Messages among workers and
+So two workers train small nets and large ones on real processes; and virtual time tells what a message, and a
+byte of it, must cost for such runs to take as long there. Messages among workers and
 those to a server go different ways: each kind is fitted by itself.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from shoal.core.codec import Identity
 from shoal.launch.audience import Audience
-from shoal.profiling.trials import NEVER, bare_task, step_seconds
+from shoal.profiling.trials import NEVER, net_task, step_seconds
 from shoal.runs.plan import Plan
 from shoal.runs.simulated import VirtualTime, run_simulated
 from shoal.sim import Compute, Network
@@ -23,10 +23,10 @@ from shoal.strategies.local import Local
 from shoal.strategies.sync import Sync
 from shoal.vocabulary.strategy import Strategy
 
-SHORT, MIDDLE, LONG = 1_000, 200_000, 2_000_000
-"""Parameters of the models that are tried."""
+SHORT, MIDDLE, LONG = 24, 320, 1000
+"""Widths of the nets that are tried: 1,200, 205,000 and 2 million parameters."""
 
-STEPS = {SHORT: 600, MIDDLE: 300, LONG: 80}
+STEPS = {SHORT: 600, MIDDLE: 200, LONG: 60}
 """How often each is exchanged on real processes."""
 
 FITS = (("each", SHORT), ("byte", LONG), ("large", MIDDLE), ("byte", LONG))
@@ -43,16 +43,18 @@ NEAR = 0.005
 
 def fit_wirings(profile: Profile, transport: str, latency: float) -> tuple[Wiring, Wiring]:
     """What messages among workers cost over a transport, and what those to a server cost."""
-    tasks = {parameters: bare_task(parameters, WORKERS * steps) for parameters, steps in STEPS.items()}
-    silent, *talking = (
-        {size: step_seconds(task, strategy, WORKERS, transport) for size, task in tasks.items()}
+    tasks = {width: net_task(width, WORKERS * steps) for width, steps in STEPS.items()}
+    real = {  # of one width one after the other: a machine's speed may change from minute to minute
+        (width, type(strategy)): step_seconds(task, strategy, WORKERS, transport)
+        for width, task in tasks.items()
         for strategy in (Local(period=NEVER), Sync(), ASGD())
-    )
+    }
     found = []
-    for strategy, real in zip((Sync(), ASGD()), talking, strict=True):
+    for strategy in (Sync(), ASGD()):
         wiring = Wiring(latency=latency)
-        for part, size in FITS:
-            wiring = VirtualTrial(profile, part, size, silent[size]).fitted(wiring, strategy, real[size])
+        for part, width in FITS:
+            trial = VirtualTrial(profile, part, width, silent=real[width, Local])
+            wiring = trial.fitted(wiring, strategy, real[width, type(strategy)])
         found.append(wiring)
     return found[0], found[1]
 
@@ -60,9 +62,9 @@ def fit_wirings(profile: Profile, transport: str, latency: float) -> tuple[Wirin
 class VirtualTrial:
     """A trial in virtual time, by what `part` of handling a message costs; `silent` is a step without any."""
 
-    def __init__(self, profile: Profile, part: str, parameters: int, silent: float) -> None:
+    def __init__(self, profile: Profile, part: str, width: int, silent: float) -> None:
         self._profile, self._part, self._silent = profile, part, silent
-        self._task = bare_task(parameters, WORKERS * VIRTUAL_STEPS)
+        self._task = net_task(width, WORKERS * VIRTUAL_STEPS)
 
     def fitted(self, wiring: Wiring, strategy: Strategy, real: float) -> Wiring:
         """The wiring with the cost at which a step takes as long as the real one, the same at both ends."""

@@ -8,7 +8,8 @@ from functools import partial
 from math import ceil
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn import functional as F
 
 from shoal.core.codec import Identity
 from shoal.core.task import Data, Task
@@ -28,20 +29,13 @@ NEVER = 1 << 40
 """A period that no trial comes to the end of."""
 
 
-class Bare(nn.Module):
-    """A model with so many parameters that computes next to nothing."""
-
-    def __init__(self, parameters: int) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.zeros(parameters))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weights[:1] + x
+BATCH = 32
+"""Of the net that is tried where no task is given."""
 
 
-def bare_task(parameters: int, samples: int) -> Task:
-    """A task with so many parameters and samples whose gradients take next to no time."""
-    return Task("bare", partial(Bare, parameters), partial(_nothing, samples), loss=_square, batch=1, lr=0.1)
+def net_task(width: int, steps: int) -> Task:
+    """A net with two layers of that width, and samples for so many steps. Real training, as caches see it."""
+    return Task("net", partial(_net, width), partial(_noise, width, steps * BATCH), F.mse_loss, batch=BATCH)
 
 
 def step_seconds(task: Task, strategy: Strategy, workers: int, transport: str, threads: int = 1) -> float:
@@ -78,10 +72,10 @@ def _some(data: Callable[[], Data], samples: int) -> Data:
     return Data(whole.x[index], whole.y[index], whole.test_x[:1], whole.test_y[:1])
 
 
-def _nothing(samples: int) -> Data:
-    zeros = torch.zeros(samples, 1)
-    return Data(zeros, zeros, zeros[:1], zeros[:1])
+def _net(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
 
-def _square(out: Tensor, y: Tensor) -> Tensor:
-    return (out - y).square().mean()
+def _noise(width: int, samples: int) -> Data:
+    noise = torch.randn(samples, width, generator=torch.Generator().manual_seed(0))
+    return Data(noise, noise, noise[:1], noise[:1])

@@ -149,7 +149,7 @@ class Profile:
         return Network(wiring.latency, wiring.bandwidth), here
 
     def wiring(self, transport: str, has_server: bool = False) -> Wiring:
-        """What was measured of a transport, in runs with or without a server. Raises ValueError if nothing."""
+        """What was measured of a transport, in runs with a server or without. Raises ValueError if not."""
         measured = self.servers if has_server else self.transports
         if transport not in measured:
             raise ValueError(f"transport {transport!r} was not measured on {self.host}: {_known(measured)}")
