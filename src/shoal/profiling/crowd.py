@@ -19,7 +19,7 @@ from torch import nn
 from shoal.launch.control import leave_with_parent
 from shoal.profiling.probe import meet
 
-SECONDS, ROUNDS = 0.4, 4
+SECONDS, ROUNDS = 0.3, 3
 """How long each crowd trains, and how often: where a machine's speed changes, it does for all sizes."""
 
 WIDTH, BATCH = 512, 64

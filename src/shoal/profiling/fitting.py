@@ -64,13 +64,13 @@ class VirtualTrial:
 
     def __init__(self, profile: Profile, part: str, width: int, silent: float) -> None:
         self._profile, self._part, self._silent = profile, part, silent
-        self._task = net_task(width, WORKERS * VIRTUAL_STEPS)
+        self._task = net_task(width, WORKERS * VIRTUAL_STEPS, batch=1)  # its time is `silent`, not its own
 
     def fitted(self, wiring: Wiring, strategy: Strategy, real: float) -> Wiring:
         """The wiring with the cost at which a step takes as long as the real one, the same at both ends."""
 
         def step(cost: float) -> float:
-            return self._step_seconds(self._with(wiring, cost), strategy)
+            return self.step_seconds(self._with(wiring, cost), strategy)
 
         return self._with(wiring, solve(step, real, FIRST_GUESS[self._part]))
 
@@ -78,7 +78,8 @@ class VirtualTrial:
         handling = replace(wiring.send, **{self._part: cost})
         return replace(wiring, send=handling, receive=handling)
 
-    def _step_seconds(self, wiring: Wiring, strategy: Strategy) -> float:
+    def step_seconds(self, wiring: Wiring, strategy: Strategy) -> float:
+        """Virtual seconds of a step over that wiring."""
         plan = Plan(self._task, strategy, Identity(), workers=WORKERS, transport="sim", tests=0)
         profile = replace(self._profile, transports={"trial": wiring})
         machine = profile.machine("trial", per_host=plan.nodes)
@@ -97,7 +98,7 @@ def solve(seconds: Callable[[float], float], target: float, cost: float) -> floa
         return 0.0
     for _ in range(TRIES):
         taken = seconds(cost)
-        if abs(taken - target) <= NEAR * target or taken <= before_seconds:
+        if abs(taken - target) <= NEAR * target or taken == before_seconds:
             break
         slope = (taken - before_seconds) / (cost - before)
         before, before_seconds, cost = cost, taken, cost + (target - taken) / slope

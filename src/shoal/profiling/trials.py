@@ -33,9 +33,9 @@ BATCH = 32
 """Of the net that is tried where no task is given."""
 
 
-def net_task(width: int, steps: int) -> Task:
+def net_task(width: int, steps: int, batch: int = BATCH) -> Task:
     """A net with two layers of that width, and samples for so many steps. Real training, as caches see it."""
-    return Task("net", partial(_net, width), partial(_noise, width, steps * BATCH), F.mse_loss, batch=BATCH)
+    return Task("net", partial(_net, width), partial(_noise, width, steps * batch), F.mse_loss, batch=batch)
 
 
 def step_seconds(task: Task, strategy: Strategy, workers: int, transport: str, threads: int = 1) -> float:
