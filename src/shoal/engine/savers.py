@@ -12,10 +12,10 @@ class Savers:
         self.members: dict[int, int] = {}  # of the newest step of all: worker -> its incarnation
         self._workers = workers
         self._saved: dict[int, dict[int, int]] = {}  # the same of later steps
-        self._clocks: dict[int, int] = {}  # worker -> the clock of its newest message
+        self._clocks: dict[int, int] = {}  # of workers that were started again: that of the newest message
 
     def note_clock(self, rank: int, clock: int) -> None:
-        """A worker has come so far. If it began after a step, it does not save before that one."""
+        """A worker that was started again has come so far. It saves before no step that is behind it."""
         self._clocks[rank] = clock
 
     def note(self, rank: int, incarnation: int, step: int) -> None:

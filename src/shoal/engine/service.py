@@ -297,7 +297,8 @@ class Service:
         """Record who contributes; whether fewer do than before."""
         if not isinstance(m, (Left, Lost)):
             self._meet(m)
-            self.savers.note_clock(m.src, m.clock)
+            if m.incarnation:
+                self.savers.note_clock(m.src, m.clock)
         elif m.src not in self._lost:
             self._bury(m)
         if isinstance(m, More):
