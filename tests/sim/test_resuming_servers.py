@@ -177,6 +177,14 @@ def test_after_a_death_the_end_is_saved_with_all_batches_in_the_model(tmp_path):
     assert again.server.version == done.server.version
 
 
+def test_one_that_is_back_leaves_alone_what_was_saved_before_its_death(tmp_path):
+    """Worker 1 saves step 2 and dies; its successor begins beside worker 0, which has pushed nothing yet."""
+    strategy = STRATEGIES[3]
+    run(tmp_path / "one", strategy, 2, faults=killed((1, 5.53), back_after=0.3))
+    assert 2 in whole(tmp_path / "one")
+    assert counted(run(only(tmp_path / "one", 2, tmp_path / "two"), strategy, 2)) == {2.0}
+
+
 @pytest.mark.parametrize("seed", mostly_soak(range(400), few=12))
 def test_whoever_died_and_came_back_every_batch_is_in_the_model_once(seed, tmp_path):
     """Workers die and come back before a checkpoint and after it, all of them, and several times."""

@@ -105,7 +105,9 @@ class BetweenSteps:
         due = due and t not in (self._begin, self._resumed_at) and not work.is_helping
         due = due and not (at_end and work.may_help)  # the checkpoint must include batches it takes over
         if self._checkpoints is not None and (due or stopping):
-            self._save(engine)
+            me = engine.identity
+            if not (me.incarnation and me.servers and self._checkpoints.has(t, me)):
+                self._save(engine)  # else it would replace what a server has saved with, before a death
             for server in engine.identity.server_ranks:
                 await engine.channel.send(server, Checkpointed(seq=t))
         if stopping:

@@ -110,7 +110,7 @@ class ChangedCrew:
             return False
         if not crew.servers:
             return True
-        own = self._files.crew_of(step, crew.identity(rank))  # that of a successor may have replaced it
+        own = self._files.crew_of(step, crew.identity(rank))  # it may be that of one before it, which died
         return own is not None and own.incarnations[str(rank)] == crew.incarnations[str(rank)]
 
     # -- servers -------------------------------------------------------------------------------

@@ -133,6 +133,10 @@ class Checkpoints:
                     "Use the same one, or another folder."
                 )
 
+    def has(self, step: int, me: NodeIdentity) -> bool:
+        """Whether this node, or one that died in its place, has saved before this step."""
+        return (step_folder(self.folder, step) / f"{self._role(me)}.json").exists()
+
     def newest(self, me: NodeIdentity, limit: int | None = None) -> int:
         """The newest step, up to `limit`, that this node can go on from; NO_STEP if there is none.
 
