@@ -113,6 +113,14 @@ def test_after_a_death_steps_count_and_the_rest_of_its_share_is_dealt_to_all(str
         assert done + run(copy, strategy, (3, 2, 4)[number % 3]) == EACH_SAMPLE
 
 
+def test_those_who_are_left_when_the_last_has_died_are_no_whole_crew(tmp_path):
+    """Worker 3 of 4 dies in its eighth step: the other three go on with the rest of its share."""
+    run(tmp_path / "one", DPSGD(), 4, killed((3, 7.8)))
+    copy = only(tmp_path / "one", 9, tmp_path / "two")
+    done = trained_by(copy, 9)
+    assert done + run(copy, DPSGD(), 3) == EACH_SAMPLE
+
+
 @pytest.mark.parametrize("seed", mostly_soak(range(200), few=8))
 def test_whoever_died_before_every_sample_is_trained_on(seed, tmp_path):
     """In a run that was resumed workers die, too, and come back: the batch they were at may come twice."""

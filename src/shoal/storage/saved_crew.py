@@ -93,7 +93,7 @@ class SavedCrew:
             places=places,
             rest=[(rank, place, steps) for rank, place in enumerate(places)],
             steps=steps,
-            is_even=all(crew.is_even for crew in crews),
+            is_even=len(there) == crews[0].workers and all(crew.is_even for crew in crews),
         )
 
     @classmethod
