@@ -80,9 +80,10 @@ class Returns:
         model.
         """
         others = [k for k in range(self._identity.workers) if k != self._identity.rank]
+        asked = {k: self._rounds.incarnation_of(k) for k in others}
         for k in others:
             await self._channel.send(k, Back())
-        answers = {k: await self._rounds.hear(Known().tag, k) for k in others}
+        answers = {k: await self._rounds.hear(Known().tag, k, asked[k]) for k in others}
         known = {k: m.body.tolist() for k, m in answers.items() if m is not None}
         holders = [k for k, (standing, *_) in known.items() if standing == HAS_MODEL]
         if not holders or any(standing == TOO_LATE for standing, *_ in known.values()):
@@ -93,7 +94,7 @@ class Returns:
         self._work.go_on(step, place, min(first for _, _, first, _ in known.values()))
         self._rounds.shift = step - place
         self._has_model = True
-        for k in known:
+        for k in filter(self._progress.works, others):
             await self._channel.send(k, Ready(seq=step if in_rounds else 0))
             await self._rounds.skip(step - 1, k)
 
