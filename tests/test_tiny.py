@@ -17,6 +17,7 @@ PERIODIC = ("local", "post_local", "bmuf", "slowmo", "diloco", "easgd", "eamsgd"
 OPTIONS = {
     **{word: {"period": 4} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "sparse_loco": {"period": 4, "density": 0.5},
     "dcasgd": {"strength": 0.01},
 }
 

@@ -16,6 +16,7 @@ PERIODIC = ("local", "post_local", "bmuf", "slowmo", "diloco", "easgd", "eamsgd"
 OPTIONS = {
     **{word: {"period": 2} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "sparse_loco": {"period": 2, "density": 0.25},
 }
 WORDS = [word for word in CODECS if word != "none"]
 

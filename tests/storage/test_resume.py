@@ -28,11 +28,13 @@ from shoal.strategies import (
     PostLocal,
     SlowMo,
     SoftSync,
+    SparseLoCo,
     StreamingDiLoCo,
     SyncServer,
 )
 from shoal.testing import blobs
 
+COMPRESSED = [SparseLoCo(period=4, density=0.25), SparseLoCo(period=1, values="exact", merge="all")]
 SYNCHRONOUS = [
     shoal.Sync(),
     shoal.Local(period=4),
@@ -72,7 +74,10 @@ def weights(result: shoal.Result) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
 
 
-@pytest.mark.parametrize(("strategy", "codec"), sampled(SYNCHRONOUS, ["none", "fp16"]))
+@pytest.mark.parametrize(
+    ("strategy", "codec"),
+    [*sampled(SYNCHRONOUS, ["none", "fp16"]), *((strategy, "none") for strategy in COMPRESSED)],
+)
 def test_resuming_in_virtual_time_is_bit_equal(strategy, codec, tmp_path):
     settings = {"workers": 3, "transport": "sim", "codec": codec}
     shoal.run(blobs(), strategy, epochs=1, checkpoint=tmp_path, **settings)  # 7 steps: stops in mid-block

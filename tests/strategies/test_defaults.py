@@ -23,6 +23,15 @@ DEFAULTS = {
     },
     "diloco": {"period": 500, "rate": 0.7, "momentum": 0.9, "warmup": 0},
     "slowmo": {"period": 48, "momentum": 0.5, "rate": 1.0, "reset_momentum": True},
+    "sparse_loco": {
+        "period": 15,
+        "density": 0.03125,
+        "chunk": 64,
+        "values": "2bit",
+        "decay": 0.95,
+        "rate": 1.0,
+        "merge": "touched",
+    },
     "streaming_diloco": {
         "period": 100,
         "fragments": 4,

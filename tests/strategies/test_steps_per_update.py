@@ -15,6 +15,7 @@ SHORT = {  # long enough blocks for a slope, short enough for a test
     "slowmo": {"period": 2},
     "diloco": {"period": 2},
     "streaming_diloco": {"period": 4, "fragments": 1, "overlap": 0, "mixing": 0.0},
+    "sparse_loco": {"period": 2},
     "downpour": {"warmup": 0},
     "dcasgd": {"strength": 0.0},  # a slope has no curvature to correct for
     "easgd": {"period": 2},

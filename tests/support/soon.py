@@ -7,6 +7,7 @@ SOON = {
     "slowmo": {"period": 3},
     "diloco": {"period": 3},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "sparse_loco": {"period": 3, "density": 0.5},
     "easgd": {"period": 2},
     "eamsgd": {"period": 2},
 }

@@ -31,6 +31,11 @@ class Piece:
     whole: bool  # whether all of it lies there
 
     @property
+    def size(self) -> int:
+        """Elements."""
+        return self.end - self.begin
+
+    @property
     def kind(self) -> str:
         """bias, or by its dimensions: vector, matrix, kernel."""
         if self.name.rpartition(".")[2] == "bias":

@@ -29,6 +29,7 @@ class Sends(Enum):
     WHOLE_GRADIENTS = "gradients of the whole data"  # exactly
     MODELS = "models"  # exactly
     MEMORY = "additions to shared memory"  # exactly
+    COMPRESSED = "differences that it has compressed itself"
     NOTHING = "nothing"
 
 
@@ -198,6 +199,7 @@ _USELESS = {
     "are and {codec} would do nothing; take 'downpour'",
     Sends.MODELS: "{name} sends models as they are, so {codec} would do nothing; take 'choco'",
     Sends.MEMORY: "{name} adds to memory as it is, so {codec} would do nothing",
+    Sends.COMPRESSED: "{name} compresses its messages itself, so {codec} would do nothing",
     Sends.NOTHING: "{name} sends nothing, so {codec} would do nothing",
 }
 
