@@ -23,6 +23,7 @@ DEFAULTS = {
     },
     "diloco": {"period": 500, "rate": 0.7, "momentum": 0.9, "warmup": 0},
     "slowmo": {"period": 48, "momentum": 0.5, "rate": 1.0, "reset_momentum": True},
+    "noloco": {"period": 50, "rate": 0.7, "momentum": 0.5, "pull": None, "group": 2, "seed": 0},
     "sparse_loco": {
         "period": 15,
         "density": 0.03125,

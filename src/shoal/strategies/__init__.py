@@ -36,6 +36,7 @@ STRATEGIES: Catalogue[Strategy] = Catalogue(
         "eamsgd": "shoal.strategies.easgd:EAMSGD",
         "gossip": "shoal.strategies.gossip:Gossip",
         "gossipgrad": "shoal.strategies.gossipgrad:GossipGraD",
+        "noloco": "shoal.strategies.noloco:NoLoCo",
         "dpsgd": "shoal.strategies.dpsgd:DPSGD",
         "sgp": "shoal.strategies.sgp:SGP",
         "adpsgd": "shoal.strategies.adpsgd:ADPSGD",
