@@ -13,7 +13,7 @@ from shoal.testing import Quadratic, blobs, simulate
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting
 
-PERIODIC = ("local", "post_local", "bmuf", "slowmo", "diloco", "noloco", "easgd", "eamsgd")
+PERIODIC = ("local", "post_local", "bmuf", "slowmo", "diloco", "muloco", "noloco", "easgd", "eamsgd")
 OPTIONS = {
     **{word: {"period": 4} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},

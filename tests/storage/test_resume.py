@@ -25,6 +25,7 @@ from shoal.strategies import (
     SSP,
     Hierarchical,
     Hogwild,
+    MuLoCo,
     PostLocal,
     SlowMo,
     SoftSync,
@@ -43,6 +44,7 @@ SYNCHRONOUS = [
     shoal.BMUF(period=4, warmup=2),
     SlowMo(period=4),
     shoal.DiLoCo(period=4),
+    MuLoCo(period=4),
     StreamingDiLoCo(period=6, fragments=2, overlap=2),  # stops while one is under way
     shoal.EASGD(period=4, synchronous=True),
 ]

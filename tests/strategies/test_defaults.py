@@ -23,6 +23,16 @@ DEFAULTS = {
     },
     "diloco": {"period": 500, "rate": 0.7, "momentum": 0.9, "warmup": 0},
     "slowmo": {"period": 48, "momentum": 0.5, "rate": 1.0, "reset_momentum": True},
+    "muloco": {
+        "period": 30,
+        "rate": 0.9,
+        "momentum": 0.8,
+        "warmup": 0,
+        "inner_momentum": 0.95,
+        "nesterov": False,
+        "weight_decay": 0.1,
+        "scale": "spectral",
+    },
     "noloco": {"period": 50, "rate": 0.7, "momentum": 0.5, "pull": None, "group": 2, "seed": 0},
     "sparse_loco": {
         "period": 15,

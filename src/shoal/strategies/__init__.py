@@ -20,6 +20,7 @@ STRATEGIES: Catalogue[Strategy] = Catalogue(
         "slowmo": "shoal.strategies.slowmo:SlowMo",
         "diloco": "shoal.strategies.diloco:DiLoCo",
         "streaming_diloco": "shoal.strategies.streaming_diloco:StreamingDiLoCo",
+        "muloco": "shoal.strategies.muloco:MuLoCo",
         "sparse_loco": "shoal.strategies.sparse_loco:SparseLoCo",
         "ensemble": "shoal.strategies.ensemble:Ensemble",
         "sync_server": "shoal.strategies.sync_server:SyncServer",

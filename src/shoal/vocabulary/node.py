@@ -68,11 +68,15 @@ class Node(AnyNode):
             yield progress.t
             work.finish_step()
 
-    async def blocks(self, period: int, warmup: int = 0) -> AsyncIterator[int]:
+    async def blocks(
+        self, period: int, warmup: int = 0, descend: Callable[[Tensor], None] | None = None
+    ) -> AsyncIterator[int]:
         """Local steps, `period` at a time: yields the last step's number after each block.
 
         The first `warmup` steps are blocks of one. A block that the end of training cuts short counts too.
+        A step is `self.descend`, or another.
         """
+        descend = descend or self.descend
         progress = self.engine.progress
 
         def is_whole(done: int) -> bool:
@@ -81,7 +85,7 @@ class Node(AnyNode):
         while True:
             try:
                 async for t in self.steps():
-                    self.descend(await self.grad())
+                    descend(await self.grad())
                     if is_whole(t + 1):
                         yield t
             except NoMoreSteps:
