@@ -33,6 +33,8 @@ OPTIONS: dict[str, dict[str, Any]] = {  # short periods, so that a few steps go 
     "diloco": {"period": 3},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
     "sparse_loco": {"period": 3, "density": 0.25},
+    "demo": {"kept": 8},
+    "async_diloco": {"period": 3},
     "muloco": {"period": 3},
     "noloco": {"period": 3},
     "easgd": {"period": 2},
@@ -53,7 +55,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [  # label, strategy, options
 ]
 ON_PROCESSES = [  # their results do not depend on who comes first
     *("single", "sync", "local", "post_local", "bmuf", "slowmo", "diloco", "streaming_diloco", "ensemble"),
-    *("muloco", "sparse_loco", "noloco", "dpsgd", "gossipgrad", "choco", "sgp"),
+    *("muloco", "sparse_loco", "demo", "noloco", "dpsgd", "gossipgrad", "choco", "sgp"),
 ]
 COLLECTIVES = ("stripes", "tree", "butterfly", "ring", "rabenseifner")
 NETWORK = shoal.Network.parse("1Gbit,100us")

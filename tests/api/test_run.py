@@ -12,7 +12,15 @@ import sabotage
 import shoal
 from sampling import mostly_soak
 from shoal.codecs.wire import HEADER
-from shoal.strategies import STRATEGIES, MuLoCo, PostLocal, SlowMo, SparseLoCo, StreamingDiLoCo
+from shoal.strategies import (
+    STRATEGIES,
+    DecoupledMomentum,
+    MuLoCo,
+    PostLocal,
+    SlowMo,
+    SparseLoCo,
+    StreamingDiLoCo,
+)
 from shoal.testing import blobs
 
 SYNCHRONOUS = {
@@ -24,6 +32,7 @@ SYNCHRONOUS = {
     "diloco": shoal.DiLoCo(period=4),
     "streaming_diloco": StreamingDiLoCo(period=6, fragments=2, overlap=2),
     "muloco": MuLoCo(period=4),
+    "demo": DecoupledMomentum(kept=8),
     "sparse_loco": SparseLoCo(period=4, density=0.25),
     "easgd": shoal.EASGD(period=4, synchronous=True),
 }

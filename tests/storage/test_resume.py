@@ -23,6 +23,8 @@ from shoal.strategies import (
     ASGD,
     DCASGD,
     SSP,
+    AsyncDiLoCo,
+    DecoupledMomentum,
     Hierarchical,
     Hogwild,
     MuLoCo,
@@ -35,7 +37,11 @@ from shoal.strategies import (
 )
 from shoal.testing import blobs
 
-COMPRESSED = [SparseLoCo(period=4, density=0.25), SparseLoCo(period=1, values="exact", merge="all")]
+COMPRESSED = [
+    DecoupledMomentum(kept=4),
+    SparseLoCo(period=4, density=0.25),
+    SparseLoCo(period=1, values="exact", merge="all"),
+]
 SYNCHRONOUS = [
     shoal.Sync(),
     shoal.Local(period=4),
@@ -60,6 +66,7 @@ WITH_A_SERVER = [
     DCASGD(),
     shoal.Downpour(n_push=2, n_fetch=2),
     shoal.EASGD(period=4),
+    AsyncDiLoCo(period=4),
     Hogwild(),
 ]
 

@@ -23,6 +23,16 @@ DEFAULTS = {
     },
     "diloco": {"period": 500, "rate": 0.7, "momentum": 0.9, "warmup": 0},
     "slowmo": {"period": 48, "momentum": 0.5, "rate": 1.0, "reset_momentum": True},
+    "demo": {"decay": 0.999, "kept": 32, "chunk": 64, "weight_decay": 0.0},
+    "async_diloco": {
+        "period": 50,
+        "rate": 0.7,
+        "momentum": 0.9,
+        "buffer": None,
+        "activation": 0.0,
+        "dynamic": True,
+        "grace": 0.0,
+    },
     "muloco": {
         "period": 30,
         "rate": 0.9,

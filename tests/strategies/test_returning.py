@@ -15,6 +15,7 @@ from shoal.strategies import (
     DCASGD,
     EASGD,
     SSP,
+    AsyncDiLoCo,
     Downpour,
     Hierarchical,
     Hogwild,
@@ -37,6 +38,8 @@ CENTRAL = [
     Hogwild(),
     Downpour(warmup=0),
     Downpour(overlap=True, warmup=0),
+    AsyncDiLoCo(period=2),
+    AsyncDiLoCo(period=3, grace=0.5),
 ]
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.strategies import BMUF, EASGD, STRATEGIES, DiLoCo, MuLoCo, NoLoCo, SlowMo, StreamingDiLoCo
+from shoal.strategies import (
+    BMUF,
+    EASGD,
+    STRATEGIES,
+    AsyncDiLoCo,
+    DiLoCo,
+    MuLoCo,
+    NoLoCo,
+    SlowMo,
+    StreamingDiLoCo,
+)
 from shoal.testing import Slope, simulate
 
 WORKERS = 4
@@ -16,6 +26,7 @@ SHORT = {  # long enough blocks for a slope, short enough for a test
     "diloco": {"period": 2},
     "streaming_diloco": {"period": 4, "fragments": 1, "overlap": 0, "mixing": 0.0},
     "muloco": {"period": 2},
+    "async_diloco": {"period": 2},
     "sparse_loco": {"period": 2},
     "noloco": {"period": 2},
     "downpour": {"warmup": 0},
@@ -24,7 +35,16 @@ SHORT = {  # long enough blocks for a slope, short enough for a test
     "eamsgd": {"period": 2},
 }
 LAGS = {"easgd", "eamsgd"}  # the centre is one of N + 1 that share N workers' steps
-SETTLES_SLOWLY = (BMUF, DiLoCo, EASGD, MuLoCo, NoLoCo, SlowMo, StreamingDiLoCo)  # momenta and springs
+SETTLES_SLOWLY = (
+    AsyncDiLoCo,
+    BMUF,
+    DiLoCo,
+    EASGD,
+    MuLoCo,
+    NoLoCo,
+    SlowMo,
+    StreamingDiLoCo,
+)  # momenta and springs
 SEARCHES = {"sandblaster"}  # no learning rate: a line search goes as far as the slope does
 AGED = {"staleness_aware"}  # its steps shrink by their age: between a mean and a sum of the workers'
 

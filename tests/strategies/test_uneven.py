@@ -8,7 +8,17 @@ import torch
 from shoal.core.replica import NoMoreSteps
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Simulation
-from shoal.strategies import BMUF, DiLoCo, Local, PostLocal, SlowMo, SparseLoCo, StreamingDiLoCo, Sync
+from shoal.strategies import (
+    BMUF,
+    DecoupledMomentum,
+    DiLoCo,
+    Local,
+    PostLocal,
+    SlowMo,
+    SparseLoCo,
+    StreamingDiLoCo,
+    Sync,
+)
 from shoal.testing.problems import Quadratic, VectorReplica, simulate
 from shoal.vocabulary.node import Node
 
@@ -23,6 +33,7 @@ AVERAGING = [
     PostLocal(switch=6, period=3),
     SlowMo(period=4),
     StreamingDiLoCo(period=4, fragments=1, overlap=1),
+    DecoupledMomentum(),
     SparseLoCo(period=4),
     SparseLoCo(period=4, merge="all"),
 ]

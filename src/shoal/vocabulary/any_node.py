@@ -78,6 +78,18 @@ class AnyNode:
         """The next message with that tag (from `src`); waits for it. Raises PeerLost if `src` goes first."""
         return await self.engine.mailbox.find(tag, self.size if src == SERVER else src)
 
+    async def wait(self, seconds: float, tag: str) -> bool:
+        """Let so many seconds pass, unless a message with that tag comes; whether one came. Takes it."""
+        channel, came = self.engine.channel, []
+
+        async def note(m: Message) -> None:
+            came.append(m)
+
+        until = channel.waited + seconds
+        while not came and (left := until - channel.waited) > 0:
+            await self.engine.mailbox.attend({tag: note}, left)
+        return bool(came)
+
     def poll(self, tag: str) -> Iterator[Message]:
         """The messages with that tag that have arrived; never waits."""
         return self.engine.mailbox.poll(tag)

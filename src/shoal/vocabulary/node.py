@@ -51,6 +51,11 @@ class Node(AnyNode):
         return self.engine.progress.unmerged
 
     @property
+    def compute_seconds(self) -> float:
+        """Seconds that this worker has computed, in gradients and steps."""
+        return self.engine.channel.meter.compute_seconds
+
+    @property
     def incarnation(self) -> int:
         """How often this node was restarted after a crash."""
         return self.engine.identity.incarnation
