@@ -45,6 +45,7 @@ COMPRESSED = [
 SYNCHRONOUS = [
     shoal.Sync(),
     shoal.Local(period=4),
+    shoal.Local(period=4, penalty=1.0),
     PostLocal(switch=3, period=4),
     PostLocal(switch=10, period=4),  # stops before the switch
     shoal.BMUF(period=4, warmup=2),

@@ -9,7 +9,14 @@ from shoal.strategies import STRATEGIES
 DEFAULTS = {
     "single": {},
     "sync": {},
-    "local": {"period": 16, "warmup": 0, "reset_momentum": True, "blocks": None},
+    "local": {
+        "period": 16,
+        "warmup": 0,
+        "reset_momentum": True,
+        "blocks": None,
+        "penalty": None,
+        "clip": 10.0,
+    },
     "post_local": {"switch": 100, "period": 16, "reset_momentum": True},
     "bmuf": {
         "period": 50,

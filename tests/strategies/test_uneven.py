@@ -26,6 +26,7 @@ AVERAGING = [
     Sync(),
     Local(period=4),
     Local(period=4, warmup=3),
+    Local(period=4, penalty=1.0),
     BMUF(period=4, warmup=6),
     BMUF(period=3, warmup=0, nesterov=False),
     DiLoCo(period=5),

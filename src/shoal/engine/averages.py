@@ -79,14 +79,19 @@ class Averages:
         progress.merge(round(total) if weight is None else own * group.size)
         return average
 
-    async def gather(self, parts: tuple[Tensor, ...], merge: Merge) -> Tensor:
-        """What `merge` makes of all workers' parts, each with the samples since its last merge."""
+    async def gather(self, parts: tuple[Tensor, ...], merge: Merge, merges: bool) -> Tensor:
+        """What `merge` makes of all workers' parts, each with the samples since its last merge.
+
+        If it `merges`, those samples are in the model then.
+        """
         ended = self._progress.has_ended and not self._progress.unmerged
         await self._see_who_attends(ended)
-        weight = self._progress.take_unmerged() or (0.0 if ended else PRESENT)
+        weight = self._progress.unmerged or (0.0 if ended else PRESENT)
         merged, total = await self._agreed_on(partial(self._merged_from_all, parts, weight, merge))
         self._end_if_all_have(total)
-        self._progress.merge(round(total))
+        if merges:
+            self._progress.take_unmerged()
+            self._progress.merge(round(total))
         return merged
 
     async def _merged_from_all(

@@ -164,13 +164,14 @@ class Node(AnyNode):
         start = partial(averages.start, v, weight, key)  # type: ignore[arg-type]
         return Operation(start, partial(averages.mean, v, weight))
 
-    async def gather(self, parts: tuple[Tensor, ...], merge: Merge) -> Tensor:
+    async def gather(self, parts: tuple[Tensor, ...], merge: Merge, merges: bool = True) -> Tensor:
         """What `merge` makes of the parts that every worker brings: all get all, in the order of their ranks.
 
         Exact. Waits for every worker. `merge` gets a list of (weight, parts), where a weight is the number
         of samples since that worker's last merge; it may be called again, should somebody come or go.
+        These samples count as merged then, unless `merges` is false: another mean follows.
         """
-        return await self.engine.averages.gather(parts, merge)
+        return await self.engine.averages.gather(parts, merge, merges)
 
     def push(
         self, dst: int, v: Tensor, count: float | None = None, like: Push | None = None
