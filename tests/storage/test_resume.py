@@ -53,6 +53,7 @@ SYNCHRONOUS = [
     shoal.DiLoCo(period=4),
     MuLoCo(period=4),
     StreamingDiLoCo(period=6, fragments=2, overlap=2),  # stops while one is under way
+    StreamingDiLoCo(period=4, fragments=2, eager=True),  # while both are
     shoal.EASGD(period=4, synchronous=True),
 ]
 

@@ -68,6 +68,7 @@ DEFAULTS = {
         "rate": 0.7,
         "momentum": 0.9,
         "warmup": 0,
+        "eager": False,
     },
     "ensemble": {"all_data": False},
     "sync_server": {"backup": 0},

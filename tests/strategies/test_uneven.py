@@ -34,6 +34,7 @@ AVERAGING = [
     PostLocal(switch=6, period=3),
     SlowMo(period=4),
     StreamingDiLoCo(period=4, fragments=1, overlap=1),
+    StreamingDiLoCo(period=4, fragments=1, eager=True),
     DecoupledMomentum(),
     SparseLoCo(period=4),
     SparseLoCo(period=4, merge="all"),
