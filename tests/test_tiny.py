@@ -29,6 +29,14 @@ OPTIONS = {
     **{word: {"period": 4} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
     "sparse_loco": {"period": 4, "density": 0.5},
+    "halos": {
+        "period": 2,
+        "exchange": 1,
+        "mixing": 0.5,
+        "rate": 0.5,
+        "local_rate": 0.5,
+        "local_momentum": 0.5,
+    },
     "dcasgd": {"strength": 0.01},
 }
 STEPS = {"demo": 600}  # each as long as the learning rate

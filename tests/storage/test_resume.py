@@ -25,6 +25,7 @@ from shoal.strategies import (
     SSP,
     AsyncDiLoCo,
     DecoupledMomentum,
+    HALoS,
     Hierarchical,
     Hogwild,
     MuLoCo,
@@ -69,6 +70,7 @@ WITH_A_SERVER = [
     shoal.Downpour(n_push=2, n_fetch=2),
     shoal.EASGD(period=4),
     AsyncDiLoCo(period=4),
+    HALoS(period=4, exchange=3),
     Hogwild(),
 ]
 

@@ -17,6 +17,7 @@ from shoal.strategies import (
     SSP,
     AsyncDiLoCo,
     Downpour,
+    HALoS,
     Hierarchical,
     Hogwild,
     SoftSync,
@@ -40,6 +41,7 @@ CENTRAL = [
     Downpour(overlap=True, warmup=0),
     AsyncDiLoCo(period=2),
     AsyncDiLoCo(period=3, grace=0.5),
+    HALoS(period=2, exchange=2),
 ]
 
 

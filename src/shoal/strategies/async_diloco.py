@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor
 
 import torch
-from torch import Tensor
 
 from shoal.core.identity import SERVER
 from shoal.core.limits import above, at_least, between
 from shoal.core.transport import Message
 from shoal.engine.protocol import Pull, Push
+from shoal.vocabulary.delayed_nesterov import DelayedNesterov
 from shoal.vocabulary.node import Node
+from shoal.vocabulary.paces import Paces
 from shoal.vocabulary.strategy import Sends, Setting, Strategy
 
-PACE, GO = "pace", "go"
+GO = "go"
+"""Tells a worker within its grace period that it is over."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,24 @@ class AsyncDiLoCo(Strategy):
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # where this round began
         steps = w.keep("steps", torch.zeros(2, dtype=torch.int64))  # of this round: done, and in all
-        since = w.compute_seconds, w.t  # of this round, or of this process
+        paces = Paces(w)
         async for t in w.steps():
             if steps[0] == 0:
-                since = w.compute_seconds, t
+                paces.begin()
                 await w.pull(SERVER, out=w.x)
                 start.copy_(w.x)
-                steps[1] = self._length(w)
+                steps[1] = paces.steps(self.period) if self.dynamic else self.period
             w.descend(await w.grad())
             steps[0] += 1
             if steps[0] >= steps[1] or w.is_last(t):
                 steps[0] = 0
-                pace = (w.compute_seconds - since[0]) / (t + 1 - since[1])
-                await self._hand_over(w, start, pace, is_last=w.is_last(t))
+                for _ in w.poll(GO):  # of a grace period that is over
+                    pass
+                await w.push(SERVER, start - w.x)
+                if self.dynamic:
+                    await paces.tell()
+                if self.grace and not w.is_last(t):
+                    await w.wait(self.grace, GO)
 
     async def finish(self, w: Node) -> None:
         if w.unmerged:  # the loop ended where nobody could have known
@@ -81,54 +87,16 @@ class AsyncDiLoCo(Strategy):
         await w.take_result()
 
     async def server(self, s: Node) -> None:
-        velocity = s.keep("velocity", torch.zeros_like(s.x), shared=True)  # m
-        delayed = s.keep("delayed", torch.zeros_like(s.x), shared=True)  # Delta
-        arrivals = s.keep("arrivals", torch.tensor(0), shared=True)  # t
+        outer = DelayedNesterov(s, self.rate, self.momentum, self.buffer or s.size, self.activation)
         waiting: set[int] = set()  # workers within their grace period
         async for m in s.inbox():
             if isinstance(m, Push):
-                self._apply(s, m.body, velocity, delayed, arrivals)
+                outer.step(m.body)
                 s.advance(m.count)
                 waiting.add(m.src)
             elif isinstance(m, Pull):
                 if m.src in waiting and self.grace:  # the first whose time is up ends it for all
-                    for rank in waiting - {m.src}:
+                    for rank in sorted(waiting - {m.src}):
                         await s.send(rank, Message(GO))
                     waiting.clear()
                 await s.reply(m, s.x)
-
-    def _apply(self, s: Node, g: Tensor, velocity: Tensor, delayed: Tensor, arrivals: Tensor) -> None:
-        """Delayed Nesterov: the momentum takes a step with every N-th displacement."""
-        length, share = self.buffer or s.size, self.activation
-        delayed += g
-        arrivals += 1
-        if arrivals % length == 0:
-            velocity.mul_(self.momentum).add_(delayed, alpha=1 / length)
-            delayed.zero_()
-            share = 1 - share * (length - 1)
-        s.x.sub_(velocity, alpha=self.rate * share * self.momentum).sub_(g, alpha=self.rate / length)
-
-    async def _hand_over(self, w: Node, start: Tensor, pace: float, is_last: bool) -> None:
-        """Push the displacement, tell the others this worker's pace, and wait out the grace period."""
-        self._paces(w)[w.rank] = pace
-        for _ in w.poll(GO):  # of a grace period that is over
-            pass
-        await w.push(SERVER, start - w.x)
-        if self.dynamic:
-            for rank in w.others:
-                await w.send(rank, Message(PACE, rate=pace))
-        if self.grace and not is_last:
-            await w.wait(self.grace, GO)
-
-    def _length(self, w: Node) -> int:
-        """Inner steps of the next round: fewer, the slower this worker is beside the fastest."""
-        paces = self._paces(w)
-        for m in w.poll(PACE):
-            paces[m.src] = m.rate
-        known = [float(paces[k]) for k in (w.rank, *w.others) if paces[k] > 0]
-        if not (self.dynamic and paces[w.rank] > 0):
-            return self.period
-        return max(1, floor(self.period * min(known) / float(paces[w.rank]) + 1e-6))
-
-    def _paces(self, w: Node) -> Tensor:
-        return w.keep("paces", torch.zeros(w.size, dtype=torch.float64))  # seconds a step; 0: not known
