@@ -57,10 +57,14 @@ def test_a_synchronous_strategy_is_bit_equal_in_virtual_time_on_sockets_and_on_g
     assert len({result.bytes_sent for result in results}) == 1  # virtual traffic is counted like real traffic
 
 
+IN_FOUR_EPOCHS = {"halos": {"period": 4, "exchange": 2, "rate": 0.5}}  # where the default is for thousands
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], 6))
 def test_every_strategy_learns_on_real_processes(name):
-    result = shoal.run(blobs(dropout=0.0 if name == "sandblaster" else 0.1), name, workers=2, epochs=4)
+    strategy = STRATEGIES.make(name, **IN_FOUR_EPOCHS.get(name, {}))
+    result = shoal.run(blobs(dropout=0.0 if name == "sandblaster" else 0.1), strategy, workers=2, epochs=4)
     assert result.test_accuracy > 75
     assert result.samples == 4 * 300
     assert result.workers == 2
