@@ -66,7 +66,7 @@ class Strategy(ABC):
     one_sided: ClassVar[bool] = False  # whether workers change the server's memory without its help
     plain_sgd_only: ClassVar[bool] = False  # whether it takes a gradient's step itself, as `x -= lr * g`
     own_optimizer: ClassVar[bool] = False  # whether no optimizer of the user's takes any step
-    needs_matrices: ClassVar[bool] = False  # whether it looks at whole matrices, and not at shards of them
+    needs_matrices: ClassVar[bool] = False  # whether it looks at all matrices of a model, which must be whole
     default_codec: ClassVar[str] = "none"  # how messages are compressed where nobody says so
     recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
