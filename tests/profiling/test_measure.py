@@ -48,6 +48,7 @@ def test_a_profile_of_this_machine_can_be_run_in(tmp_path, monkeypatch):
     from shoal.sim.hardware import Profile
 
     monkeypatch.setattr(measure, "ELEMENTS", 1 << 16)
+    monkeypatch.setattr(measure, "TRAINING_SECONDS", 0.2)
     said = []
     measure.measure_profile(said.append).save(tmp_path / "here.json")
     assert len(said) == 3

@@ -1,7 +1,8 @@
-"""One of several processes that train at the same time: python -m shoal.profiling.crowd RANK FOLDER SIZES.
+"""One of several processes that train at the same time, `-m shoal.profiling.crowd RANK FOLDER SIZES SECONDS`.
 
 With SIZES 1,2,4 there are four of them. First the first one trains alone, then two, then all four; each
-trains a small net on one thread. Rank 0 prints one line of JSON: the seconds of its step for each size.
+trains a small net on one thread, for SECONDS. Rank 0 prints one line of JSON: the seconds of its step for
+each size.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from torch import nn
 
 from shoal.launch.control import leave_with_parent
 from shoal.profiling.probe import meet
-
-SECONDS = 1.5
-"""How long each crowd trains."""
 
 WIDTH, BATCH = 512, 64
 
@@ -47,13 +45,13 @@ def main() -> None:
     leave_with_parent()
     torch.set_num_threads(1)
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    sizes = [int(size) for size in sys.argv[3].split(",")]
+    sizes, seconds = [int(size) for size in sys.argv[3].split(",")], float(sys.argv[4])
     train(0.2)  # to warm up
     steps = []
     for size in sizes:
         meet(folder, f"before-{size}", rank, sizes[-1])
         if rank < size:
-            steps.append(train(SECONDS))
+            steps.append(train(seconds))
     if rank == 0:
         print(json.dumps(steps), flush=True)
 

@@ -25,6 +25,9 @@ from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
 CROWD_SECONDS = 120.0
 """How long the processes that train at the same time may take, their start included."""
 
+TRAINING_SECONDS = 1.5
+"""How long each crowd of them trains."""
+
 ELEMENTS = 1 << 20
 """Of the vector that codecs compress."""
 
@@ -48,7 +51,7 @@ def measure_slowdown(cores: int) -> tuple[float, ...]:
     """How many times as long a step takes while 1, 2, ... processes train, each on a core of its own."""
     sizes = [1 << k for k in range(cores.bit_length()) if 1 << k < cores] + [cores]
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        rest = [folder, ",".join(map(str, sizes))]
+        rest = [folder, ",".join(map(str, sizes)), str(TRAINING_SECONDS)]
         line = [sys.executable, "-m", "shoal.profiling.crowd"]
         crowd = [
             subprocess.Popen([*line, str(rank), *rest], stdout=subprocess.PIPE, text=True)
