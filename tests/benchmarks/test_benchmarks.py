@@ -96,6 +96,20 @@ def test_simulator_prints_its_two_figures(in_process):
 
 
 @pytest.mark.soak
+def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(in_process, tmp_path):
+    picture = tmp_path / "picture.svg"
+    try:
+        figures = in_process(
+            "since_2024.py",
+            *("--steps", "4", "--workers", "2", "--seeds", "0", "--only", "sync;demo", "--svg", str(picture)),
+        )
+    except DataMissing:
+        pytest.skip("tinyshakespeare is not on this machine; set SHOAL_DATA")
+    assert figures.keys() == {f"{m} {key}" for m in ("sync", "demo") for key in ("loss", "bytes", "seconds")}
+    assert picture.read_text().count("<circle") == 2
+
+
+@pytest.mark.soak
 def test_block_momentum_prints_three_accuracies(in_process):
     pytest.importorskip("sklearn")
     figures = in_process("mnist_block_momentum.py", "--task", "digits", "--epochs", "1", "--workers", "2")
