@@ -75,7 +75,7 @@ def test_eight_machines_pay_for_a_slow_link_in_virtual_time():
 @pytest.mark.slow
 def test_a_worker_and_the_server_are_killed_and_the_loss_goes_on(caplog):
     with caplog.at_level(logging.CRITICAL, logger="shoal"):
-        figures = train_and_kill(silent(), drawings(16, 0.1, 6400, 100), 4)
+        figures = train_and_kill(silent(), drawings(16, 0.1, 3200, 100), 4)
     assert [kill.name for kill in figures.kills] == ["worker 2", "the server"]
     assert not any(Path(f"/proc/{kill.pid}").exists() for kill in figures.kills)
     assert (figures.workers, figures.left) == (3, 3)  # the worker comes back

@@ -21,7 +21,7 @@ from namespaces import Lab, obstacle
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("warm_programs")]
 
-SAMPLES, EPOCHS = 1437, 60
+SAMPLES, EPOCHS = 1437, 20
 RUN = f"compare --task digits --strategies bmuf -n 2 --max-workers 3 --epochs {EPOCHS} --threads 1"
 
 

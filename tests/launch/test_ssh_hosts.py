@@ -74,7 +74,7 @@ def agents_secrets(lab: SshLab, host: int, workers: int) -> dict[str, str]:
     return held[0]
 
 
-@pytest.mark.usefixtures("warm_scripts")  # for the run on one host
+@pytest.mark.usefixtures("warm_programs", "warm_scripts")  # for the launcher, and the run on one host
 def test_bmuf_is_bit_equal_to_one_host_and_its_secrets_stay_secret(lab):
     options = ("--strategy", "bmuf", "--strategy.period", "4", "--watch")
     short, slow = ("--epochs", "2"), ("--pause", "0.2")

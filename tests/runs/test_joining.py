@@ -139,21 +139,21 @@ def test_one_whose_run_ends_is_too_late_only_if_it_has_taken_no_part(step, is_to
 
 @pytest.mark.parametrize("strategy", ["sync", "bmuf"])
 def test_a_worker_that_joins_does_its_share_and_is_in_the_record(joined, strategy):
-    result, joiner = joined(strategy, Leaves(), epochs=40)
+    result, joiner = joined(strategy, Leaves(), epochs=12)
     assert joiner.failure is None
     nodes = {node["rank"]: node["samples"] for node in result.record()["nodes"]}
     assert nodes.keys() == {0, 1, 2} and min(nodes.values()) > SAMPLES
-    assert sum(nodes.values()) == result.samples == 40 * SAMPLES
+    assert sum(nodes.values()) == result.samples == 12 * SAMPLES
     assert result.test_accuracy > 90
     assert "worker 2 joins from 127.0.0.1" in joiner.lines
     assert not any("has left" in line for line in joiner.lines)
 
 
 def test_one_that_says_goodbye_leaves_its_batches_to_the_others(joined):
-    result, joiner = joined("bmuf", Leaves(steps=30), epochs=40)
+    result, joiner = joined("bmuf", Leaves(steps=30), epochs=12)
     assert isinstance(joiner.failure, shoal.Interrupted)
     assert [node["rank"] for node in result.record()["nodes"]] == [0, 1]
-    assert result.samples == 40 * SAMPLES
+    assert result.samples == 12 * SAMPLES
     assert not any(node["faults"] for node in result.record()["nodes"])  # nobody was lost
     assert "worker 2 has left; its place is open" in joiner.lines
 

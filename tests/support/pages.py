@@ -25,6 +25,9 @@ WITH_NAME = {"after", "exits", "file", "needs"}
 NEED_REASON = {"checked", "shown"}
 """A block under one of these does not run, so the page says why."""
 
+BLOCKS_ALONE = MarkdownIt("commonmark").enable("table").disable("inline")
+"""Half the time of a whole page, which every process that collects the tests pays."""
+
 MARKER = re.compile(r"<!-- docs: (?P<words>[^:]*?)(?:: (?P<reason>.*?))? -->", re.S)
 INLINE_HTML = re.compile(r"<a\s[^>]*\b(?:id|name)=\"([^\"]+)\"")
 NOT_IN_ANCHOR = re.compile(r"[^\w\- ]")
@@ -93,7 +96,7 @@ class Page:
     @cached_property
     def blocks(self) -> list[Block]:
         found, before = [], ""
-        for token in self.tokens:
+        for token in BLOCKS_ALONE.parse(self.text):
             if token.type == "fence":
                 found.append(self._block(token, before))
             before = token.content if token.type == "html_block" else ""

@@ -74,7 +74,7 @@ class Catalogue(Mapping[str, Callable[..., T]], Generic[T]):
 
     def make(self, word: str, **options: Any) -> T:
         """The thing called `word`; option values given as text are read as the option's own type."""
-        factory, values = self[word], self.check(word, **options)
+        factory, values = self[word], self.check(word, **options) if options else {}
         with self._named(word):
             return factory(**values)
 

@@ -220,13 +220,6 @@ class Lends(Protocol):
 
 
 @runtime_checkable
-class Priced(Protocol):
-    """A transport that knows what a byte costs."""
-
-    seconds_per_byte: float
-
-
-@runtime_checkable
 class Works(Protocol):
     """A transport in virtual time, where what a node computes takes time because it says so."""
 

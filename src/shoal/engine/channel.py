@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.meter import Meter
@@ -70,13 +70,14 @@ class Channel:
         """As `work`, while the node handles messages: how many seconds that takes."""
         return seconds if self._worker is None else self._worker.begin_work(seconds)
 
-    async def recv(self, timeout: float | None = None) -> Message:
+    def recv(self, timeout: float | None = None) -> Coroutine[Any, Any, Message]:
         """The next message, unmetered. Raises TimeoutError after `timeout` seconds.
 
         `waited` grows by what was waited, and not by what the clock has jumped, as far as that can be told.
         """
-        if timeout is None:
-            return await self.transport.recv()
+        return self.transport.recv() if timeout is None else self._recv_within(timeout)
+
+    async def _recv_within(self, timeout: float) -> Message:
         began = self.now()
         try:
             m = await self.transport.recv(timeout)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from shoal.core.codec import REST, Codec, Identity, Payload, State
 from shoal.core.seeds import derive
-from shoal.core.transport import Priced
 from shoal.core.vector import Layout, describe_flaw
 from shoal.engine.channel import Channel
 
@@ -45,6 +44,7 @@ class Coding:
         self.states: dict[str, State] = {}
         self._channel = channel
         self._meter = channel.meter
+        self._seconds_per_byte: float | None = getattr(channel.transport, "seconds_per_byte", None)
         self._dtype, self._device = like.dtype, like.device
         self._rank, self._workers, self._seed = rank, workers, seed
         self._fitted: dict[tuple[int, int, bool], Codec] = {}
@@ -155,12 +155,10 @@ class Coding:
         The estimate prices the bytes that did not travel like those that did: at the network's known cost,
         or at what sending has taken so far. Peers' waiting is not counted, so the gain may be larger.
         """
-        meter, transport = self._meter, self._channel.transport
+        meter, price = self._meter, self._seconds_per_byte
         meter.dense_bytes += dense
         meter.coded_bytes += coded
-        if isinstance(transport, Priced):
-            price = transport.seconds_per_byte
-        else:
+        if price is None:
             price = meter.send_seconds / max(1, meter.bytes_sent)
         spared = (meter.dense_bytes - meter.coded_bytes) * price
         meter.saved_seconds = spared - meter.encode_seconds - meter.decode_seconds

@@ -207,16 +207,15 @@ class Mailbox:
         dst, asked = question[0], self._open[question]
         if dst in self.gone:
             self.has_arrived()  # a notice that a lost server is back may have been waiting here
-        since = self._channel.waited
+        since, what = self._channel.waited, f"the answer to '{asked.tag}'"
         try:
             while question not in self._answers:
                 if self._returned:
                     for rank in sorted({rank for rank, _ in self._open} & self._returned):
                         await self._ask_again(rank)
-                what = f"the answer to '{asked.tag}'"
                 if dst in self.gone and not self._may_come_back(dst):
                     raise self._lost(dst, what)
-                m = await self._receive(what, dst, reminds=isinstance(asked, More), since=since)
+                m = await self._receive(what, dst, isinstance(asked, More), since)
                 if m.src == dst:
                     since = self._channel.waited
                 if self._take_in(m):

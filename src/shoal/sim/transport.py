@@ -65,7 +65,10 @@ class Switch:
         """Deliver `m` after its time on the network. Bad weather may lose, duplicate or delay it."""
         weather, dice = self._weather, self._dice
         if weather is None or m.tag in NOTICES or self.kernel.now >= weather.until:
-            self.transfer(src, dst, m, self._arrival(src, dst, m))
+            used = self.links.is_used
+            self.transfer(
+                src, dst, m, self._arrival(src, dst, m) if used else partial(self.ends[dst].deliver, m)
+            )
             return
         for _ in range(2 if dice.random() < weather.double else 1):
             if dice.random() >= weather.loss:
@@ -333,7 +336,9 @@ class SimTransport:
         """Put `m` into the mailbox, and wake the node if it waits for a message."""
         if self._farewell is None:
             self._mailbox.append(m)
-            self._wake()
+            if self._parked and self.process is not None:  # as `_wake`, one call less for each message
+                self._parked = False
+                self.process.resume()
 
     def hear_of(self, peer: SimTransport, tag: str) -> None:
         """Take in a notice about a peer whose connection broke, or is there again."""
