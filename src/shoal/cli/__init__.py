@@ -55,9 +55,9 @@ app.command("demo", cls=Command, epilog=EXIT_CODES)(demo.demo)
 app.command("compare", cls=StrategyCommand, epilog=EXIT_CODES)(compare.compare)
 app.command(
     "plan",
-    cls=Command,
+    cls=ScriptCommand,
     context_settings={"allow_extra_args": True},
-    options_metavar="[OPTIONS] [SCRIPT [ARGUMENTS]...]",
+    options_metavar="[OPTIONS] [SCRIPT] [-- ARGUMENTS]",
     epilog=EXIT_CODES,
 )(plan_command.plan)
 app.command("search", cls=Command, epilog=EXIT_CODES)(search.search)

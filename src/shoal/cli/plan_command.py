@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.command import PASSED
 from shoal.cli.compare import check_numbers
 from shoal.cli.outcome import ReportFile
 from shoal.core.catalogue import check_word
@@ -14,6 +15,9 @@ from shoal.core.paths import check_file
 from shoal.core.words import SCALING
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from shoal.planning.training_plan import TrainingPlan
 
 FILE = Path("plan.json")
 
@@ -88,10 +92,23 @@ def plan(
     if report is not None:
         check_file("--report", report)
     settings = read_settings(network, compute, memory)
-    settings |= {"profile": profile, "target": target, "within": within, "epochs": epochs, "price": price}
-    settings |= {"fewest_bytes": fewest_bytes, "scale_lr": scale_lr, "trials": trials, "seed": seed}
-    settings["strategies"] = None if strategies is None else strategies.split(",")
-    make_plan(str(task), workers, (batch, lr), settings, save, report, quiet)
+    settings |= {"profile": profile, "strategies": None if strategies is None else strategies.split(",")}
+    goals = {"target": target, "within": within, "epochs": epochs, "price": price}
+    goals["fewest_bytes"] = fewest_bytes
+    if task is None:
+        refuse_for_script(batch=batch, lr=lr)
+        made = plan_for([*ctx.args, *ctx.meta[PASSED]], workers, goals, settings, quiet)
+    else:
+        settings |= {"scale_lr": scale_lr, "trials": trials, "seed": seed}
+        made = plan_task(task, workers, (batch, lr), {**goals, **settings}, quiet)
+    show(made, save, report)
+
+
+def refuse_for_script(**given: float | None) -> None:
+    """Raise ValueError for what only a task can be told."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"--{name} is for a task; a script has its own")
 
 
 def check_words(task: str | None, strategies: str | None, scale_lr: str, script: list[str]) -> None:
@@ -119,27 +136,55 @@ def read_settings(network: str | None, compute: str | None, memory: str | None) 
     }
 
 
-def make_plan(
+def plan_task(
     task: str,
     workers: int,
     changes: tuple[int | None, float | None],
     settings: dict[str, Any],
-    save: Path,
-    report: Path | None,
     quiet: bool,
-) -> None:
-    """Plan, print and keep it."""
+) -> TrainingPlan:
+    """The plan of a task."""
+    from rich.console import Console
+
+    from shoal.planning.planner import plan as make  # imports torch
+
+    with Console(stderr=True, quiet=quiet).status("") as status:
+        return make(TASKS.read(task).but(*changes), workers, tell=status.update, **settings)
+
+
+def plan_for(
+    script: list[str], workers: int, goals: dict[str, Any], settings: dict[str, Any], quiet: bool
+) -> TrainingPlan:
+    """The plan of a script, by time alone."""
+    from rich.console import Console
+
+    from shoal.planning.objectives import DEFAULT_EPOCHS, Objective, duration
+    from shoal.planning.script_plan import plan_script  # imports torch
+
+    if not Path(script[0]).is_file():
+        raise ValueError(f"there is no script {script[0]!r}")
+    limit = None if goals["within"] is None else duration(goals["within"])
+    objective = Objective(
+        goals["epochs"] or DEFAULT_EPOCHS,
+        goals["target"],
+        limit,
+        fewest_bytes=goals["fewest_bytes"],
+        price=goals["price"],
+    )
+    with Console(stderr=True, quiet=quiet).status("") as status:
+        return plan_script(script, workers, objective=objective, tell=status.update, **settings)
+
+
+def show(made: TrainingPlan, save: Path, report: Path | None) -> None:
+    """Print the plan and keep it."""
     from rich.console import Console
 
     from shoal.planning.plan_text import heading, lines, plan_table
-    from shoal.planning.planner import plan as make  # imports torch
 
-    console, progress = Console(highlight=False), Console(stderr=True, quiet=quiet)
-    with progress.status("") as status:
-        made = make(TASKS.read(task).but(*changes), workers, tell=status.update, **settings)
+    console = Console(highlight=False)
     console.print(heading(made), soft_wrap=True, markup=False)
     console.print()
     console.print(plan_table(made))
-    console.print("\n" + "\n".join(lines(made)), soft_wrap=True, markup=False)
     made.save(save)
+    console.print("\n" + "\n".join(lines(made, save)), soft_wrap=True, markup=False)
     console.print(f"\nkept: {save}", soft_wrap=True, markup=False)

@@ -9,5 +9,7 @@ noise_scale  how many samples a step can use
 trials       the accuracy pass: short runs in virtual time, halved again and again
 curves_ahead   learning curves beside that of one worker, continued
 objectives   what "best" means: a target, a time limit, epochs, bytes, a price
-planner      plan(): all of it
+survivors    whom to try                   pricing      formulas and rules, as a plan
+planner      plan(): all of it             script_plan  the same for a script, by time alone
+script_probe   runs a script for some steps   training_plan, plan_text   the plan as a file, and in words
 """

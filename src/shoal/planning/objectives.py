@@ -81,9 +81,13 @@ class Objective:
             return f"the best accuracy within {self.within:g} s"
         if self.by_epochs:
             return f"the best accuracy after {self.epochs} epochs"
-        goal = f"the accuracy of one worker after {self.epochs} epochs"
-        if self.target is not None:
-            goal = f"a test loss of {self.target:g}" if self.is_loss else f"{self.percent:g} %"
         if self.fewest_bytes:
-            return f"{goal} with the fewest bytes"
-        return f"{goal} for the least money" if self.price is not None else f"{goal} soonest"
+            return f"{self.goal} with the fewest bytes"
+        return f"{self.goal} for the least money" if self.price is not None else f"{self.goal} soonest"
+
+    @property
+    def goal(self) -> str:
+        """What is to be reached."""
+        if self.target is None:
+            return f"the accuracy of one worker after {self.epochs} epochs"
+        return f"a test loss of {self.target:g}" if self.is_loss else f"{self.percent:g} %"

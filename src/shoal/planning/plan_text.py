@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from rich import box
 from rich.markup import escape
@@ -142,23 +143,22 @@ def account(plan: TrainingPlan) -> str:
     return f"{told}." if share <= 0.1 else f"{told}: for so short a run, just try it."
 
 
-def commands(plan: TrainingPlan) -> list[str]:
+def commands(plan: TrainingPlan, file: Path) -> list[str]:
     """The command for the choice, and those for its equals."""
     rest = [f for f in plan.equals if f.contender != plan.choice.contender]
-    return [command(plan, f.contender) for f in (plan.choice, *rest)][:MOST_COMMANDS]
+    return [command(plan, f.contender, file) for f in (plan.choice, *rest)][:MOST_COMMANDS]
 
 
-def command(plan: TrainingPlan, contender: Contender) -> str:
-    """The exact command of one setting: in virtual time for a task on a network, else on real processes."""
+def command(plan: TrainingPlan, contender: Contender, file: Path) -> str:
+    """The exact command of one setting; a task on a network runs in virtual time."""
     if plan.script is not None:
-        strategy = ["--strategy", contender.word]
-        return shlex.join(["shoal", "run", *strategy, *contender.arguments, *plan.script])
-    epochs = contender_epochs(plan, contender)
+        words = ["shoal", "run", "--plan", str(file), "--strategy", contender.word, *contender.arguments]
+        return shlex.join([*words, *plan.script])
     words = ["shoal", "compare", "--task", plan.task, "--strategies", contender.word, *contender.arguments]
-    words += ["--epochs", str(epochs)]
+    words += ["--epochs", str(contender_epochs(plan, contender))]
     if contender.workers > 1 and plan.scale_lr != "none":
         words += ["--scale-lr", plan.scale_lr]
-    return shlex.join(words)
+    return shlex.join([*words, *([] if plan.network is None else ["--sim"]), "--plan", str(file)])
 
 
 def contender_epochs(plan: TrainingPlan, contender: Contender) -> int:
@@ -193,6 +193,6 @@ def _score(estimate: Estimate, loss: bool) -> str:
     return f"{estimate.value:.{digits}f} ({estimate.low:.{digits}f}–{estimate.high:.{digits}f})"
 
 
-def lines(plan: TrainingPlan) -> Sequence[str]:
-    """Everything below the table."""
-    return [*conclusion(plan), account(plan), "", "Run it:", *(f"  {line}" for line in commands(plan))]
+def lines(plan: TrainingPlan, file: Path) -> Sequence[str]:
+    """Everything below the table; the commands name the file of the plan, to be compared with it."""
+    return [*conclusion(plan), account(plan), "", "Run it:", *(f"  {line}" for line in commands(plan, file))]

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
-from shoal.codecs import CODECS
 from shoal.core.task import Task
-from shoal.planning.contenders import SINGLE, Contender, contenders
-from shoal.planning.forecasting import forecast_all, goal_samples
-from shoal.planning.message_time import Wire
-from shoal.planning.noise_scale import measure_noise, useful_workers
+from shoal.planning.contenders import SINGLE, Contender
+from shoal.planning.forecasting import goal_samples
+from shoal.planning.noise_scale import measure_noise
 from shoal.planning.objectives import DEFAULT_EPOCHS, Objective, duration
+from shoal.planning.pricing import Pricing, Timings, notes
 from shoal.planning.probing import probe
-from shoal.planning.rules import Situation, rule_for, warnings
-from shoal.planning.run_time import RunCost, run_cost
-from shoal.planning.surroundings import Machines, check_host, profile_of
+from shoal.planning.run_time import RunCost
+from shoal.planning.surroundings import Machines, check_host, codecs_of, profile_of
 from shoal.planning.survivors import guessed_ratio, machines, survivors
 from shoal.planning.training_plan import TrainingPlan
-from shoal.planning.trials import AT_FIRST, Bench, Race, lengths, race
-from shoal.planning.workload import Workload
+from shoal.planning.trials import AT_FIRST, LONGEST, LONGEST_OF_SHORT, Allowance, Bench, Race, needed, race
 from shoal.programs.tasks import TASKS
 from shoal.sim import Compute, Network
 from shoal.sim.hardware import Profile
 
 SHARE = 0.10  # of the run's machine-seconds that a plan may cost
 FREE = 20.0  # seconds that a plan may always take
-BESIDE = 2.0  # times as long as its gradients a short run takes: tests, messages, the simulator
+BESIDE = 1.5  # times as long as its gradients a short run takes: tests, messages, the simulator
 MOST_EPOCHS = 100  # beyond which a target counts as out of reach
-LEFT_OUT = ("factors", "by_layer", "sparse")  # codecs whose size depends on more than the vector
 
 
 def plan(
@@ -80,203 +76,91 @@ def plan(
         raise ValueError(f"workers={workers}: a run needs at least 1 worker")
     links = Network.parse(network) if isinstance(network, str) else network
     step = Compute.parse(compute) if isinstance(compute, str) else compute
-    account = Timings()
-    with account.of("machine"):
+    timings = Timings()
+    with timings.of("machine"):
         known = profile_of(profile, tell)
     check_host(known, step)
     site = Machines(known, links, chosen, step)
-    planner = Planner(chosen, workers, site, objective, scale_lr, memory, seed, tell, account)
-    return planner.plan(strategies, trials)
-
-
-@dataclass
-class Timings:
-    """Seconds that each part of a plan takes."""
-
-    taken: dict[str, float] = field(default_factory=dict)
-    _part: str = ""
-    _began: float = 0.0
-
-    def of(self, part: str) -> Timings:
-        """Time the block that follows as that part."""
-        self._part = part
-        return self
-
-    def __enter__(self) -> None:
-        self._began = perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.taken[self._part] = self.taken.get(self._part, 0.0) + perf_counter() - self._began
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return sum(self.taken.values())
+    with timings.of("step"):
+        tell(f"measuring a step of {chosen.name}")
+        workload = probe(chosen, codecs_of(known), seed)
+        site(1, "none")
+    pricing = Pricing(workload, workers, site, objective, memory)
+    return Planner(chosen, pricing, scale_lr, seed, tell, timings).plan(strategies, trials)
 
 
 @dataclass
 class Planner:
-    """One plan in the making."""
+    """One plan of a task in the making."""
 
     task: Task
-    workers: int
-    site: Machines
-    objective: Objective
+    pricing: Pricing
     scale_lr: str
-    memory: int | None
     seed: int
     tell: Callable[[str], None]
-    account: Timings
+    timings: Timings
 
     def plan(self, words: Iterable[str] | None, trials: bool) -> TrainingPlan:
         """All of it."""
-        with self.account.of("step"):
-            self.tell(f"measuring a step of {self.task.name}")
-            codecs = [word for word in self.site.profile.codecs if word in CODECS and word not in LEFT_OUT]
-            workload = probe(self.task, codecs, self.seed)
-            self.site(1, "none")
-        with self.account.of("formulas"):
-            costs = self.price(workload, words)
-        inside = self.fitting(costs)
-        noise, second = self.noise(workload) if trials else (None, 0.0)
-        found = self.race(workload, inside, noise, second) if trials and len(inside) > 1 else None
-        return self.summed_up(workload, costs, inside, noise, found)
+        with self.timings.of("formulas"):
+            costs = self.pricing.price(words)
+        inside = self.pricing.fitting(costs)
+        noise, second = self.noise() if trials else (None, 0.0)
+        found = self.race(inside, noise, second) if trials and len(inside) > 1 else None
+        objective = self.resolved(found)
+        made = self.pricing.plan(costs, inside, objective, self.scale_lr, noise, found)
+        alone = found is None and len(inside) > 1
+        untrained = ["nothing was trained: accuracy is not predicted, and settings are ordered by time alone"]
+        return replace(
+            made, notes=[*(untrained if alone else []), *notes(made)], taken=dict(self.timings.taken)
+        )
 
-    def price(self, workload: Workload, words: Iterable[str] | None) -> dict[Contender, RunCost]:
-        """The cost of every setting by the formulas."""
-        epochs = self.objective.epochs
-        steps = epochs * -(-workload.samples // workload.batch)
-        listed = contenders(self.workers, steps, workload.codecs, words=words)
-        self.tell(f"pricing {len(listed):,} settings")
-        return {c: run_cost(c, workload, self.site, epochs) for c in listed if workload.samples >= c.workers}
-
-    def fitting(self, costs: Mapping[Contender, RunCost]) -> dict[Contender, RunCost]:
-        """Those that the memory of a machine holds. Raises ValueError if none is."""
-        if self.memory is None:
-            return dict(costs)
-        inside = {c: cost for c, cost in costs.items() if cost.memory <= self.memory}
-        if SINGLE not in inside:
-            raise ValueError(
-                f"the model needs {costs[SINGLE].memory:,.0f} bytes on one machine and --memory has "
-                f"{self.memory:,}: rule 1, cut it first, with shoal split"
-            )
-        return inside
-
-    def noise(self, workload: Workload) -> tuple[float | None, float]:
-        """The noise scale, and the seconds that a sample takes here."""
-        with self.account.of("noise"):
+    def noise(self) -> tuple[float | None, float]:
+        """The noise scale, and the processor seconds that a sample takes here."""
+        with self.timings.of("noise"):
             self.tell("comparing gradients of half batches")
-            updates, began = 200, perf_counter()
+            updates, began = 200, process_time()
             found = measure_noise(self.task, self.task.data(), updates, self.seed)
-            return found, (perf_counter() - began) / (updates * workload.batch)
+            return found, (process_time() - began) / (updates * self.task.batch)
 
-    def race(
-        self, workload: Workload, inside: Mapping[Contender, RunCost], noise: float | None, second: float
-    ) -> Race | None:
+    def race(self, inside: Mapping[Contender, RunCost], noise: float | None, second: float) -> Race | None:
         """Try the few best; None if there is no room for it."""
-        objective, samples = self.objective, self.objective.epochs * workload.samples
-        entrants = survivors(inside, workload, objective, noise, AT_FIRST)
+        pricing, objective = self.pricing, self.pricing.objective
+        workload, site, samples = pricing.workload, pricing.site, objective.epochs * pricing.workload.samples
 
         def whole(c: Contender) -> float:
             ratio = guessed_ratio(c, workload, noise)
             return machines(c) * inside[c].seconds * objective.epochs * ratio
 
-        tenth = SHARE * min(whole(c) for c in [*entrants, SINGLE]) - self.account.total
-        affordable = max(FREE, tenth) / (BESIDE * second)
-        length, number = lengths(samples, affordable, len(entrants), is_short=tenth < FREE)
-        steps = length / workload.batch
-        entrants = [c for c in entrants if steps / 4 / c.workers / c.period >= 1][:number]
-        if not entrants or steps < 10:
-            return None
-        compute = self.site.step(max(1, self.site.profile.cores))
-        bench = Bench(
-            self.task, self.site.network, compute, self.site.profile, self.scale_lr, self.seed, self.tell
-        )
-
-        def score(c: Contender, seconds: float, ratio: float) -> float:
+        def score(c: Contender, ratio: float) -> float:
             return objective.key(inside[c], machines(c), ratio)
 
-        with self.account.of("trials"):
-            return race(bench, entrants, length, score)
-
-    def summed_up(
-        self,
-        workload: Workload,
-        costs: Mapping[Contender, RunCost],
-        inside: Mapping[Contender, RunCost],
-        noise: float | None,
-        found: Race | None,
-    ) -> TrainingPlan:
-        objective = self.resolved(found)
-        forecasts = forecast_all(inside, workload, objective, found)
-        alone = self.site(1, "none")
-        situation = self.situation(workload, costs)
-        rule = rule_for(situation)
-        made = TrainingPlan(
-            self.task.name,
-            None,
-            workload,
-            self.site.profile,
-            self.site.network,
-            alone.compute,
-            objective,
-            self.scale_lr,
-            forecasts,
-            len(costs),
-            (rule.number, rule.because),
-            noise,
-            found is not None and found.baseline.error is None,
-            taken=dict(self.account.taken),
-        )
-        return replace(made, notes=self.notes(made, noise, trained=found is not None))
+        tenth = SHARE * min(whole(c) for c in inside) - self.timings.total
+        longest = int((LONGEST if tenth > FREE else LONGEST_OF_SHORT) * samples)
+        allowance = Allowance(max(FREE, tenth), longest, BESIDE * second)
+        short = {c: v for c, v in inside.items() if c == SINGLE or needed(c, workload.batch) <= longest}
+        entrants = survivors(short, workload, objective, noise, AT_FIRST)
+        if not entrants:
+            return None
+        compute = site.step(max(1, site.profile.cores))
+        bench = Bench(self.task, site.network, compute, site.profile, self.scale_lr, self.seed, self.tell)
+        with self.timings.of("trials"):
+            return race(bench, entrants, allowance, score)
 
     def resolved(self, found: Race | None) -> Objective:
         """The objective, once it is known whether the task is judged by accuracy or by loss.
 
         Raises ValueError for a target that nobody reaches.
         """
-        objective = self.objective
+        objective = self.pricing.objective
         if objective.target is None or found is None:
             return objective
-        baseline = found.baseline
-        objective = replace(objective, is_loss=baseline.error is None)
-        needed = goal_samples(objective, baseline, 1)
-        epochs = needed / len(self.task.data().x)
+        objective = replace(objective, is_loss=found.baseline.error is None)
+        epochs = goal_samples(objective, found.baseline, 1) / self.pricing.workload.samples
         if epochs > MOST_EPOCHS:
             at = "never" if not isfinite(epochs) else f"after about {epochs:,.0f} epochs"
             raise ValueError(
-                f"nobody reaches {objective.text.removesuffix(' soonest')}: one worker would get there {at}, "
-                "going by the beginning of its learning curve; ask for less"
+                f"nobody reaches {objective.goal}: one worker would get there {at}, going by the beginning "
+                "of its learning curve; ask for less"
             )
         return objective
-
-    def situation(self, workload: Workload, costs: Mapping[Contender, RunCost]) -> Situation:
-        """What the rules look at, on all workers."""
-        site = self.site(self.workers, "none")
-        slow = [factor for rank, factor in site.compute.slow.items() if rank < self.workers]
-        return Situation(
-            site.compute.mean,
-            workload.nbytes,
-            Wire(site.network, site.machine, self.workers).whole,
-            self.workers,
-            site.compute.jitter,
-            max([1.0, *slow]),
-            costs[SINGLE].seconds * self.objective.epochs,
-            by_epochs=self.objective.by_epochs,
-        )
-
-    def notes(self, made: TrainingPlan, noise: float | None, *, trained: bool) -> list[str]:
-        """What to beware of, and what the plan could not tell."""
-        choice, told = made.choice.contender, []
-        if not trained and self.workers > 1:
-            told.append(
-                "nothing was trained: accuracy is not predicted, and settings are ordered by time alone"
-            )
-        told += warnings(choice, made.workload)
-        if noise is not None:
-            fine, most = useful_workers(noise, made.workload.batch)
-            told.append(
-                f"the gradient noise scale is about {noise:,.0f} samples: up to {fine} workers are worth "
-                f"their samples, and more than {most} save hardly a step"
-            )
-        return told

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.codecs import CODECS
 from shoal.core.task import Task
 from shoal.planning.workload import Site
 from shoal.profiling.measure import measure_profile
@@ -14,12 +15,20 @@ from shoal.profiling.step import measure_step
 from shoal.sim import Compute, Network
 from shoal.sim.hardware import Profile
 
+LEFT_OUT = ("factors", "by_layer", "sparse")
+"""Codecs whose size depends on more than the length of a vector."""
+
 
 def profile_of(given: Profile | str | Path | None, tell: Callable[[str], None]) -> Profile:
     """The profile that was given, or one that is measured now."""
     if given is None:
         return measure_profile(lambda what: tell(f"measuring {what}"))
     return given if isinstance(given, Profile) else Profile.load(given)
+
+
+def codecs_of(profile: Profile) -> list[str]:
+    """The codecs that a plan looks at: those whose speed was measured."""
+    return [word for word in profile.codecs if word in CODECS and word not in LEFT_OUT]
 
 
 def check_host(profile: Profile, compute: Compute | None) -> None:

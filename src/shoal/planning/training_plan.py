@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.planning.contenders import SINGLE, Contender
-from shoal.planning.curves_ahead import Estimate
+from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw
 from shoal.planning.objectives import Objective
 from shoal.planning.run_time import RunCost, run_cost
 from shoal.planning.survivors import machines
@@ -70,9 +70,14 @@ class TrainingPlan:
     looked_at: int  # settings
     rule: tuple[int, str]
     noise: float | None = None  # the gradient noise scale, in samples
-    judged_by_loss: bool = False  # where labels are not classes
+    baseline: Baseline | None = None  # the learning curve of one worker; None: nothing was trained
     notes: Sequence[str] = ()
     taken: Mapping[str, float] = field(default_factory=dict)  # seconds that the plan took, by part
+
+    @property
+    def judged_by_loss(self) -> bool:
+        """Whether labels are not classes."""
+        return self.baseline is not None and self.baseline.error is None
 
     @property
     def tried(self) -> list[Forecast]:
@@ -208,6 +213,13 @@ def _network(entry: dict[str, Any] | None) -> Network | None:
     return Network(latency, bandwidth, loss, retry, download=entry["download"])
 
 
+def _baseline(entry: dict[str, Any] | None) -> Baseline | None:
+    if entry is None:
+        return None
+    error = None if entry["error"] is None else PowerLaw(**entry["error"])
+    return Baseline([(m, y) for m, y in entry["points"]], PowerLaw(**entry["loss"]), error)
+
+
 def _compute(entry: dict[str, Any]) -> Compute:
     return Compute(**{**entry, "slow": {int(rank): factor for rank, factor in entry["slow"].items()}})
 
@@ -223,5 +235,6 @@ def _read(known: dict[str, Any]) -> TrainingPlan:
         objective=Objective(**known.pop("objective")),
         forecasts=[_forecast(entry) for entry in known.pop("forecasts")],
         rule=tuple(known.pop("rule")),
+        baseline=_baseline(known.pop("baseline")),
         **known,
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from statistics import fmean
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import torch
@@ -32,8 +33,11 @@ LONGEST = 0.10  # of the steps of the run that is planned
 LONGEST_OF_SHORT = 0.5  # the same for a run that is so short that a plan takes no time
 SEEDS = 2  # of one worker, and of the settings of the last round
 
-Score = Callable[[Contender, float, float], float]
-"""(setting, its seconds a sample, its ratio of samples) -> what is to be small."""
+LEAST_STEPS = 16  # of each worker in the last round
+LEAST_ROUNDS = 3  # exchanges in it
+
+Score = Callable[[Contender, float], float]
+"""(setting, its ratio of samples) -> what is to be small."""
 
 
 @dataclass
@@ -46,7 +50,7 @@ class TrialRun:
     curve: Sequence[Mapping[str, Any]]
     seconds: float  # of virtual time
     nbytes: float
-    taken: float  # of real time
+    taken: float  # of the processor
 
     @property
     def diverged(self) -> bool:
@@ -65,7 +69,7 @@ class Bench:
     scale_lr: str = "auto"
     seed: int = 0
     tell: Callable[[str], None] = lambda _: None
-    taken: float = 0.0  # seconds of real time so far
+    taken: float = 0.0  # seconds of the processor so far
     _data: Data | None = field(default=None, repr=False)
 
     @property
@@ -81,7 +85,7 @@ class Bench:
     def run(self, contender: Contender, samples: int, seed: int) -> TrialRun:
         """Train on so many samples."""
         self.tell(f"{contender.name} on {samples:,} samples")
-        began = perf_counter()
+        began = process_time()
         data = self.data
         epochs = max(1, round(samples / len(data.x)))
         if samples < len(data.x):
@@ -108,7 +112,7 @@ class Bench:
                 curve = []
         except Diverged:
             curve, seconds, sent = [], 0.0, 0.0
-        taken = perf_counter() - began
+        taken = process_time() - began
         self.taken += taken
         return TrialRun(contender, seed, epochs * len(data.x), curve[1:], seconds, sent, taken)
 
@@ -134,31 +138,77 @@ class Race:
     seed_spread: float
 
 
-def race(bench: Bench, entrants: Sequence[Contender], samples: int, score: Score) -> Race | None:
-    """Halve the entrants, the last of whom train on `samples`; None if one worker's curve says nothing."""
-    first = [bench.run(SINGLE, samples, bench.seed + k) for k in range(SEEDS)]
-    baseline = Baseline.of([trial.curve for trial in first if trial.curve])
+def needed(contender: Contender, batch: int) -> int:
+    """Samples that tell something of a setting: some steps of each worker, and some exchanges."""
+    return batch * contender.workers * max(LEAST_STEPS, LEAST_ROUNDS * contender.period)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a race may cost: seconds, and the samples of its longest run."""
+
+    seconds: float
+    samples: int
+    rate: float  # a guess of the seconds for each sample, before the first run tells
+
+    def first(self) -> int:
+        """Samples of the first run of one worker: a quarter of the seconds at most."""
+        return min(self.samples, int(self.seconds / 4 / self.rate)) if self.rate else self.samples
+
+    def rest(self, entrants: Sequence[Contender], batch: int, done: TrialRun) -> tuple[int, int]:
+        """How many may enter after that run, and the samples of their longest ones.
+
+        As many as can take enough steps each.
+        """
+        left = max(0.0, self.seconds - done.taken) * done.samples / max(done.taken, 1e-9)
+        for number in range(len(entrants), 0, -1):
+            length = min(done.samples, int(left / (_runs(number) - 1)))
+            if length >= max(needed(c, batch) for c in entrants[:number]):
+                return number, length
+        return 0, 0
+
+
+def race(bench: Bench, entrants: Sequence[Contender], allowance: Allowance, score: Score) -> Race | None:
+    """Halve the entrants, the best guess first among them; None if there is no room, or nothing to learn."""
+    first = [bench.run(SINGLE, allowance.first(), bench.seed)]
+    number, samples = allowance.rest(entrants, bench.task.batch, first[0])
+    if not number:
+        return None
+    first += [bench.run(SINGLE, samples, bench.seed + k) for k in range(1, SEEDS)]
+    baseline = Baseline.of([first[0].curve]) if first[0].curve else None
     if baseline is None:
         return None
     apart = [fmean(log_ratios(trial.curve, baseline)) for trial in first if trial.curve]
     spread = (max(apart) - min(apart)) / 2 if len(apart) > 1 else 0.0
-    left, done = list(entrants), list[Tried]()
-    for number in range(ROUNDS):
-        length = samples // 2 ** (ROUNDS - 1 - number)
-        seeds = SEEDS if number == ROUNDS - 1 else 1
-        rows = [_try(bench, contender, length, seeds, baseline, spread) for contender in left]
-        rows.sort(key=lambda row: score(row.contender, row.seconds, row.ratio.value))
-        keep = len(rows) if number == ROUNDS - 1 else max(1, -(-len(rows) // 2))
-        done = [*rows[:keep], *rows[keep:], *[row for row in done if row.contender not in left]]
-        left = [row.contender for row in rows[:keep] if isfinite(row.ratio.value)]
+    done = halve(
+        list(entrants[:number]), samples, partial(_try, bench, baseline=baseline, spread=spread), score
+    )
     whole = sum(trial.samples for trial in first)
     seconds = sum(trial.seconds for trial in first) / whole
     alone = Tried(SINGLE, Estimate(1.0, 1.0, 1.0), seconds, 0.0, samples, SEEDS)
     return Race(baseline, [alone, *done], spread)
 
 
+def halve(
+    left: list[Contender],
+    samples: int,
+    attempt: Callable[[Contender, int, int], Tried],
+    score: Score,
+) -> list[Tried]:
+    """What the last round of each has shown, the best first."""
+    done: list[Tried] = []
+    for number in range(ROUNDS):
+        length, is_last = samples // 2 ** (ROUNDS - 1 - number), number == ROUNDS - 1
+        rows = [attempt(contender, length, SEEDS if is_last else 1) for contender in left]
+        rows.sort(key=lambda row: score(row.contender, row.ratio.value))
+        keep = len(rows) if is_last else -(-len(rows) // 2)
+        done = [*rows, *[row for row in done if row.contender not in left]]
+        left = [row.contender for row in rows[:keep] if isfinite(row.ratio.value)]
+    return done
+
+
 def _try(
-    bench: Bench, contender: Contender, samples: int, seeds: int, baseline: Baseline, spread: float
+    bench: Bench, contender: Contender, samples: int, seeds: int, *, baseline: Baseline, spread: float
 ) -> Tried:
     trials = [bench.run(contender, samples, bench.seed + k) for k in range(seeds)]
     good = [trial for trial in trials if not trial.diverged]
@@ -166,18 +216,6 @@ def _try(
     trained = sum(trial.samples for trial in good) or 1
     seconds, nbytes = sum(trial.seconds for trial in good), sum(trial.nbytes for trial in good)
     return Tried(contender, ratio, seconds / trained, nbytes / trained, samples, len(good))
-
-
-def lengths(samples: int, affordable: float, entrants: int, *, is_short: bool) -> tuple[int, int]:
-    """Samples of the longest short run of a plan that can afford so many, and how many may enter.
-
-    `samples` are those of the run that is planned, `is_short` if a plan costs next to nothing anyway.
-    """
-    wanted = int((LONGEST_OF_SHORT if is_short else LONGEST) * samples)
-    number = next((n for n in (entrants, 4) if affordable / _runs(n) >= wanted), 2)
-    if is_short and affordable / _runs(entrants) >= LONGEST * samples:
-        number = entrants
-    return min(wanted, int(affordable / _runs(number))), number
 
 
 def _runs(entrants: int) -> float:
