@@ -121,10 +121,17 @@ def attach_at(
     if attachment.engine.is_server:
         attachment.serve()
         sys.exit(0)
+    return _announced(attachment, whole, given)
+
+
+def _announced(
+    attachment: Attachment, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> Attachment:
+    """Make it the attachment of this process, and tell whoever listens."""
     set_current(attachment)
     atexit.register(attachment.leave)
     for listener in _listeners:
-        listener(attachment, whole, given)
+        listener(attachment, model, optimizers)
     return attachment
 
 

@@ -188,3 +188,9 @@ def show(made: TrainingPlan, save: Path, report: Path | None) -> None:
     made.save(save)
     console.print("\n" + "\n".join(lines(made, save)), soft_wrap=True, markup=False)
     console.print(f"\nkept: {save}", soft_wrap=True, markup=False)
+    if report is not None:
+        from shoal.planning.plan_page import plan_page
+        from shoal.report.files import write_whole
+
+        write_whole(report, plan_page(made, save))
+        console.print(f"report: {report}", soft_wrap=True, markup=False)

@@ -20,6 +20,7 @@ from shoal.sim import Network
 
 ROWS = 10
 MOST_COMMANDS = 3
+MOST_NAMED = 4
 SHOWN_SECONDS = 0.05
 
 
@@ -38,9 +39,10 @@ def plan_table(plan: TrainingPlan) -> Table:
 
 
 def shown(plan: TrainingPlan) -> list[Forecast]:
-    """The rows: the best, and one worker."""
+    """The rows: the best, the choice, and one worker."""
     rows = plan.ranked[:ROWS]
-    return rows if plan.single in rows else [*rows[: ROWS - 1], plan.single]
+    rest = [f for f in (plan.choice, plan.single) if f not in rows]
+    return [*rows[: ROWS - len(rest)], *rest]
 
 
 def headers(plan: TrainingPlan) -> list[str]:
@@ -95,16 +97,20 @@ def goal(plan: TrainingPlan) -> list[str]:
 
 def winner(plan: TrainingPlan) -> str:
     """The best setting for what is asked, or those that are equal within the noise."""
-    names = [forecast.contender.name for forecast in plan.equals]
+    names, chosen = [forecast.contender.name for forecast in plan.equals], plan.choice.contender.name
     if len(names) == 1:
-        by = "" if plan.choice.ratio is not None else ", going by time alone"
+        by = ", going by time alone" if plan.is_by_time else ""
         return f"For {plan.objective.text}: {names[0]}{by}."
-    listed = ", ".join(names[:-1]) + f" and {names[-1]}"
-    chosen = plan.choice.contender.name
-    return (
-        f"For {plan.objective.text} there is no winner: {listed} are equal within the noise. {chosen} needs "
-        "the fewest machines and bytes of them."
-    )
+    told = f"For {plan.objective.text} there is no winner: {_listed(names)} are equal within the noise."
+    if plan.is_by_time:
+        return f"{told} They were not trained; {chosen} is likely to need the fewest samples."
+    return f"{told} {chosen} needs the fewest machines and bytes of them."
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > MOST_NAMED:
+        return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED:,} others"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def pays(plan: TrainingPlan) -> str:
@@ -112,7 +118,7 @@ def pays(plan: TrainingPlan) -> str:
     choice, alone = plan.choice, plan.single
     if choice.contender == alone.contender:
         if all(f.cost.seconds >= alone.cost.seconds for f in plan.forecasts if f is not alone):
-            return "Does it pay? No: on this network every setting takes longer for an epoch than one worker."
+            return "Does it pay? No: here every other setting takes longer for an epoch than one worker."
         return "Does it pay? No: one worker is as good as any other setting."
     up = speed_up(plan, choice)
     times = ratio_text(up)
@@ -145,7 +151,7 @@ def account(plan: TrainingPlan) -> str:
 
 def commands(plan: TrainingPlan, file: Path) -> list[str]:
     """The command for the choice, and those for its equals."""
-    rest = [f for f in plan.equals if f.contender != plan.choice.contender]
+    rest = [f for f in plan.equals if f.contender != plan.choice.contender and not plan.is_by_time]
     return [command(plan, f.contender, file) for f in (plan.choice, *rest)][:MOST_COMMANDS]
 
 

@@ -14,7 +14,7 @@ from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw
 from shoal.planning.objectives import Objective
 from shoal.planning.run_time import RunCost, run_cost
-from shoal.planning.survivors import machines
+from shoal.planning.survivors import guessed_ratio, machines
 from shoal.planning.workload import CodecCost, Surroundings, Workload
 from shoal.sim import Compute, Network
 from shoal.sim.hardware import Profile
@@ -96,7 +96,7 @@ class TrainingPlan:
 
         Where bytes count, one worker sends none: it is chosen only if no other is faster.
         """
-        if not self.tried or len(self.tried) == 1:
+        if self.is_by_time:
             return sorted(self.forecasts, key=lambda f: self.objective.key(f.cost, f.machines, 1.0))
         if not self.objective.fewest_bytes:
             return self.tried
@@ -108,15 +108,28 @@ class TrainingPlan:
     def equals(self) -> list[Forecast]:
         """The best, and those that may be as good: their difference is within the noise of both."""
         first, *rest = self.ranked
-        if first.ratio is None:
-            return [first]
-        best = first.key(self.objective)
-        return [first, *(f for f in rest if not _differ(best, f.key(self.objective)))]
+        best = self._key(first)
+        return [first, *(f for f in rest if not _differ(best, self._key(f)))]
+
+    def _key(self, forecast: Forecast) -> Estimate:
+        """What is to be small; of what was not tried, by time alone."""
+        tried = replace(forecast, ratio=forecast.ratio or Estimate(1.0, 1.0, 1.0))
+        return tried.key(self.objective)
 
     @property
     def choice(self) -> Forecast:
-        """Of those that may be the best, the one with the fewest machines, then the one that sends least."""
+        """Of those that may be the best, the one with the fewest machines, then the one that sends least.
+
+        If nothing was tried, the one that is likely to need the fewest samples.
+        """
+        if self.is_by_time:
+            return min(self.equals, key=lambda f: guessed_ratio(f.contender, self.workload, self.noise))
         return min(self.equals, key=lambda f: (f.machines, f.cost.nbytes))
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether nothing is known but how long an epoch takes."""
+        return len(self.tried) < 2
 
     @property
     def run_seconds(self) -> float:
@@ -158,6 +171,8 @@ class TrainingPlan:
 
 def _differ(one: Estimate, other: Estimate) -> bool:
     """Whether the difference of two figures is beyond the doubt about both."""
+    if not (one.value and other.value):
+        return one.value != other.value
     doubt = sqrt(log(one.high / one.value) ** 2 + log(other.high / other.value) ** 2)
     return abs(log(one.value / other.value)) > doubt
 

@@ -155,34 +155,31 @@ class Allowance:
         """Samples of the first run of one worker: a quarter of the seconds at most."""
         return min(self.samples, int(self.seconds / 4 / self.rate)) if self.rate else self.samples
 
-    def rest(self, entrants: Sequence[Contender], batch: int, done: TrialRun) -> tuple[int, int]:
-        """How many may enter after that run, and the samples of their longest ones.
-
-        As many as can take enough steps each.
-        """
+    def rest(self, entrants: Sequence[Contender], batch: int, done: TrialRun) -> tuple[list[Contender], int]:
+        """Those who enter after that run, as many as can take enough steps, and the samples of their last."""
         left = max(0.0, self.seconds - done.taken) * done.samples / max(done.taken, 1e-9)
         for number in range(len(entrants), 0, -1):
-            length = min(done.samples, int(left / (_runs(number) - 1)))
-            if length >= max(needed(c, batch) for c in entrants[:number]):
-                return number, length
-        return 0, 0
+            length = min(self.samples, int(left / (_runs(number) - 1)))
+            able = [c for c in entrants if needed(c, batch) <= length]
+            if len(able) >= number:
+                return able[:number], length
+        return [], 0
 
 
 def race(bench: Bench, entrants: Sequence[Contender], allowance: Allowance, score: Score) -> Race | None:
     """Halve the entrants, the best guess first among them; None if there is no room, or nothing to learn."""
     first = [bench.run(SINGLE, allowance.first(), bench.seed)]
-    number, samples = allowance.rest(entrants, bench.task.batch, first[0])
-    if not number:
+    inside, samples = allowance.rest(entrants, bench.task.batch, first[0])
+    if not inside:
         return None
     first += [bench.run(SINGLE, samples, bench.seed + k) for k in range(1, SEEDS)]
-    baseline = Baseline.of([first[0].curve]) if first[0].curve else None
+    longest = max((trial.curve for trial in first if trial.curve), key=_samples, default=[])
+    baseline = Baseline.of([longest])
     if baseline is None:
         return None
     apart = [fmean(log_ratios(trial.curve, baseline)) for trial in first if trial.curve]
     spread = (max(apart) - min(apart)) / 2 if len(apart) > 1 else 0.0
-    done = halve(
-        list(entrants[:number]), samples, partial(_try, bench, baseline=baseline, spread=spread), score
-    )
+    done = halve(inside, samples, partial(_try, bench, baseline=baseline, spread=spread), score)
     whole = sum(trial.samples for trial in first)
     seconds = sum(trial.seconds for trial in first) / whole
     alone = Tried(SINGLE, Estimate(1.0, 1.0, 1.0), seconds, 0.0, samples, SEEDS)
@@ -205,6 +202,10 @@ def halve(
         done = [*rows, *[row for row in done if row.contender not in left]]
         left = [row.contender for row in rows[:keep] if isfinite(row.ratio.value)]
     return done
+
+
+def _samples(curve: Sequence[Mapping[str, Any]]) -> float:
+    return float(curve[-1]["samples"])
 
 
 def _try(
