@@ -138,10 +138,11 @@ class Planner:
         tenth = SHARE * min(whole(c) for c in inside) - self.timings.total
         longest = int((LONGEST if tenth > FREE else LONGEST_OF_SHORT) * samples)
         allowance = Allowance(max(FREE, tenth), longest, BESIDE * second)
-        short = {c: v for c, v in inside.items() if c == SINGLE or needed(c, workload.batch) <= longest}
+        most = allowance.usual(AT_FIRST)
+        short = {c: v for c, v in inside.items() if c == SINGLE or needed(c, workload.batch) <= most}
         entrants = survivors(short, workload, objective, noise, AT_FIRST)
-        if not entrants:
-            return None
+        if not entrants:  # too short for so many: whoever is left after the first run
+            entrants = survivors(inside, workload, objective, noise, AT_FIRST)
         compute = site.step(max(1, site.profile.cores))
         bench = Bench(self.task, site.network, compute, site.profile, self.scale_lr, self.seed, self.tell)
         with self.timings.of("trials"):

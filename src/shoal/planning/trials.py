@@ -155,6 +155,12 @@ class Allowance:
         """Samples of the first run of one worker: a quarter of the seconds at most."""
         return min(self.samples, int(self.seconds / 4 / self.rate)) if self.rate else self.samples
 
+    def usual(self, entrants: int) -> int:
+        """Samples of the last run of each if so many enter, going by the guess."""
+        return (
+            min(self.samples, int(self.seconds / self.rate / _runs(entrants))) if self.rate else self.samples
+        )
+
     def rest(self, entrants: Sequence[Contender], batch: int, done: TrialRun) -> tuple[list[Contender], int]:
         """Those who enter after that run, as many as can take enough steps, and the samples of their last."""
         left = max(0.0, self.seconds - done.taken) * done.samples / max(done.taken, 1e-9)
