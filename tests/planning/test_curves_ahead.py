@@ -6,7 +6,7 @@ from math import inf, isinf
 
 import pytest
 
-from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, ratio_of
+from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued, ratio_of
 
 
 def curve(slower: float = 1.0, points: int = 12, noise: float = 0.0) -> list[dict[str, float]]:
@@ -70,3 +70,13 @@ def test_runs_that_differ_by_seed_widen_the_interval():
     assert baseline is not None
     narrow, wide = (ratio_of([curve(2.0)], baseline, spread) for spread in (0.0, 0.3))
     assert wide.high / wide.low > narrow.high / narrow.low
+
+
+def test_a_ratio_falls_towards_one_as_training_goes_on():
+    early = Estimate(4.0, 3.6, 4.4)
+    near, far = continued(early, 10_000, 10_000), continued(early, 10_000, 1_000_000)
+    assert 4.0 > near.value > far.value > 1
+    assert far.high / far.value > near.high / near.value > 1
+    better = Estimate(0.8, 0.7, 0.9)
+    assert continued(better, 10_000, 1_000_000).value == 0.8
+    assert continued(Estimate(inf, inf, inf), 10, 100) == Estimate(inf, inf, inf)

@@ -1,10 +1,12 @@
 """Learning curves of short runs, read beside that of one worker and continued.
 
 What a setting costs in accuracy is one number: how many times as many samples it needs to a loss as one
-worker does. That ratio is read off at each test of the later half of a short run, and is taken to stay. One
-worker's own curve is continued as a power law of the samples, as test losses and error rates follow over
-several orders of magnitude (Hestness et al. 2017). So what the continuation gets wrong is common to all
-settings, and does not change their order.
+worker does. That ratio is read off at each test of the later half of a short run. It falls as training goes
+on, because the noise of gradients grows beside their mean, so that larger batches are of more use: 1 + B /
+B_crit with a growing B_crit (McCandlish et al. 2018). What it exceeds 1 by is taken to fall with the cube
+root of the samples. One worker's own curve is continued as a power law of the samples, which test losses and error
+rates follow over several orders of magnitude (Hestness et al. 2017). What that gets wrong is common to all
+settings, and does not change their order. docs/plan.md has both beside whole runs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ INTERVAL = 1.645  # standard deviations to either side that hold 90 % of a norma
 CLOSE = 2  # successive tests are as good as one: they are of nearly the same model
 LEAST_SPREAD = 0.03  # of a ratio, in logarithms: shorter runs than one's own are no exacter
 EARLY = 0.2  # of the samples: the first tests are of a model that knows nothing
+FALL = 1 / 3  # the power of the samples with which the excess of a ratio falls
+FAR_DOUBT = 0.15  # standard deviation of a ratio, in logarithms, for every factor of ten that it is continued
+MIDDLE = 0.75  # of a short run: where its ratio is read off, on average
 STEEPEST, FLATTEST = 2.0, 0.02  # exponents of a power law that a learning curve can have
 
 
@@ -152,3 +157,16 @@ def ratio_of(
     far = INTERVAL * sqrt((within**2 + between**2) / len(known))
     value = fmean(means)
     return Estimate(exp(value), exp(value - far), exp(value + far))
+
+
+def continued(ratio: Estimate, trained: float, goal: float) -> Estimate:
+    """The ratio of a setting, from a run on `trained` samples, where one worker is after `goal` samples."""
+    if not isfinite(ratio.value) or goal <= 0:
+        return ratio
+    value, further = ratio.value, 1.0
+    for _ in range(20):  # the setting is there after `value` times as many
+        further = max(1.0, value * goal / (MIDDLE * trained))
+        value = 1 + (ratio.value - 1) * further**-FALL if ratio.value > 1 else ratio.value
+    doubt = INTERVAL * FAR_DOUBT * log(further) / log(10)
+    far = sqrt(log(ratio.high / ratio.value) ** 2 + doubt**2)
+    return Estimate(value, value * exp(-far), value * exp(far))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import exp, isfinite, log, sqrt
 
-from shoal.planning.contenders import Contender
-from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw
+from shoal.planning.contenders import SINGLE, Contender
+from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued
 from shoal.planning.objectives import Objective
 from shoal.planning.run_time import RunCost
 from shoal.planning.training_plan import FORMULA_DOUBT, Forecast
@@ -33,9 +33,19 @@ def forecast_all(
         if found is None or contender not in tried:
             forecasts.append(Forecast(contender, cost))
             continue
+        goal = _goal(objective, found.baseline, cost, workload.samples)
         ratio = tried[contender].ratio
+        if contender != SINGLE:
+            ratio = continued(ratio, tried[contender].samples, goal)
         forecasts.append(_forecast(contender, cost, ratio, workload.samples, objective, found.baseline))
     return forecasts
+
+
+def _goal(objective: Objective, baseline: Baseline, cost: RunCost, epoch: int) -> float:
+    """Samples of one worker up to which ratios are continued: to the goal, or while there is time."""
+    if objective.within is not None:
+        return objective.within / cost.seconds * epoch
+    return goal_samples(objective, baseline, epoch)
 
 
 def _forecast(
