@@ -4,9 +4,9 @@ What a setting costs in accuracy is one number: how many times as many samples i
 worker does. That ratio is read off at each test of the later half of a short run. It falls as training goes
 on, because the noise of gradients grows beside their mean, so that larger batches are of more use: 1 + B /
 B_crit with a growing B_crit (McCandlish et al. 2018). What it exceeds 1 by is taken to fall with the cube
-root of the samples. One worker's own curve is continued as a power law of the samples, which test losses and error
-rates follow over several orders of magnitude (Hestness et al. 2017). What that gets wrong is common to all
-settings, and does not change their order. docs/plan.md has both beside whole runs.
+root of the samples. One worker's own curve is continued as a power law of the samples, which test losses
+and error rates follow over several orders of magnitude (Hestness et al. 2017). What that gets wrong is
+common to all settings, and does not change their order. docs/plan.md has both beside whole runs.
 """
 
 from __future__ import annotations

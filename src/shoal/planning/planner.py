@@ -27,6 +27,7 @@ from shoal.sim.hardware import Profile
 SHARE = 0.10  # of the run's machine-seconds that a plan may cost
 FREE = 20.0  # seconds that a plan may always take
 BESIDE = 1.5  # times as long as its gradients a short run takes: tests, messages, the simulator
+AT_LEAST = 4  # settings for whose short runs there is to be room
 MOST_EPOCHS = 100  # beyond which a target counts as out of reach
 
 
@@ -138,7 +139,7 @@ class Planner:
         tenth = SHARE * min(whole(c) for c in inside) - self.timings.total
         longest = int((LONGEST if tenth > FREE else LONGEST_OF_SHORT) * samples)
         allowance = Allowance(max(FREE, tenth), longest, BESIDE * second)
-        most = allowance.usual(AT_FIRST)
+        most = allowance.usual(AT_LEAST)
         short = {c: v for c, v in inside.items() if c == SINGLE or needed(c, workload.batch) <= most}
         entrants = survivors(short, workload, objective, noise, AT_FIRST)
         if not entrants:  # too short for so many: whoever is left after the first run
