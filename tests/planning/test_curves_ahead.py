@@ -63,6 +63,8 @@ def test_a_run_that_came_to_nothing_has_no_ratio():
     baseline = Baseline.of([curve()])
     assert baseline is not None
     assert ratio_of([], baseline, 0.0) == Estimate(inf, inf, inf)
+    learnt_nothing = [{**point, "test_loss": 2.3} for point in curve()]
+    assert ratio_of([learnt_nothing], baseline, 0.0) == Estimate(inf, inf, inf)
 
 
 def test_runs_that_differ_by_seed_widen_the_interval():

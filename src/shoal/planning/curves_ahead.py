@@ -130,9 +130,14 @@ def _falling(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def log_ratios(curve: Sequence[Mapping[str, Any]], baseline: Baseline) -> list[float]:
-    """At each test of the later half: the logarithm of samples needed over those of one worker."""
+    """At each test of the later half: the logarithm of samples needed over those of one worker.
+
+    None at all for a run that learnt less than one worker had at its first test.
+    """
     last = float(curve[-1]["samples"]) if curve else 0.0
     found, lowest = [], inf
+    if min((float(point["test_loss"]) for point in curve), default=inf) >= baseline.points[0][1]:
+        return []
     for point in curve:
         lowest = min(lowest, float(point["test_loss"]))
         if point["samples"] >= last / 2 and isfinite(lowest):

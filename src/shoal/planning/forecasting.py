@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import exp, isfinite, log, sqrt
 
 from shoal.planning.contenders import SINGLE, Contender
@@ -37,7 +38,8 @@ def forecast_all(
         ratio = tried[contender].ratio
         if contender != SINGLE:
             ratio = continued(ratio, tried[contender].samples, goal)
-        forecasts.append(_forecast(contender, cost, ratio, workload.samples, objective, found.baseline))
+        one = _forecast(contender, cost, ratio, workload.samples, objective, found.baseline)
+        forecasts.append(replace(one, given_up=tried[contender].given_up))
     return forecasts
 
 

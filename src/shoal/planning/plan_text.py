@@ -32,9 +32,8 @@ def plan_table(plan: TrainingPlan) -> Table:
         table.add_column(header, justify="right", vertical="top", no_wrap=True)
     for forecast in shown(plan):
         chosen = forecast.contender == plan.choice.contender
-        table.add_row(
-            escape(forecast.contender.name), *cells(plan, forecast), style="bold green" if chosen else None
-        )
+        style = "bold green" if chosen else "dim" if forecast.given_up else None
+        table.add_row(escape(forecast.contender.name), *cells(plan, forecast), style=style)
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import sqrt
+from math import ceil, sqrt
 from statistics import NormalDist
 
 from shoal.core.sparse_vectors import SparseCodec
@@ -139,8 +139,9 @@ class _Formulas:
         if fragments := int(getattr(self.strategy, "fragments", 0)):
             rest = self.streamed(fragments, period, self.steps - first)
         else:
-            one = RoundCost(self.block(period, self.workers)) + self.mean(self.workload.nbytes)
-            rest = one.times((self.steps - first) / period)
+            blocks = (self.steps - first) / period
+            rest = RoundCost(self.block(period, self.workers)).times(blocks)
+            rest += self.mean(self.workload.nbytes).times(ceil(blocks))  # the last block may be cut short
         at_first = RoundCost(self.block(1, self.workers)) + self.mean(self.workload.nbytes)
         return at_first.times(first) + rest
 

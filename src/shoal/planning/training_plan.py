@@ -35,6 +35,7 @@ class Forecast:
     score: Estimate | None = None  # accuracy in per cent, or loss, that it has then
     epochs: float | None = None  # to the goal
     nbytes: float | None = None  # sent by then
+    given_up: bool = False  # after a short run that others were better in
 
     @property
     def machines(self) -> int:
@@ -81,9 +82,9 @@ class TrainingPlan:
 
     @property
     def tried(self) -> list[Forecast]:
-        """The settings that were tried and came to something, the best first."""
+        """The settings that were tried and came to something, the best first, then those given up."""
         good = [f for f in self.forecasts if f.ratio is not None and isfinite(f.ratio.value)]
-        return sorted(good, key=lambda f: f.key(self.objective).value)
+        return sorted(good, key=lambda f: (f.given_up, f.key(self.objective).value))
 
     @property
     def single(self) -> Forecast:
@@ -109,7 +110,7 @@ class TrainingPlan:
         """The best, and those that may be as good: their difference is within the noise of both."""
         first, *rest = self.ranked
         best = self._key(first)
-        return [first, *(f for f in rest if not _differ(best, self._key(f)))]
+        return [first, *(f for f in rest if not (f.given_up or _differ(best, self._key(f))))]
 
     def _key(self, forecast: Forecast) -> Estimate:
         """What is to be small; of what was not tried, by time alone."""
@@ -216,7 +217,8 @@ def _forecast(entry: dict[str, Any]) -> Forecast:
     ratio, seconds, score = (_estimate(entry[name]) for name in ("ratio", "seconds", "score"))
     cost = RunCost(**{name: float(v) for name, v in entry["cost"].items()})
     epochs, nbytes = (None if entry[name] is None else float(entry[name]) for name in ("epochs", "nbytes"))
-    return Forecast(Contender(**entry["contender"]), cost, ratio, seconds, score, epochs, nbytes)
+    told = ratio, seconds, score, epochs, nbytes, bool(entry["given_up"])
+    return Forecast(Contender(**entry["contender"]), cost, *told)
 
 
 def _network(entry: dict[str, Any] | None) -> Network | None:

@@ -127,6 +127,7 @@ class Tried:
     nbytes: float  # sent for each sample
     samples: int  # of its longest run
     seeds: int
+    given_up: bool = False  # after a round before the last
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ def race(bench: Bench, entrants: Sequence[Contender], allowance: Allowance, scor
     baseline = Baseline.of([longest])
     if baseline is None:
         return None
-    apart = [fmean(log_ratios(trial.curve, baseline)) for trial in first if trial.curve]
+    ratios = [log_ratios(trial.curve, baseline) for trial in first if trial.curve]
+    apart = [fmean(each) for each in ratios if each]
     spread = (max(apart) - min(apart)) / 2 if len(apart) > 1 else 0.0
     done = halve(inside, samples, partial(_try, bench, baseline=baseline, spread=spread), score)
     whole = sum(trial.samples for trial in first)
@@ -205,6 +207,7 @@ def halve(
         rows = [attempt(contender, length, SEEDS if is_last else 1) for contender in left]
         rows.sort(key=lambda row: score(row.contender, row.ratio.value))
         keep = len(rows) if is_last else -(-len(rows) // 2)
+        rows = [replace(row, given_up=not is_last) for row in rows]
         done = [*rows, *[row for row in done if row.contender not in left]]
         left = [row.contender for row in rows[:keep] if isfinite(row.ratio.value)]
     return done
