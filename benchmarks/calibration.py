@@ -1,7 +1,9 @@
 """How near virtual time is to real time: settings predicted from a profile of this machine, then run.
 
-The machine is measured once, as `shoal calibrate` does, and each task's step by itself in one process. Every
-setting is then run in virtual time and on real processes of this machine, start-up and tests left out.
+The machine is measured as `shoal calibrate` does, and each task's step in as many processes as the run has
+workers, before and after the run: where a machine's speed changes by the minute, a prediction can be no
+better than what it is told of that. Every setting is run in virtual time and on real processes of this
+machine, start-up and tests left out.
 
     python benchmarks/calibration.py [--profile FILE] [--tasks digits,mnist] [--workers 2] [--seconds 4]
         [--strategies sync,local:period=8,bmuf:period=8,easgd:period=4,asgd,downpour] [--repeats 1]
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from itertools import product
 from statistics import fmean, median, quantiles
 from typing import Any
 
@@ -24,7 +27,7 @@ from rich.table import Table
 
 import shoal
 from shoal.profiling.measure import measure_profile
-from shoal.profiling.step import measure_step
+from shoal.profiling.trials import compute_here
 from shoal.programs.tasks import TASKS
 from shoal.sim.hardware import Profile
 
@@ -33,8 +36,17 @@ STRATEGIES = "sync,local:period=8,bmuf:period=8,easgd:period=4,asgd,downpour"
 
 def predict(setting: dict[str, Any], profile: Profile, transport: str, compute: shoal.Compute) -> Any:
     """The run in virtual time, as processes of one machine that use this transport."""
-    here = replace(profile, transports={"processes": profile.wiring(transport)})
+    here = replace(
+        profile,
+        transports={"processes": profile.wiring(transport)},
+        servers={"processes": profile.wiring(transport, has_server=True)},
+    )
     return shoal.run(**setting, transport="sim", profile=here, compute=compute)
+
+
+def step_here(task: str, workers: int, profile: Profile) -> shoal.Compute:
+    """What a step of the task takes now while so many processes train it."""
+    return compute_here(TASKS.make(task), profile.machine("processes", per_host=workers), workers)
 
 
 def epochs_for(
@@ -49,31 +61,23 @@ def measure(options: argparse.Namespace, profile: Profile) -> list[dict[str, Any
     """Every setting, predicted and measured."""
     rows = []
     for task in options.tasks.split(","):
-        compute = measure_step(TASKS.make(task)).compute()
         for workers in map(int, options.workers.split(",")):
-            for transport in options.transports.split(","):
-                for word in options.strategies.split(","):
-                    strategy = shoal.strategies.STRATEGIES.read(word)
-                    setting: dict[str, Any] = {
-                        "task": task,
-                        "strategy": strategy,
-                        "workers": workers,
-                        "tests": 0,
-                        "threads": 1,
-                    }
-                    setting["epochs"] = epochs_for(options.seconds, setting, profile, transport, compute)
-                    predicted = predict(setting, profile, transport, compute).seconds
-                    taken = [
-                        shoal.run(**setting, transport=transport).seconds for _ in range(options.repeats)
-                    ]
-                    error = predicted / median(taken) - 1
-                    name = f"{task} {workers} {transport} {word}"
-                    row = {"setting": name, "predicted": predicted, "measured": median(taken), "error": error}
-                    print(
-                        f"{name}: predicted {predicted:.2f} s, measured {median(taken):.2f} s, {error:+.1%}",
-                        flush=True,
-                    )
-                    rows.append(row)
+            compute = step_here(task, workers, profile)
+            for transport, word in product(options.transports.split(","), options.strategies.split(",")):
+                strategy = shoal.strategies.STRATEGIES.read(word)
+                setting: dict[str, Any] = {"task": task, "strategy": strategy, "workers": workers}
+                setting |= {"tests": 0, "threads": 1}
+                setting["epochs"] = epochs_for(options.seconds, setting, profile, transport, compute)
+                taken = [shoal.run(**setting, transport=transport).seconds for _ in range(options.repeats)]
+                before, compute = compute, step_here(task, workers, profile)
+                between = replace(compute, mean=(before.mean + compute.mean) / 2)
+                predicted = predict(setting, profile, transport, between).seconds
+                error = predicted / median(taken) - 1
+                name = f"{task} {workers} {transport} {word}"
+                said = f"predicted {predicted:.2f} s, measured {median(taken):.2f} s, {error:+.1%}"
+                print(f"{name}: {said}; a step {1e3 * between.mean:.2f} ms", flush=True)
+                figures = {"predicted": predicted, "measured": median(taken), "error": error}
+                rows.append({"setting": name, **figures})
     return rows
 
 

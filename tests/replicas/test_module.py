@@ -9,7 +9,7 @@ import shoal
 from marks import SAMPLES, marks
 from sampling import mostly_soak, sampled
 from shoal.core.replica import NOISE
-from shoal.replicas.batches import Batches, apportion
+from shoal.replicas.batches import Batches, apportion, part_of
 from shoal.replicas.module import build_model, build_replica
 from shoal.sim import Compute
 from shoal.strategies import Local
@@ -182,3 +182,10 @@ def test_a_worker_that_takes_over_another_s_state_keeps_its_own_random_stream():
     assert not torch.equal(before, left[NOISE])
     second.load_state_dict(left)
     assert torch.equal(second.state_dict()[NOISE], left[NOISE])
+
+
+def test_a_part_is_what_cutting_all_gives_without_cutting_all():
+    samples = torch.arange(11)
+    for parts in (1, 3, 4, 11, 12):
+        cut = torch.tensor_split(samples, parts)
+        assert all(torch.equal(part_of(samples, k, parts), cut[k]) for k in range(parts))

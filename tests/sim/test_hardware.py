@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from shoal import Compute, Downpour, Faults, Local, Network, Sync
+from shoal import BMUF, Compute, Downpour, Faults, Local, Network, Sync
 from shoal.sim import Kernel
-from shoal.sim.hardware import Handling, Machine, Profile, Speeds, Wiring
+from shoal.sim.hardware import FORMAT, LARGE_BYTES, Handling, Machine, Profile, Speeds, Wiring
 from shoal.sim.processors import Processors
 from shoal.testing.problems import Quadratic, simulate
 
@@ -82,23 +82,49 @@ def test_an_average_of_two_workers_costs_what_its_messages_cost():
     assert done.seconds == pytest.approx(0.006)
 
 
-def test_bytes_cost_too_and_so_does_merging_them():
+def test_bytes_cost_too():
     stripe = 500 * 8 + 104
-    machine = Machine(send=Handling(byte=1e-6), merge=2e-6)
-    done = run(Sync(), machine, steps=1)
-    assert done.seconds == pytest.approx(2 * stripe * 1e-6 + 2 * stripe * 2e-6, rel=1e-6)
+    done = run(Sync(), Machine(send=Handling(byte=1e-6)), steps=1)
+    assert done.seconds == pytest.approx(2 * stripe * 1e-6, rel=1e-6)
+
+
+def test_a_large_message_costs_more_than_its_bytes():
+    assert Handling(1.0, 0.5, 10.0).of(4) == 3.0
+    assert Handling(0.0, 0.0, 10.0).of(LARGE_BYTES) == 10.0
 
 
 def test_a_server_does_one_push_after_the_other():
     compute = Compute(mean=0.01)
-    machine = Machine(merge=0.02 / 8000)  # a push takes the server longer than two gradients
-    done = run(Downpour(), machine, workers=4, steps=5, compute=compute)
-    # its answers to pulls come after the pushes before them, so that all compute at the same time
-    assert done.seconds == pytest.approx(5 * (4 * 0.02 + 0.01))
+    machine = Machine(vectors=Handling(byte=1e-6))
+    alone = run(Downpour(), machine, workers=1, steps=5, compute=compute)
+    four = run(Downpour(), machine, workers=4, steps=5, compute=compute)
+    assert alone.seconds > 5 * 0.01 + 5 * 3 * 8000 * 1e-6  # the model, the push, and the model once more
+    assert four.seconds > alone.seconds + 5 * 3 * 2 * 8000 * 1e-6  # each push of the others, read and added
+
+
+def test_what_a_strategy_does_with_vectors_takes_time():
+    machine = Machine(vectors=Handling(byte=1e-6))
+    plain, block = (run(strategy, machine, steps=4) for strategy in (Local(period=4), BMUF(period=4)))
+    assert block.seconds >= plain.seconds + 3 * 8000 * 1e-6  # one operation on two vectors at least
+    few, many = (run(Local(period=100), machine, steps=steps) for steps in (4, 8))
+    assert few.seconds == many.seconds  # gradients and updates have their own time, which is 0 here
+
+
+class Twice(Local):
+    """Adds a vector to another, which is two read and one written, and looks at one, which is nothing."""
+
+    async def live(self, w):
+        w.x.view(-1)
+        w.x + w.x.clone()
+
+
+def test_an_operation_costs_what_it_reads_and_writes():
+    done = run(Twice(), Machine(vectors=Handling(each=0.5, byte=1e-6)), workers=1, steps=1)
+    assert done.seconds == pytest.approx(2 * 0.5 + 5 * 8000 * 1e-6)
 
 
 def test_nothing_computed_depends_on_the_machine():
-    slow = run(Sync(), Machine(cores=1, per_host=2, merge=1e-6, send=Handling(1e-3)))
+    slow = run(Sync(), Machine(cores=1, per_host=2, vectors=Handling(1e-6, 1e-6), send=Handling(1e-3)))
     assert (slow.worker(0).x == run(Sync()).worker(0).x).all()
 
 
@@ -108,7 +134,7 @@ def test_nothing_computed_depends_on_the_machine():
         ({"cores": 0}, "at least 1"),
         ({"slowdown": (0.5,)}, "1 or more"),
         ({"slowdown": ()}, "1 or more"),
-        ({"merge": -1.0}, "negative"),
+        ({"encode": -1.0}, "negative"),
     ],
 )
 def test_what_no_machine_is(wrong, said):
@@ -120,8 +146,9 @@ PROFILE = Profile(
     "here",
     2,
     (1.0, 1.3),
-    1e-9,
+    Handling(1e-6, 1e-9),
     {"processes": Wiring(Handling(1e-5, 1e-10), Handling(2e-5, 2e-10), 3e-5)},
+    {"processes": Wiring(Handling(3e-5, 3e-10), Handling(3e-5, 3e-10), 3e-5)},
     {"int8": Speeds(1e-9, 2e-9)},
 )
 
@@ -130,8 +157,9 @@ def test_a_profile_can_be_carried(tmp_path):
     PROFILE.save(tmp_path / "p.json")
     read = Profile.load(tmp_path / "p.json")
     assert read.machine("processes", "int8", per_host=3) == Machine(
-        2, 3, [1.0, 1.3], Handling(1e-5, 1e-10), Handling(2e-5, 2e-10), 1e-9, 1e-9, 2e-9
+        2, 3, [1.0, 1.3], Handling(1e-5, 1e-10), Handling(2e-5, 2e-10), Handling(1e-6, 1e-9), 1e-9, 2e-9
     )
+    assert read.machine("processes", has_server=True).send == Handling(3e-5, 3e-10)
     assert read.wiring("processes").bandwidth == float("inf")
 
 
@@ -142,7 +170,7 @@ def test_what_was_not_measured_is_said():
         PROFILE.machine("processes", "top_k")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"format": 1, "host": "x"})])
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"format": FORMAT, "host": "x"})])
 def test_what_is_no_profile_is_said(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(ValueError, match=r"p\.json is no profile of this `shoal calibrate`"):
@@ -165,7 +193,7 @@ def test_a_node_with_several_threads_takes_as_many_cores():
 
 
 def test_what_a_node_owed_dies_with_it():
-    machine = Machine(merge=1.0 / 8000)  # a second for each push at the server
+    machine = Machine(vectors=Handling(byte=0.2 / 8000))  # most of a second for each push at the server
     faults = Faults(restart_after=0.5).kill(2, 0.3)
     done = run(Downpour(), machine, steps=2, compute=Compute(mean=0.01), faults=faults, retry=10.0)
     assert done.seconds < 10.0

@@ -20,7 +20,7 @@ from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
 from shoal.loggers.log_option import make_loggers
 from shoal.loggers.logger import Logger
-from shoal.profiling.step import measure_step
+from shoal.profiling.trials import compute_here
 from shoal.programs.tasks import TASKS
 from shoal.records.recording import RunRecording, both, record_run
 from shoal.records.run_store import RunDescription, RunStore, open_store
@@ -172,8 +172,10 @@ def _virtual(
         return VirtualTime(links or Network(), speeds or Compute())
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
     threads = plan.threads or max(1, known.cores // (1 if links else plan.nodes))
-    wires, machine = known.of_run(plan.nodes, CODECS.name_of(plan.codec), links, threads)
-    return VirtualTime(wires, speeds or measure_step(plan.task, plan.seed, threads).compute(), machine)
+    codec, has_server = CODECS.name_of(plan.codec), plan.nodes > plan.workers
+    wires, machine = known.of_run(plan.nodes, codec, links, threads, has_server)
+    beside = machine.per_host if links is None else 1
+    return VirtualTime(wires, speeds or compute_here(plan.task, machine, beside, plan.seed, threads), machine)
 
 
 @contextmanager

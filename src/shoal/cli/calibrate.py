@@ -45,14 +45,16 @@ def calibrate(
 
 
 def _messages(profile: Profile) -> Table:
-    table = _table("messages between two processes", "transport", "message", "sending", "receiving", "link")
-    for kind, wiring in profile.transports.items():
+    table = _table(
+        "messages among workers, and to a server", "transport", "a message", "its bytes", "latency"
+    )
+    ways = {**profile.transports, **{f"{kind}, server": w for kind, w in profile.servers.items()}}
+    for way, wiring in ways.items():
         table.add_row(
-            kind,
-            f"{1e6 * (wiring.send.message + wiring.receive.message):.0f} us",
-            _rate(wiring.send.byte),
-            _rate(wiring.receive.byte),
-            f"{1e6 * wiring.latency:.0f} us, {_rate(1 / wiring.bandwidth)}",
+            way,
+            f"{1e6 * (wiring.send.each + wiring.receive.each):.0f} us",
+            _rate(wiring.send.byte + wiring.receive.byte),
+            f"{1e6 * wiring.latency:.0f} us",
         )
     return table
 

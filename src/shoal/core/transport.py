@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, runtime_checkable
@@ -230,7 +231,11 @@ class Works(Protocol):
     """A transport in virtual time, where what a node computes takes time because it says so."""
 
     def charge(self, work: str, nbytes: int) -> None:
-        """The node does this work ("merge", "encode", "decode") on so many bytes before anything else."""
+        """The node does this work ("encode", "decode") on so many bytes before anything else."""
+        ...
+
+    def apart(self) -> AbstractContextManager[None]:
+        """While inside, what the node computes on vectors takes no time: that is counted elsewhere."""
         ...
 
     async def work(self, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 from shoal.core.identity import NodeIdentity
@@ -56,6 +57,10 @@ class Channel:
         """In virtual time, let this work of the node take its time; elsewhere it has taken it."""
         if self._worker is not None:
             self._worker.charge(work, nbytes)
+
+    def apart(self) -> AbstractContextManager[None]:
+        """While inside, what the node computes takes no virtual time by itself: it is counted elsewhere."""
+        return nullcontext() if self._worker is None else self._worker.apart()
 
     def work(self, seconds: float) -> Awaitable[None]:
         """In virtual time, let the node compute for so long."""

@@ -74,15 +74,16 @@ class Coding:
         state = self.state_of(key, codec, v)
         feeds = feeds and codec.feedback != "none"
         own = {name: tensor for name, tensor in state.items() if name != REST}
-        if (feeds or own) and not (counts and bool(v.sum().isfinite())):
-            payload, _ = codec.encode(v, {name: tensor.clone() for name, tensor in own.items()})
-            self.states.setdefault(key, state)
-        elif feeds:
-            rest = state[REST] if REST in state else torch.zeros_like(v)
-            payload, own = codec.encode_rest(v, rest, own)
-            self.states[key] = {**own, REST: rest}
-        else:
-            payload, self.states[key] = codec.encode(v, own)
+        with self._channel.apart():
+            if (feeds or own) and not (counts and bool(v.sum().isfinite())):
+                payload, _ = codec.encode(v, {name: tensor.clone() for name, tensor in own.items()})
+                self.states.setdefault(key, state)
+            elif feeds:
+                rest = state[REST] if REST in state else torch.zeros_like(v)
+                payload, own = codec.encode_rest(v, rest, own)
+                self.states[key] = {**own, REST: rest}
+            else:
+                payload, self.states[key] = codec.encode(v, own)
         self._meter.encode_seconds += self._channel.now() - began
         if not codec.exact:
             self._channel.charge("encode", v.nbytes)
@@ -115,7 +116,8 @@ class Coding:
         here = tuple([part if part.device == self._device else part.to(self._device) for part in payload])
         out = torch.empty(numel, dtype=self._dtype, device=self._device)
         codec = self.fitted(at, numel, merged)
-        decoded = codec.decode(here, out)
+        with self._channel.apart():
+            decoded = codec.decode(here, out)
         if not codec.exact:
             self._channel.charge("decode", decoded.nbytes)
         self._meter.decode_seconds += self._channel.now() - began

@@ -82,7 +82,8 @@ class Gradients:
         channel, progress = self._channel, self._progress
         began = channel.now()
         try:
-            gradient = await (compute() if handlers is None else self._attentively(compute(), handlers))
+            work = self._apart(compute)
+            gradient = await (work if handlers is None else self._attentively(work, handlers))
         except NoMoreSteps:
             progress.end_data()
             raise
@@ -102,6 +103,11 @@ class Gradients:
         progress.count_gradient(gradient.count)
         channel.meter.compute_seconds += channel.now() - began
         return gradient
+
+    async def _apart(self, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the work, whose time `duration` tells."""
+        with self._channel.apart():
+            return await compute()
 
     async def _attentively(self, work: Coroutine[Any, Any, T], handlers: Handlers) -> T:
         """The result of the work, while messages are handled; without a background, when it is done."""

@@ -97,9 +97,7 @@ class Group:
         return await self._found(tag, src)
 
     async def _found(self, tag: str, src: int, needed: Container[int] = ()) -> Message:
-        m = await self._mailbox.find(tag, self._members[src], needed, self.handlers, self._stamp)
-        self._channel.charge("merge", m.nbytes)  # it is added to a sum, or copied into the result
-        return m
+        return await self._mailbox.find(tag, self._members[src], needed, self.handlers, self._stamp)
 
     @property
     def _stamp(self) -> int:

@@ -276,7 +276,6 @@ class Service:
             reason = torch.tensor(list(text.encode()[:400]), dtype=torch.uint8)
             await self._answer(m.src, Refused(parts=(reason,), seq=m.seq, version=version))
             return None
-        self._channel.charge("merge", vector.nbytes)
         self._channel.meter.staleness[max(0, version - m.version)] += 1
         return (vector, *numbers)
 

@@ -1,7 +1,8 @@
 """One of several processes that train at the same time: python -m shoal.profiling.crowd RANK FOLDER SIZES.
 
-With SIZES 1,2,4 there are four of them. First the first one trains alone, then two, then all four; each
-trains a small net on one thread. Rank 0 prints one line of JSON: the seconds of its step for each size.
+With SIZES 1,2,4 there are four of them. First the first one trains alone, then two, then all four, and again
+from the start; each trains a small net on one thread. Rank 0 prints one line of JSON: the seconds of its step
+for each size.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 
 import torch
 from torch import nn
@@ -18,28 +19,26 @@ from torch import nn
 from shoal.launch.control import leave_with_parent
 from shoal.profiling.probe import meet
 
-SECONDS = 1.5
-"""How long each crowd trains."""
+SECONDS, ROUNDS = 0.3, 3
+"""How long each crowd trains, and how often: where a machine's speed changes, it does for all sizes."""
 
 WIDTH, BATCH = 512, 64
 
 
 def train(seconds: float) -> float:
-    """Processor seconds of a step, their lower quartile: other programs are no part of the crowd."""
+    """Seconds of a step."""
     model = nn.Sequential(
         nn.Linear(784, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = torch.randn(BATCH, 784), torch.randint(10, (BATCH,))
-    taken: list[float] = []
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        began = time.thread_time()
+    steps, began = 0, time.perf_counter()
+    while time.perf_counter() < began + seconds:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        taken.append(time.thread_time() - began)
-    return quantiles(taken, n=4)[0]
+        steps += 1
+    return (time.perf_counter() - began) / steps
 
 
 def main() -> None:
@@ -49,13 +48,14 @@ def main() -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     sizes = [int(size) for size in sys.argv[3].split(",")]
     train(0.2)  # to warm up
-    steps = []
-    for size in sizes:
-        meet(folder, f"before-{size}", rank, sizes[-1])
-        if rank < size:
-            steps.append(train(SECONDS))
+    steps: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(ROUNDS):
+        for size in sizes:
+            meet(folder, f"before-{turn}-{size}", rank, sizes[-1])
+            if rank < size:
+                steps[size].append(train(SECONDS))
     if rank == 0:
-        print(json.dumps(steps), flush=True)
+        print(json.dumps([median(steps[size]) for size in sizes]), flush=True)
 
 
 if __name__ == "__main__":

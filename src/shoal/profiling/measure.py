@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from math import inf
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.errors import Unavailable
 from shoal.launch.join import local_threads
-from shoal.profiling.probe import BULK_BYTES
+from shoal.profiling.fitting import fit_wirings
 from shoal.profiling.probe_processes import hear, start_probe
 from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
 
@@ -30,6 +30,9 @@ ELEMENTS = 1 << 20
 
 REPEATS = 3
 
+MODELLED = ("processes", "grpc")
+"""Transports whose messages virtual time has the costs of; gloo forms averages by itself."""
+
 Telling = Callable[[str], None]
 
 
@@ -38,10 +41,11 @@ def measure_profile(tell: Telling = lambda _: None) -> Profile:
     cores = local_threads(1)
     tell(f"training in 1 to {cores} processes")
     slowdown = measure_slowdown(cores)
-    tell("messages between two processes")
-    transports = measure_transports()
-    tell("codecs")
-    return Profile(platform.node(), cores, slowdown, measure_merge(), transports, measure_codecs())
+    tell("operations on vectors, and codecs")
+    profile = Profile(platform.node(), cores, slowdown, measure_vectors(), codecs=measure_codecs())
+    tell("messages between processes")
+    among, served = measure_transports(profile)
+    return replace(profile, transports=among, servers=served)
 
 
 def measure_slowdown(cores: int) -> tuple[float, ...]:
@@ -75,27 +79,29 @@ def _between(steps: dict[int, float], size: int) -> float:
     return steps[below] + share * (steps[above] - steps[below])
 
 
-def measure_transports() -> dict[str, Wiring]:
-    """What messages cost over every transport that works between two processes here."""
+def measure_transports(profile: Profile) -> tuple[dict[str, Wiring], dict[str, Wiring]]:
+    """What messages cost among workers, and to a server, over each transport that is modelled and works here.
+
+    The profile has what else costs time.
+    """
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         figures, _ = hear([start_probe(rank, folder) for rank in range(2)])
-    return {kind: wiring_of(found) for kind, found in figures.items() if "problem" not in found}
+    works = {kind: found for kind, found in figures.items() if kind in MODELLED and "problem" not in found}
+    fitted = {kind: fit_wirings(profile, kind, latency_of(found)) for kind, found in works.items()}
+    among, served = ({kind: pair[k] for kind, pair in fitted.items()} for k in range(2))
+    return among, served
 
 
-def wiring_of(found: dict[str, Any]) -> Wiring:
-    """From what a probe has printed: the time between sending and receiving is the link's."""
-    send = Handling(found["message"], found["send_byte"])
-    receive = Handling(found["message"], found["receive_byte"])
-    latency = max(0.0, found["round_trip"] / 2 - send.message - receive.message)
-    one_way = BULK_BYTES / found["bandwidth"] - found["round_trip"] / 2  # what came back was empty
-    left = one_way - send.of(BULK_BYTES) - receive.of(BULK_BYTES) - latency
-    return Wiring(send, receive, latency, BULK_BYTES / left if left > 0 else inf)
+def latency_of(found: dict[str, Any]) -> float:
+    """Seconds on the way, from what a probe has printed: neither end is busy then."""
+    return max(0.0, float(found["round_trip"]) / 2 - 2 * float(found["message"]))
 
 
-def measure_merge() -> float:
-    """Seconds a byte to add one vector to another."""
+def measure_vectors() -> Handling:
+    """What adding one vector to another costs: short ones, and each byte that is read or written."""
     one, other = torch.ones(ELEMENTS), torch.ones(ELEMENTS)
-    return _fastest(lambda: one.add_(other, alpha=0.5)) / one.nbytes
+    short = _fastest(lambda: [one[:1].add_(other[:1], alpha=0.5) for _ in range(1000)]) / 1000
+    return Handling(short, max(0.0, _fastest(lambda: one.add_(other, alpha=0.5)) - short) / (3 * one.nbytes))
 
 
 def measure_codecs() -> dict[str, Speeds]:

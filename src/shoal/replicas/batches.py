@@ -114,6 +114,7 @@ class Batches:
         self.rate = 1.0  # factor of the learning rate for the batch taken last
         self._detour: tuple[int, int] | None = None
         self._speeds: Sequence[float] | None = None
+        self._share: tuple[tuple[int, int, int], Tensor] | None = None  # the fixed one asked for last, whose
 
     def weigh(self, speeds: Sequence[float]) -> None:
         """From now on divide a step's samples in proportion to `speeds`, one for each worker."""
@@ -142,7 +143,7 @@ class Batches:
             return self._dealt_before(rank, position)
         epoch, step, steps = self._find(position)
         if self._has_shares(epoch):
-            return torch.tensor_split(self._own(rank, epoch), steps)[step]
+            return part_of(self._own(rank, epoch), step, steps)
         ends = self._end is not None and position == self._end.step - 1
         return self._share_of(self._order(epoch, self._stop(epoch) if ends else None), rank, position, ends)
 
@@ -309,9 +310,19 @@ class Batches:
 
     def _own(self, rank: int, epoch: int) -> Tensor:
         """The fixed share of a worker, in the order of this epoch."""
-        mine = _shuffle(len(self._x), self._seed, 0)[rank :: self._workers]
-        order = _shuffle(len(mine), derive(self._seed, "share", rank), epoch)
-        return without(mine[order], self._done.get(epoch))
+        whose = rank, self._workers, epoch
+        if self._share is None or self._share[0] != whose:
+            mine = _shuffle(len(self._x), self._seed, 0)[rank :: self._workers]
+            order = _shuffle(len(mine), derive(self._seed, "share", rank), epoch)
+            self._share = whose, mine[order]
+        return without(self._share[1], self._done.get(epoch))
+
+
+def part_of(samples: Tensor, number: int, parts: int) -> Tensor:
+    """One of so many parts of about the same size, the longer first, as `torch.tensor_split` cuts them."""
+    size, longer = divmod(len(samples), parts)
+    begin = number * size + min(number, longer)
+    return samples[begin : begin + size + (number < longer)]
 
 
 def without(samples: Tensor, some: Tensor | None) -> Tensor:

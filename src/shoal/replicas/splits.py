@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.seeds import stream
+from shoal.replicas.batches import part_of
 
 
 def split_steps(samples: int, batch: int, workers: int, blocks: int) -> int:
@@ -79,7 +80,7 @@ class Splits:
             visit, step = divmod(self.position, self.split_steps)
             self.position += 1
             rows = self._visit(visit)
-        x, y = (torch.tensor_split(part, self.split_steps)[step] for part in rows)
+        x, y = (part_of(part, step, self.split_steps) for part in rows)
         return x, y
 
     def split(self, rank: int, block: int) -> Tensor:

@@ -11,24 +11,34 @@ from typing import Any
 
 from shoal.sim.models import Network
 
-FORMAT = 1
+LARGE_BYTES = 64 * 1024
+"""From this size on a message is large."""
+
+FORMAT = 2
 """Of profiles. A profile of another format is refused."""
 
 
 @dataclass(frozen=True)
 class Handling:
-    """What a message costs the processor of a node: `message` seconds, and `byte` more for each byte."""
+    """What a message, or an operation on vectors, costs a processor: `each` seconds, and `byte` a byte.
 
-    message: float = 0.0
+    From LARGE_BYTES on it costs `large` more: transports treat such messages in another way.
+    """
+
+    each: float = 0.0
     byte: float = 0.0
+    large: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.message < 0 or self.byte < 0:
+        if min(self.each, self.byte, self.large) < 0:
             raise ValueError(f"{self}: times must not be negative")
 
+    def __bool__(self) -> bool:
+        return max(self.each, self.byte, self.large) > 0
+
     def of(self, nbytes: int) -> float:
-        """Seconds for a message of so many bytes."""
-        return self.message + nbytes * self.byte
+        """Seconds for so many bytes."""
+        return self.each + nbytes * self.byte + (self.large if nbytes >= LARGE_BYTES else 0.0)
 
 
 @dataclass(frozen=True)
@@ -37,8 +47,9 @@ class Machine:
 
     `per_host` nodes share a host with `cores` processors; by default every node has a host of its own.
     `slowdown[k]` is how many times as long everything takes while k + 1 processes are busy, each on a
-    processor of its own: they share caches and memory. `merge`, `encode` and `decode` are seconds a byte of
-    the vector that is merged into another, compressed or unpacked.
+    processor of its own: they share caches and memory. `vectors` is what an operation of torch costs outside
+    of gradients, by the bytes that it reads and writes: averages, servers and a strategy's own steps consist
+    of these. `encode` and `decode` are seconds a byte of the vector that is compressed or unpacked.
     """
 
     cores: int = 1
@@ -46,7 +57,7 @@ class Machine:
     slowdown: Sequence[float] = (1.0,)
     send: Handling = field(default_factory=Handling)
     receive: Handling = field(default_factory=Handling)
-    merge: float = 0.0
+    vectors: Handling = field(default_factory=Handling)
     encode: float = 0.0
     decode: float = 0.0
 
@@ -55,7 +66,7 @@ class Machine:
             raise ValueError(f"cores={self.cores}, per_host={self.per_host}: both are at least 1")
         if not self.slowdown or any(factor < 1 for factor in self.slowdown):
             raise ValueError(f"slowdown={list(self.slowdown)}: factors are 1 or more")
-        if min(self.merge, self.encode, self.decode) < 0:
+        if min(self.encode, self.decode) < 0:
             raise ValueError(f"{self}: times must not be negative")
 
     def speed(self, busy: int) -> float:
@@ -88,16 +99,24 @@ class Profile:
     host: str
     cores: int
     slowdown: Sequence[float] = (1.0,)
-    merge: float = 0.0
-    transports: Mapping[str, Wiring] = field(default_factory=dict)
+    vectors: Handling = field(default_factory=Handling)
+    transports: Mapping[str, Wiring] = field(default_factory=dict)  # for messages among workers
+    servers: Mapping[str, Wiring] = field(default_factory=dict)  # for those to a server and back
     codecs: Mapping[str, Speeds] = field(default_factory=dict)
 
-    def machine(self, transport: str, codec: str = "none", per_host: int = 1, threads: int = 1) -> Machine:
+    def machine(
+        self,
+        transport: str,
+        codec: str = "none",
+        per_host: int = 1,
+        threads: int = 1,
+        has_server: bool = False,
+    ) -> Machine:
         """The machine as nodes meet it that use this transport, codec and number of threads.
 
         A node with several threads takes as many cores. Raises ValueError for what was not measured.
         """
-        wiring, speeds = self.wiring(transport), self.codecs.get(codec)
+        wiring, speeds = self.wiring(transport, has_server), self.codecs.get(codec)
         if speeds is None and codec != "none":
             raise ValueError(f"codec {codec!r} was not measured on {self.host}: {_known(self.codecs)}")
         speeds = speeds or Speeds()
@@ -110,13 +129,13 @@ class Profile:
             [max(1.0, factor) for factor in slowdown],
             wiring.send,
             wiring.receive,
-            self.merge,
+            self.vectors,
             speeds.encode,
             speeds.decode,
         )
 
     def of_run(
-        self, nodes: int, codec: str, network: Network | None, threads: int
+        self, nodes: int, codec: str, network: Network | None, threads: int, has_server: bool
     ) -> tuple[Network, Machine]:
         """How these nodes are connected, and what they run on.
 
@@ -124,23 +143,22 @@ class Profile:
         one they are processes of one such machine.
         """
         if network is not None:
-            return network, self.machine("grpc", codec, 1, threads)
-        wiring = self.wiring("processes")
-        here = self.machine("processes", codec, nodes, threads)
+            return network, self.machine("grpc", codec, 1, threads, has_server)
+        wiring = self.wiring("processes", has_server)
+        here = self.machine("processes", codec, nodes, threads, has_server)
         return Network(wiring.latency, wiring.bandwidth), here
 
-    def wiring(self, transport: str) -> Wiring:
-        """What was measured of a transport. Raises ValueError if nothing was."""
-        if transport not in self.transports:
-            raise ValueError(
-                f"transport {transport!r} was not measured on {self.host}: {_known(self.transports)}"
-            )
-        return self.transports[transport]
+    def wiring(self, transport: str, has_server: bool = False) -> Wiring:
+        """What was measured of a transport, in runs with a server or without. Raises ValueError if not."""
+        measured = self.servers if has_server else self.transports
+        if transport not in measured:
+            raise ValueError(f"transport {transport!r} was not measured on {self.host}: {_known(measured)}")
+        return measured[transport]
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
         known = {**asdict(self), "format": FORMAT}
-        for wiring in known["transports"].values():
+        for wiring in (*known["transports"].values(), *known["servers"].values()):
             if wiring["bandwidth"] == inf:
                 del wiring["bandwidth"]
         Path(path).write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
@@ -152,9 +170,13 @@ class Profile:
             known = json.loads(Path(path).read_text(encoding="utf-8"))
             if known.pop("format") != FORMAT:
                 raise KeyError("of another format; measure again")
-            transports = {kind: _wiring(entry) for kind, entry in known.pop("transports").items()}
+            transports, servers = (
+                {kind: _wiring(entry) for kind, entry in known.pop(which).items()}
+                for which in ("transports", "servers")
+            )
             codecs = {word: Speeds(**entry) for word, entry in known.pop("codecs").items()}
-            return cls(**known, transports=transports, codecs=codecs)
+            vectors = Handling(**known.pop("vectors"))
+            return cls(**known, vectors=vectors, transports=transports, servers=servers, codecs=codecs)
         except OSError as error:
             raise ValueError(f"profile {path} cannot be read: {error.strerror}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
 from shoal.core.errors import Deadlock
 
@@ -49,7 +49,7 @@ class Kernel:
 
         self.after(seconds, act)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str]) -> Process:
+    def spawn(self, coroutine: Resumable, describe: Callable[[], str]) -> Process:
         """Start a coroutine at this instant. `describe` says what it waits for: the text of a Deadlock."""
         process = Process(coroutine, describe, self._one_less)
         self._running.append(process)
@@ -85,14 +85,24 @@ class Kernel:
         return f"nothing can happen any more at {self.now:g} s of virtual time: {shown}{more}."
 
 
+class Resumable(Protocol):
+    """A coroutine, or what stands for one."""
+
+    def send(self, value: None, /) -> Any:
+        """Run it until it next waits. Raises StopIteration at its end."""
+        ...
+
+    def close(self) -> None:
+        """End it where it is."""
+        ...
+
+
 class Process:
     """A coroutine in virtual time."""
 
     __slots__ = ("_coroutine", "_on_end", "describe", "ended")
 
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, None], describe: Callable[[], str], on_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, coroutine: Resumable, describe: Callable[[], str], on_end: Callable[[], None]) -> None:
         self._coroutine = coroutine
         self._on_end = on_end
         self.describe = describe

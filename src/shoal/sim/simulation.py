@@ -29,9 +29,10 @@ from shoal.engine.progress import Progress
 from shoal.sim.disk import Disk
 from shoal.sim.faults import Crash, Departure, Faults, Weather
 from shoal.sim.hardware import Machine
-from shoal.sim.kernel import Kernel, rare_collections
+from shoal.sim.kernel import Kernel, Resumable, rare_collections
 from shoal.sim.models import Compute, Network, Pace
 from shoal.sim.transport import SimTransport, Switch
+from shoal.sim.vector_work import CountedSteps
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting, Strategy
 
@@ -256,7 +257,10 @@ class Simulation:
 
     def _spawn(self, node: Engine) -> None:
         end = self._ends[node.rank]
-        end.process = self.kernel.spawn(self._life(node, end), self._describe(node))
+        life: Resumable = self._life(node, end)
+        if end.vector_work is not None:
+            life = CountedSteps(life, end.vector_work)
+        end.process = self.kernel.spawn(life, self._describe(node))
 
     async def _life(self, node: Engine, end: SimTransport) -> None:
         try:

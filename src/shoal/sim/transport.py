@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
@@ -20,6 +21,7 @@ from shoal.sim.kernel import Kernel, Process, suspended
 from shoal.sim.links import Links
 from shoal.sim.models import Network, Wires
 from shoal.sim.processors import Processors
+from shoal.sim.vector_work import VectorWork
 
 _ENTRY = Struct("<dddqqq")  # of the fingerprint, beside the tag: when, samples, from whom, to whom, how much
 
@@ -124,6 +126,8 @@ class SimTransport:
         self._busy_until = 0.0  # when its disk has done what it was given
         self._machine, self._host = switch.machine, switch.host_of(rank)
         self._owed = 0.0  # seconds of work that the node has done and that have not passed yet
+        vectors = None if self._machine is None else self._machine.vectors
+        self.vector_work = VectorWork(self._touch) if vectors else None
 
     @property
     def size(self) -> int:
@@ -169,7 +173,8 @@ class SimTransport:
         if peer._farewell is not None:
             peer._tell(self.rank)
             return
-        parts = m.parts and tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])
+        with self.apart():
+            parts = m.parts and tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])
         self._switch.carry(self.rank, dst, m.copied(self.rank, parts))
 
     async def recv(self, timeout: float | None = None) -> Message:
@@ -204,6 +209,14 @@ class SimTransport:
         if self._machine is not None:
             rate: float = getattr(self._machine, work)
             self._owed += rate * nbytes
+
+    def apart(self) -> AbstractContextManager[None]:
+        """While inside, what the node computes on vectors takes no time by itself."""
+        return nullcontext() if self.vector_work is None else self.vector_work.apart()
+
+    def _touch(self, nbytes: int) -> None:
+        assert self._machine is not None
+        self._owed += self._machine.vectors.of(nbytes)
 
     async def work(self, seconds: float) -> None:
         """Occupy a processor of the node's host, if it has one; else let the time pass."""
@@ -289,16 +302,16 @@ class SimTransport:
         """Read a peer's vector into `out` in one round trip. Returns the number of additions to it so far."""
         await self._trip(owner, Message("fetch"))
         window = self._switch.windows[owner]
-        count, copy = window.count, window.x.clone()
+        with self.apart():
+            count, copy = window.count, window.x.clone()
         await self._trip(owner, Message("fetched", (copy,)), back=True)
         out.copy_(copy)
-        self.charge("merge", copy.nbytes)
         return count
 
     async def accumulate(self, owner: int, v: Tensor) -> int:
         """Add `v` to a peer's vector in one round trip. Returns the number of additions before this one."""
-        copy = v.clone()
-        self.charge("merge", copy.nbytes)
+        with self.apart():
+            copy = v.clone()
         await self._trip(owner, Message("add", (copy,)))
         window = self._switch.windows[owner]
         window.x.add_(copy)

@@ -167,7 +167,8 @@ class Node:
         channel, replica = self.engine.channel, self.engine.replica
         began = channel.now()
         if push is None:
-            replica.descend(g)
+            with channel.apart():  # a measured gradient has its update in it
+                replica.descend(g)
         elif not isinstance(replica, Parameters):
             raise TypeError("a worker steps with its own optimizer; leave the push out")
         elif push.count or g.any():
