@@ -15,7 +15,8 @@ PROFILE = Profile(
     platform.node(),
     2,
     (1.0, 1.2),
-    1e-10,
+    Handling(1e-6, 1e-10),
+    {"grpc": WIRING, "processes": WIRING},
     {"grpc": WIRING, "processes": WIRING},
     {"one_bit": Speeds(1e-9, 1e-9)},
 )

@@ -20,9 +20,9 @@ from shoal.planning.plan_check import PlanWatch, contender_of, rows_of
 from shoal.planning.plan_page import plan_page
 from shoal.planning.plan_text import account, commands, lines, pays, winner
 from shoal.planning.run_time import RunCost
+from shoal.planning.short_runs import Allowance, TrialRun, needed
 from shoal.planning.survivors import survivors, undominated
 from shoal.planning.training_plan import Forecast, TrainingPlan
-from shoal.planning.trials import Allowance, TrialRun, needed
 from shoal.planning.workload import UNCOMPRESSED, CodecCost, Workload
 from shoal.sim import Compute, Network
 from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
@@ -32,7 +32,8 @@ PROFILE = Profile(
     platform.node(),
     2,
     (1.0, 1.2),
-    1e-10,
+    Handling(1e-6, 1e-10),
+    {"grpc": WIRING, "processes": WIRING},
     {"grpc": WIRING, "processes": WIRING},
     {"one_bit": Speeds(1e-9, 1e-9)},
 )

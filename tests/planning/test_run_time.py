@@ -23,7 +23,7 @@ from shoal.sim.hardware import Handling, Machine
 from shoal.testing import Slope, simulate
 
 ELEMENTS, STEPS = 20_000, 64
-PROFILED = Machine(send=Handling(1e-4, 2e-9), receive=Handling(1e-4, 2e-9), merge=1e-9)
+PROFILED = Machine(send=Handling(1e-4, 2e-9), receive=Handling(1e-4, 2e-9), vectors=Handling(5e-6, 3e-10))
 CODED = {"one_bit": CodecCost(1 / 64, 1 / 64, kept=2)}
 
 
@@ -35,7 +35,7 @@ def both(
     workload = Workload(
         "slope", STEPS * workers, 1, ELEMENTS, itemsize=8, codecs={"none": UNCOMPRESSED, **CODED}
     )
-    cost = run_cost(contender, workload, lambda nodes, codec: Site(links, machine, step))
+    cost = run_cost(contender, workload, lambda nodes, codec, served: Site(links, machine, step))
     codec = CODECS.read(contender.codec)
     settings: dict[str, Any] = {"network": links, "compute": step, "machine": machine, "codec": codec}
     mean = choose_mean("auto", None, codec, workers, LinkCost.of_network(links.latency, links.bandwidth))
@@ -96,7 +96,7 @@ def test_lost_messages_delay_an_average():
 
 
 def test_processes_of_one_machine_share_its_cores():
-    crowded = Machine(cores=2, per_host=4, slowdown=(1.0, 1.3), merge=1e-9)
+    crowded = Machine(cores=2, per_host=4, slowdown=(1.0, 1.3))
     formula, simulated, _ = both(Contender("sync", 4), "100Gbit,10us", machine=crowded)
     assert formula == pytest.approx(simulated, rel=0.2)
     assert formula > STEPS * 0.02 * 2 * 1.3  # four on two cores, which slow each other down
@@ -108,7 +108,7 @@ def test_a_thousand_settings_are_priced_in_seconds_also_for_a_thousand_workers()
     listed = contenders(1024, 5 * 156_250, ("none", "one_bit"))
     assert len(listed) > 1000
     began = process_time()
-    costs = {c: run_cost(c, workload, lambda nodes, codec: site, 5) for c in listed}
+    costs = {c: run_cost(c, workload, lambda nodes, codec, served: site, 5) for c in listed}
     assert process_time() - began < 30
     assert all(cost.seconds > 0 for cost in costs.values())
     assert len({c.word for c in costs}) > 20

@@ -16,7 +16,13 @@ from shoal.sim import Network
 from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
 
 WIRING = Wiring(Handling(5e-5, 1e-9), Handling(5e-5, 1e-9), 1e-4, 1e9)
-PROFILE = Profile(platform.node(), 1, transports={"grpc": WIRING}, codecs={"one_bit": Speeds(1e-9, 1e-9)})
+PROFILE = Profile(
+    platform.node(),
+    1,
+    transports={"grpc": WIRING},
+    servers={"grpc": WIRING},
+    codecs={"one_bit": Speeds(1e-9, 1e-9)},
+)
 
 SCRIPT = """
 import time, torch, shoal

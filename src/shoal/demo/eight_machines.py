@@ -99,5 +99,7 @@ def predict(task: Task, epochs: int, site: Site) -> dict[str, float]:
     for word, strategy in STRATEGIES.items():
         options = {f.name: getattr(strategy, f.name) for f in fields(strategy)}
         contender = Contender(word, 1 if word == "single" else MACHINES, options)
-        found[word] = epochs * run_cost(contender, workload, lambda nodes, codec: site, epochs).seconds
+        found[word] = (
+            epochs * run_cost(contender, workload, lambda nodes, codec, served: site, epochs).seconds
+        )
     return found

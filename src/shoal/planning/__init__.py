@@ -6,7 +6,7 @@ message_time   what a message costs        mean_time, server_time, peer_time   f
 run_time     seconds, bytes and memory of a whole run, by these formulas
 rules        the rules of thumb: which family of methods, and why
 noise_scale  how many samples a step can use
-trials       the accuracy pass: short runs in virtual time, halved again and again
+short_runs   the accuracy pass: short runs in virtual time, halved again and again
 curves_ahead   learning curves beside that of one worker, continued
 objectives   what "best" means: a target, a time limit, epochs, bytes, a price
 survivors    whom to try                   pricing      formulas and rules, as a plan

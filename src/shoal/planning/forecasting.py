@@ -10,8 +10,8 @@ from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued
 from shoal.planning.objectives import Objective
 from shoal.planning.run_time import RunCost
+from shoal.planning.short_runs import Race
 from shoal.planning.training_plan import FORMULA_DOUBT, Forecast
-from shoal.planning.trials import Race
 from shoal.planning.workload import Workload
 
 

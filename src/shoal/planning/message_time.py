@@ -9,6 +9,8 @@ from shoal.core.transport import HEADER_BYTES
 from shoal.sim import Network
 from shoal.sim.hardware import Machine
 
+MERGE_PASSES = 5.0  # over a message that is merged: read, add, write, copy into the result
+PASSES_OF_ONE = 2.5  # operation of torch: it reads one or two vectors and writes one
 MOST_LOSSES = 8  # in a row: more are too rare to matter
 
 
@@ -27,17 +29,20 @@ class Wire:
 
     def sending(self, nbytes: float) -> float:
         """Processor seconds of the sender."""
-        send = self.machine.send
-        return self.slower * (send.message + (nbytes + HEADER_BYTES) * send.byte)
+        return self.slower * self.machine.send.of(round(nbytes) + HEADER_BYTES)
 
     def receiving(self, nbytes: float) -> float:
         """Processor seconds of the receiver."""
-        receive = self.machine.receive
-        return self.slower * (receive.message + (nbytes + HEADER_BYTES) * receive.byte)
+        return self.slower * self.machine.receive.of(round(nbytes) + HEADER_BYTES)
 
     def merging(self, nbytes: float) -> float:
-        """Processor seconds to add a vector to another."""
-        return self.slower * nbytes * self.machine.merge
+        """Processor seconds to add a vector that has arrived to another."""
+        return self.touching(nbytes, MERGE_PASSES)
+
+    def touching(self, nbytes: float, passes: float) -> float:
+        """Processor seconds of operations that read or write a vector so many times in all."""
+        vectors = self.machine.vectors
+        return self.slower * (passes / PASSES_OF_ONE * vectors.each + passes * nbytes * vectors.byte)
 
     def leaving(self, nbytes: float) -> float:
         """Seconds for which a message occupies its sender's port."""
@@ -66,8 +71,10 @@ class Wire:
     @property
     def whole(self) -> LinkCost:
         """A message whose receiver waits for it and merges it: processors and link together."""
-        each = 1 / self.network.bandwidth + self.slower * (
-            self.machine.send.byte + self.machine.receive.byte + self.machine.merge
+        machine = self.machine
+        byte = machine.send.byte + machine.receive.byte + MERGE_PASSES * machine.vectors.byte
+        each = 1 / self.network.bandwidth + self.slower * byte
+        message = (
+            machine.send.each + machine.receive.each + MERGE_PASSES / PASSES_OF_ONE * machine.vectors.each
         )
-        message = self.slower * (self.machine.send.message + self.machine.receive.message)
-        return LinkCost(self.network.latency + message + HEADER_BYTES * each, each)
+        return LinkCost(self.network.latency + self.slower * message + HEADER_BYTES * each, each)

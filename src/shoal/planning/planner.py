@@ -16,10 +16,19 @@ from shoal.planning.objectives import DEFAULT_EPOCHS, Objective, duration
 from shoal.planning.pricing import Pricing, Timings, notes
 from shoal.planning.probing import probe
 from shoal.planning.run_time import RunCost
+from shoal.planning.short_runs import (
+    AT_FIRST,
+    LONGEST,
+    LONGEST_OF_SHORT,
+    Allowance,
+    Bench,
+    Race,
+    needed,
+    race,
+)
 from shoal.planning.surroundings import Machines, check_host, codecs_of, profile_of
 from shoal.planning.survivors import guessed_ratio, machines, survivors
 from shoal.planning.training_plan import TrainingPlan
-from shoal.planning.trials import AT_FIRST, LONGEST, LONGEST_OF_SHORT, Allowance, Bench, Race, needed, race
 from shoal.programs.tasks import TASKS
 from shoal.sim import Compute, Network
 from shoal.sim.hardware import Profile

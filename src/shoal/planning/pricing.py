@@ -13,9 +13,9 @@ from shoal.planning.noise_scale import useful_workers
 from shoal.planning.objectives import Objective
 from shoal.planning.rules import Situation, rule_for, warnings
 from shoal.planning.run_time import RunCost, run_cost
+from shoal.planning.short_runs import Race
 from shoal.planning.surroundings import Machines
 from shoal.planning.training_plan import TrainingPlan
-from shoal.planning.trials import Race
 from shoal.planning.workload import Workload
 
 Costs = Mapping[Contender, RunCost]

@@ -80,7 +80,7 @@ class _Formulas:
     @cached_property
     def site(self) -> Site:
         nodes = self.workers + self.strategy.servers * self.contender.servers
-        return self.surroundings(nodes, self.contender.codec)
+        return self.surroundings(nodes, self.contender.codec, nodes > self.workers)
 
     @cached_property
     def wire(self) -> Wire:
@@ -141,7 +141,8 @@ class _Formulas:
         else:
             blocks = (self.steps - first) / period
             rest = RoundCost(self.block(period, self.workers)).times(blocks)
-            rest += self.mean(self.workload.nbytes).times(ceil(blocks))  # the last block may be cut short
+            once = RoundCost(self.own) + self.mean(self.workload.nbytes)
+            rest += once.times(ceil(blocks))  # the last block may be cut short
         at_first = RoundCost(self.block(1, self.workers)) + self.mean(self.workload.nbytes)
         return at_first.times(first) + rest
 
@@ -150,7 +151,7 @@ class _Formulas:
         gap = period / fragments
         hidden = int(getattr(self.strategy, "overlap", 0)) * self.busy
         part = self.mean(self.workload.nbytes / fragments)
-        late = max(0.0, part.seconds - hidden)
+        late = max(0.0, part.seconds - hidden) + self.own / fragments
         one = RoundCost(self.block(gap, self.workers) + late, part.nbytes)
         return one.times(steps / gap)
 
@@ -165,9 +166,9 @@ class _Formulas:
         strategy = self.strategy
         shards = self.contender.servers
         all_of_them = Served(self.workers, shards, self.workload.nbytes, self.codec, self.wire)
-        slowest = self.block(1, self.workers)
+        slowest = self.block(1, self.workers) + self.own
         if strategy.one_sided:
-            return all_of_them.windowed(self.busy * self.slow).times(self.steps)
+            return all_of_them.windowed(self.busy * self.slow + self.own).times(self.steps)
         if groups := int(getattr(strategy, "groups", 0)):
             return all_of_them.through(groups, slowest).times(self.steps)
         if getattr(strategy, "wait", hasattr(strategy, "backup")):
@@ -175,7 +176,8 @@ class _Formulas:
         pushes = max(1, int(getattr(strategy, "period", getattr(strategy, "n_push", 1))))
         pulls = max(1, int(getattr(strategy, "period", getattr(strategy, "n_fetch", 1))))
         hidden = bool(getattr(strategy, "overlap", False))
-        one = all_of_them.turn(self.busy * self.slow, 1 / pulls, 1 / pushes, hidden=hidden)
+        steps = self.busy * self.slow + self.own / pushes
+        one = all_of_them.turn(steps, 1 / pulls, 1 / pushes, hidden=hidden)
         return one.times(self.steps) + all_of_them.gathered(0.0)  # what is left, and the trained model
 
     @property
@@ -194,7 +196,8 @@ class _Formulas:
         helped = self.busy * (self.helped if getattr(strategy, "help", False) else self.slow)
         graph = getattr(strategy, "topology", None)
         degree = len(named(graph).out_of(0, self.workers, 0)) if graph else 1
-        coding = self.wire.slower * nbytes * (self.codec.encode + degree * self.codec.decode)
+        coding = self.wire.slower * nbytes * (self.codec.encode + degree * self.codec.decode) + self.own
+        helped += self.own / period
         if self.contender.word == "strom":
             coding = self.wire.slower * nbytes * (self.codec.encode + (self.workers - 1) * self.codec.decode)
             return (
@@ -211,6 +214,11 @@ class _Formulas:
             Peers(self.workers, degree, sent, self.wire).in_rounds(slowest, overlap=overlap).times(self.steps)
         )
 
+    @property
+    def own(self) -> float:
+        """Seconds for what the strategy computes on vectors in an exchange, beside the average itself."""
+        return self.wire.touching(self.workload.nbytes, OWN_PASSES.get(self.contender.word, USUAL_PASSES))
+
     # -- memory --------------------------------------------------------------------------------
 
     @property
@@ -223,6 +231,15 @@ class _Formulas:
             kept += self.workers / self.contender.servers
         return kept * self.workload.nbytes
 
+
+OWN_PASSES = {
+    **{"single": 0, "sync": 0, "local": 11, "post_local": 11, "bmuf": 20, "slowmo": 17, "diloco": 18},
+    **{"streaming_diloco": 18, "asgd": 7, "staleness_aware": 7, "ssp": 7, "dcasgd": 12, "downpour": 18},
+    **{"softsync": 10, "easgd": 10, "eamsgd": 10, "sync_server": 14, "hierarchical": 24, "hogwild": 12},
+    **{"gossip": 6, "gossipgrad": 6, "dpsgd": 12, "sgp": 15, "adpsgd": 13, "choco": 34, "strom": 6},
+}
+USUAL_PASSES = 10
+"""How often a strategy reads or writes a vector in an exchange, counted in the simulator."""
 
 VECTORS = {"single": 0.0, "sync": 1.0, "bmuf": 3.0, "slowmo": 3.0, "diloco": 3.0, "streaming_diloco": 4.0}
 """Vectors of the model's length that a strategy keeps beside parameters and gradient; 1 if it is not here.

@@ -51,9 +51,9 @@ class Machines:
     compute: Compute | None = None  # None: the task's step, measured with the threads a process would have
     _steps: dict[int, Compute] = field(default_factory=dict)
 
-    def __call__(self, nodes: int, codec: str) -> Site:
+    def __call__(self, nodes: int, codec: str, has_server: bool = False) -> Site:
         threads = max(1, self.profile.cores // (nodes if self.network is None else 1))
-        network, machine = self.profile.of_run(nodes, codec, self.network, threads)
+        network, machine = self.profile.of_run(nodes, codec, self.network, threads, has_server)
         return Site(network, machine, self.step(threads))
 
     def step(self, threads: int) -> Compute:

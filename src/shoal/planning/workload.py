@@ -54,5 +54,5 @@ class Site:
     compute: Compute
 
 
-Surroundings = Callable[[int, str], Site]
-"""(nodes, codec) -> the site as so many nodes meet it."""
+Surroundings = Callable[[int, str, bool], Site]
+"""(nodes, codec, whether some are servers) -> the site as so many nodes meet it."""
