@@ -27,7 +27,7 @@ from rich.table import Table
 
 import shoal
 from shoal.profiling.measure import measure_profile
-from shoal.profiling.trials import compute_here
+from shoal.profiling.trials import measure_step_among
 from shoal.programs.tasks import TASKS
 from shoal.sim.hardware import Profile
 
@@ -46,7 +46,10 @@ def predict(setting: dict[str, Any], profile: Profile, transport: str, compute: 
 
 def step_here(task: str, workers: int, profile: Profile) -> shoal.Compute:
     """What a step of the task takes now while so many processes train it."""
-    return compute_here(TASKS.make(task), profile.machine("processes", per_host=workers), workers)
+    machine = profile.machine("processes", per_host=workers)
+    busy = min(workers, machine.cores)
+    step = measure_step_among(TASKS.make(task), busy)
+    return replace(step.compute(), mean=step.seconds * machine.speed(busy))
 
 
 def epochs_for(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil
 
 import torch
@@ -59,10 +59,27 @@ def measure_step_among(task: Task, processes: int, seed: int = 0, threads: int =
 
 
 def compute_here(task: Task, machine: Machine, processes: int, seed: int = 0, threads: int = 1) -> Compute:
-    """What a gradient takes on this machine, for virtual time: by a trial with a core for each process."""
+    """What a gradient takes on this machine, for virtual time: by a trial with a core for each process.
+
+    The same trial is made once: runs that are compared have the same step.
+    """
     busy = min(processes, machine.cores)
-    step = measure_step_among(task, busy, seed, threads)
+    measure = _measured_once if _is_hashable(task) else measure_step_among
+    step = measure(task, busy, seed, threads)
     return replace(step.compute(), mean=step.seconds * machine.speed(busy))
+
+
+@lru_cache(maxsize=16)
+def _measured_once(task: Task, processes: int, seed: int, threads: int) -> Step:
+    return measure_step_among(task, processes, seed, threads)
+
+
+def _is_hashable(task: Task) -> bool:
+    try:
+        hash(task)
+    except TypeError:  # one of its functions is an object of the user's that has no hash
+        return False
+    return True
 
 
 def _some(data: Callable[[], Data], samples: int) -> Data:

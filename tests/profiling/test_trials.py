@@ -1,0 +1,45 @@
+"""Trials: the step of a task among others, as virtual time takes it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shoal.profiling import trials
+from shoal.profiling.step import Step
+from shoal.profiling.trials import compute_here, measure_step_among, net_task, step_seconds
+from shoal.programs.tasks import TASKS
+from shoal.sim.hardware import Machine
+from shoal.strategies.local import Local
+
+
+def test_virtual_time_takes_the_step_among_as_many_as_have_a_core(monkeypatch):
+    asked = []
+
+    def measured(task, processes, seed, threads):
+        asked.append(processes)
+        return Step(0.030, 0.1, 50, 0.2)
+
+    monkeypatch.setattr(trials, "measure_step_among", measured)
+    machine = Machine(cores=2, per_host=4, slowdown=(1.0, 1.5))
+    task = replace(TASKS.make("digits"), lr=0.123)  # no other test has measured this one
+    for _ in range(2):
+        compute = compute_here(task, machine, 4)
+    assert compute.mean == pytest.approx(0.020)  # alone it would take this, and beside another 0.030
+    assert (compute.jitter, compute.fixed) == (0.1, 0.2)
+    assert asked == [2]  # the same is measured once
+
+
+def test_a_trial_takes_samples_in_turn():
+    data = trials._some(net_task(2, 3, batch=1).data, 7)
+    assert len(data.x) == 7
+    assert torch.equal(data.x[:3], data.x[3:6])
+
+
+@pytest.mark.slow
+def test_a_step_among_processes_takes_time(monkeypatch):
+    monkeypatch.setattr(trials, "TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr("shoal.profiling.step.LEAST_SECONDS", 0.02)
+    step = measure_step_among(net_task(8, 40), 2)
+    assert 0 < step.seconds < 60
+    assert step_seconds(net_task(8, 40), Local(period=4), 2, "processes") > 0
