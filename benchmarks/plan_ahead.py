@@ -42,7 +42,7 @@ def curve_of(options: argparse.Namespace, word: str, workers: int) -> list[dict[
         scale_lr="none" if workers == 1 else "auto",
         tests=TESTS,
     )
-    return done.curve[1:]
+    return done.curve
 
 
 def beginning(curve: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:

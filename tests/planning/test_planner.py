@@ -271,7 +271,7 @@ def test_as_many_enter_as_can_take_enough_steps():
     alone = TrialRun(SINGLE, 0, 10_000, [], 1.0, 0.0, taken=1.0)  # 10,000 samples a second
     rich = Allowance(1000.0, 1_000_000, 1e-4).rest(entrants, 10, alone)
     assert rich[0] == entrants
-    poor = Allowance(2.0, 1_000_000, 1e-4).rest(entrants, 10, alone)
+    poor = Allowance(2.5, 1_000_000, 1e-4).rest(entrants, 10, alone)
     assert [c.word for c in poor[0]] == ["sync", "sync"]  # three periods of 64 steps take too long
     assert poor[1] >= needed(Contender("sync", 8), 10)
     assert Allowance(1.0, 1_000_000, 1e-4).rest(entrants, 10, alone) == ([], 0)

@@ -20,6 +20,7 @@ from typing import Any
 INTERVAL = 1.645  # standard deviations to either side that hold 90 % of a normal distribution
 CLOSE = 2  # successive tests are as good as one: they are of nearly the same model
 LEAST_SPREAD = 0.03  # of a ratio, in logarithms: shorter runs than one's own are no exacter
+LEARNT = 0.98  # of the first loss, before anything was learnt
 EARLY = 0.2  # of the samples: the first tests are of a model that knows nothing
 FALL = 1 / 3  # the power of the samples with which the excess of a ratio falls
 FAR_DOUBT = 0.15  # standard deviation of a ratio, in logarithms, for every factor of ten that it is continued
@@ -85,7 +86,10 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The learning curve of one worker: (samples, loss), of several seeds their mean, and its two laws."""
+    """The learning curve of one worker: (samples, loss), from the untrained model on, and its two laws.
+
+    Of several seeds it is their mean.
+    """
 
     points: Sequence[tuple[float, float]]
     loss: PowerLaw
@@ -132,11 +136,11 @@ def _falling(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 def log_ratios(curve: Sequence[Mapping[str, Any]], baseline: Baseline) -> list[float]:
     """At each test of the later half: the logarithm of samples needed over those of one worker.
 
-    None at all for a run that learnt less than one worker had at its first test.
+    None at all for a run that learnt nothing: whose loss is hardly below that of the untrained model.
     """
     last = float(curve[-1]["samples"]) if curve else 0.0
     found, lowest = [], inf
-    if min((float(point["test_loss"]) for point in curve), default=inf) >= baseline.points[0][1]:
+    if min((float(point["test_loss"]) for point in curve), default=inf) > LEARNT * baseline.points[0][1]:
         return []
     for point in curve:
         lowest = min(lowest, float(point["test_loss"]))

@@ -32,7 +32,11 @@ def plan_page(plan: TrainingPlan, file: Path) -> str:
     body = [f'<p class="lead">{escape(lead)}</p>', *(f"<p>{escape(sentence)}</p>" for sentence in more)]
     body += [f"<pre>{escape(line)}</pre>" for line in commands(plan, file)]
     rows = [[forecast.contender.name, *cells(plan, forecast)] for forecast in shown(plan)]
-    body.append(html_table(["setting", *(" ".join(h.split()) for h in headers(plan))], rows, "Settings"))
+    body.append(
+        html_table(
+            ["setting", *(" ".join(h.replace("-\n", "").split()) for h in headers(plan))], rows, "Settings"
+        )
+    )
     if plan.baseline is not None:
         body.append(front_figure(plan))
     body.append(map_figure(plan))
@@ -113,10 +117,11 @@ def map_figure(plan: TrainingPlan) -> str:
     width, height = SIDE + CELL_WIDTH * len(columns), TOP + CELL_HEIGHT * len(numbers) + 4
     svg = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Best setting">{"".join(drawn)}</svg>'
     note = (
-        "by formulas; settings that were not tried need as many samples as is guessed from the noise scale; "
-        "the number is the speed-up over one worker"
+        "By formulas; settings that were not tried need as many samples as is guessed from the noise scale. "
+        "The number is the speed-up over one worker."
     )
-    return f"<h2>What is best where</h2>{figure('Bandwidth and workers', svg, note)}"
+    about = f'<p class="remark">{escape(note)}</p>'
+    return f"<h2>What is best where</h2>{about}{figure('Bandwidth and workers', svg)}"
 
 
 def _cell(x: float, y: float, contender: Contender, up: float, style: int) -> str:

@@ -33,6 +33,7 @@ LONGEST = 0.10  # of the steps of the run that is planned
 LONGEST_OF_SHORT = 0.5  # the same for a run that is so short that a plan takes no time
 SEEDS = 2  # of one worker, and of the settings of the last round
 
+CROWD = 1.5  # times as long as one worker's samples those of many take to simulate
 LEAST_STEPS = 16  # of each worker in the last round
 LEAST_ROUNDS = 3  # exchanges in it
 
@@ -114,7 +115,7 @@ class Bench:
             curve, seconds, sent = [], 0.0, 0.0
         taken = process_time() - began
         self.taken += taken
-        return TrialRun(contender, seed, epochs * len(data.x), curve[1:], seconds, sent, taken)
+        return TrialRun(contender, seed, epochs * len(data.x), curve, seconds, sent, taken)
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Allowance:
 
     def rest(self, entrants: Sequence[Contender], batch: int, done: TrialRun) -> tuple[list[Contender], int]:
         """Those who enter after that run, as many as can take enough steps, and the samples of their last."""
-        left = max(0.0, self.seconds - done.taken) * done.samples / max(done.taken, 1e-9)
+        left = max(0.0, self.seconds - done.taken) * done.samples / max(CROWD * done.taken, 1e-9)
         for number in range(len(entrants), 0, -1):
             length = min(self.samples, int(left / (_runs(number) - 1)))
             able = [c for c in entrants if needed(c, batch) <= length]
