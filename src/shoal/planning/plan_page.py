@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from statistics import median
 
 from shoal.planning.contenders import Contender, contenders, crews
 from shoal.planning.forecasting import score_after
@@ -23,7 +24,7 @@ from shoal.sim import Network
 
 BANDWIDTHS = {"1 Mbit/s": 1e6, "10 Mbit/s": 1e7, "100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10}
 LATENCY = 200e-6  # where a plan is for processes of one machine
-CELL_WIDTH, CELL_HEIGHT, SIDE, TOP = 148, 44, 90, 26
+CELL_WIDTH, CELL_HEIGHT, SIDE, TOP = 172, 44, 90, 26
 
 
 def plan_page(plan: TrainingPlan, file: Path) -> str:
@@ -115,23 +116,25 @@ def map_figure(plan: TrainingPlan) -> str:
         middle = TOP + (k + 0.6) * CELL_HEIGHT
         drawn.append(f'<text x="{SIDE - 8}" y="{middle:g}" text-anchor="end">{workers} workers</text>')
     width, height = SIDE + CELL_WIDTH * len(columns), TOP + CELL_HEIGHT * len(numbers) + 4
-    svg = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Best setting">{"".join(drawn)}</svg>'
+    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="Best setting">'
     note = (
-        "By formulas; settings that were not tried need as many samples as is guessed from the noise scale. "
+        "By formulas. How many samples those settings need that were not tried is a guess from the noise "
+        "scale, times what the guesses of the others were off by. "
         "The number is the speed-up over one worker."
     )
+    drawn_map = f"{opening}{''.join(drawn)}</svg>"
     about = f'<p class="remark">{escape(note)}</p>'
-    return f"<h2>What is best where</h2>{about}{figure('Bandwidth and workers', svg)}"
+    return f"<h2>What is best where</h2>{about}{figure('Bandwidth and workers', drawn_map)}"
 
 
 def _cell(x: float, y: float, contender: Contender, up: float, style: int) -> str:
     box = f'x="{x + 2:g}" y="{y + 2:g}" width="{CELL_WIDTH - 4}" height="{CELL_HEIGHT - 4}" rx="4"'
-    often = f" every {contender.period}" if contender.period > 1 else ""
-    coded = f", {contender.codec}" if contender.codec != "none" else ""
-    first, second = f"{contender.word}{often}", f"{ratio_text(up)}{coded}"
+    often = [f"every {contender.period}"] if contender.period > 1 else []
+    coded = [contender.codec] if contender.codec != "none" else []
+    first, second = contender.word, ", ".join([ratio_text(up), *often, *coded])
     middle = x + CELL_WIDTH / 2
     return (
-        f'<g><rect class="{series_class(style)}" style="fill-opacity:.25" {box}>'
+        f'<g><rect class="fill {series_class(style)}" fill-opacity="0.2" {box}>'
         f"<title>{escape(contender.name)}</title></rect>"
         f'<text x="{middle:g}" y="{y + 19:g}" text-anchor="middle">{escape(first)}</text>'
         f'<text x="{middle:g}" y="{y + 35:g}" text-anchor="middle">{escape(second)}</text></g>'
@@ -145,7 +148,10 @@ def best_by_place(
     steps = plan.objective.epochs * -(-plan.workload.samples // plan.workload.batch)
     listed = contenders(numbers[-1], steps, plan.workload.codecs, own_loop=plan.script is not None)
     tried = {f.contender: f.ratio.value for f in plan.tried if f.ratio is not None}
-    ratios = {c: tried.get(c) or guessed_ratio(c, plan.workload, plan.noise) for c in listed}
+    guesses = {c: guessed_ratio(c, plan.workload, plan.noise) for c in listed}
+    off = [ratio / guesses[c] for c, ratio in tried.items() if c in guesses and c.workers > 1]
+    scale = median(off) if off else 1.0  # as much as the guesses of those that were tried were too low
+    ratios = {c: tried.get(c) or (scale if c.workers > 1 else 1.0) * guesses[c] for c in listed}
     network, found = plan.network or Network(LATENCY), {}
     for column, bits in BANDWIDTHS.items():
         site = Machines(plan.profile, replace(network, bandwidth=bits / 8), None, plan.compute)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log2
+from math import log2, sqrt
 
 from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.noise_scale import useful_workers
@@ -13,7 +13,7 @@ from shoal.planning.run_time import RunCost
 from shoal.planning.workload import Workload
 
 FOR_PERIOD = 0.05  # more samples for each doubling of the steps between averages
-FOR_CODEC = 0.05  # more samples if messages are lossy
+FOR_CODEC = 0.05  # more samples for each halving of what travels
 UNKNOWN_NOISE = 1_000.0  # samples: of the order of small nets early in training
 
 Costs = Mapping[Contender, RunCost]
@@ -25,9 +25,11 @@ def guessed_ratio(contender: Contender, workload: Workload, noise: float | None)
     Samples to a loss grow with the batch B of a step as 1 + B / B_crit (McCandlish et al. 2018).
     """
     critical = noise or UNKNOWN_NOISE
-    together = workload.batch * max(1.0, contender.strategy.steps_per_update(contender.workers))
+    moved = max(1.0, contender.strategy.steps_per_update(contender.workers))
+    together = workload.batch * sqrt(contender.workers * moved)  # momentum makes up for some of it
     larger = (1 + together / critical) / (1 + workload.batch / critical)
-    lossy = FOR_CODEC if contender.codec != "none" else 0.0
+    known = workload.codecs.get(contender.codec)
+    lossy = -FOR_CODEC * log2(min(1.0, known.ratio)) if known is not None else 0.0
     return float(larger * (1 + FOR_PERIOD * log2(contender.period) + lossy))
 
 
