@@ -32,6 +32,12 @@ OPTIONS: dict[str, dict[str, Any]] = {  # short periods, so that a few steps go 
     "slowmo": {"period": 3},
     "diloco": {"period": 3},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "sparse_loco": {"period": 3, "density": 0.25},
+    "demo": {"kept": 8},
+    "async_diloco": {"period": 3},
+    "halos": {"period": 3, "exchange": 2},
+    "muloco": {"period": 3},
+    "noloco": {"period": 3},
     "easgd": {"period": 2},
     "eamsgd": {"period": 2},
 }
@@ -50,7 +56,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [  # label, strategy, options
 ]
 ON_PROCESSES = [  # their results do not depend on who comes first
     *("single", "sync", "local", "post_local", "bmuf", "slowmo", "diloco", "streaming_diloco", "ensemble"),
-    *("dpsgd", "gossipgrad", "choco", "sgp"),
+    *("muloco", "sparse_loco", "demo", "noloco", "dpsgd", "gossipgrad", "choco", "sgp"),
 ]
 COLLECTIVES = ("stripes", "tree", "butterfly", "ring", "rabenseifner")
 NETWORK = shoal.Network.parse("1Gbit,100us")

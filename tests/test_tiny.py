@@ -13,12 +13,33 @@ from shoal.testing import Quadratic, blobs, simulate
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting
 
-PERIODIC = ("local", "post_local", "bmuf", "slowmo", "diloco", "easgd", "eamsgd")
+PERIODIC = (
+    "local",
+    "post_local",
+    "bmuf",
+    "slowmo",
+    "diloco",
+    "async_diloco",
+    "muloco",
+    "noloco",
+    "easgd",
+    "eamsgd",
+)
 OPTIONS = {
     **{word: {"period": 4} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "sparse_loco": {"period": 4, "density": 0.5},
+    "halos": {
+        "period": 2,
+        "exchange": 1,
+        "mixing": 0.5,
+        "rate": 0.5,
+        "local_rate": 0.5,
+        "local_momentum": 0.5,
+    },
     "dcasgd": {"strength": 0.01},
 }
+STEPS = {"demo": 600}  # each as long as the learning rate
 
 
 def workers_of(word):
@@ -38,7 +59,7 @@ def run(word, codec="none", **options):
     problem = Quadratic(lr=0.1, targets=(1.0, 3.0))
     fixed = {
         "workers": min(2, workers_of(word)),
-        "steps": 80,
+        "steps": STEPS.get(word, 80),
         "start": [50.0, -50.0],
         "compute": Compute(1.0),
     }

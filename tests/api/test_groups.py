@@ -175,6 +175,12 @@ def test_a_codec_of_whole_matrices_is_refused_on_shards():
 
 
 @pytest.mark.soak
+def test_a_strategy_of_whole_matrices_is_refused_on_shards():
+    with pytest.raises(WorkerFailed, match="looks at all matrices of a model, and each process of a group"):
+        run("fsdp", strategy="muloco", group=2, period="4")
+
+
+@pytest.mark.soak
 def test_a_killed_process_ends_its_group_and_the_run():
     said = "worker 1, process 0 failed: it was ended by SIGKILL; its group of 2 processes ends with it"
     with pytest.raises(WorkerFailed, match=said):

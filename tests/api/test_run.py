@@ -12,7 +12,15 @@ import sabotage
 import shoal
 from sampling import mostly_soak
 from shoal.codecs.wire import HEADER
-from shoal.strategies import STRATEGIES, PostLocal, SlowMo, StreamingDiLoCo
+from shoal.strategies import (
+    STRATEGIES,
+    DecoupledMomentum,
+    MuLoCo,
+    PostLocal,
+    SlowMo,
+    SparseLoCo,
+    StreamingDiLoCo,
+)
 from shoal.testing import blobs
 
 SYNCHRONOUS = {
@@ -23,6 +31,9 @@ SYNCHRONOUS = {
     "slowmo": SlowMo(period=4),
     "diloco": shoal.DiLoCo(period=4),
     "streaming_diloco": StreamingDiLoCo(period=6, fragments=2, overlap=2),
+    "muloco": MuLoCo(period=4),
+    "demo": DecoupledMomentum(kept=8),
+    "sparse_loco": SparseLoCo(period=4, density=0.25),
     "easgd": shoal.EASGD(period=4, synchronous=True),
 }
 
@@ -46,10 +57,14 @@ def test_a_synchronous_strategy_is_bit_equal_in_virtual_time_on_sockets_and_on_g
     assert len({result.bytes_sent for result in results}) == 1  # virtual traffic is counted like real traffic
 
 
+IN_FOUR_EPOCHS = {"halos": {"period": 4, "exchange": 2, "rate": 0.5}}  # where the default is for thousands
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], 6))
 def test_every_strategy_learns_on_real_processes(name):
-    result = shoal.run(blobs(dropout=0.0 if name == "sandblaster" else 0.1), name, workers=2, epochs=4)
+    strategy = STRATEGIES.make(name, **IN_FOUR_EPOCHS.get(name, {}))
+    result = shoal.run(blobs(dropout=0.0 if name == "sandblaster" else 0.1), strategy, workers=2, epochs=4)
     assert result.test_accuracy > 75
     assert result.samples == 4 * 300
     assert result.workers == 2

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,17 +27,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def last_line(script: str, *arguments: str) -> dict[str, float]:
-    """The figures that the script prints as JSON, run in a process of its own."""
+    """The figures that the script prints as JSON, run in a process of its own, all of them finite."""
+    return finite(printed_by(script, *arguments))
+
+
+def printed_by(script: str, *arguments: str) -> dict[str, Any]:
+    """What the script prints as JSON in its last line, run in a process of its own."""
     command = [sys.executable, str(FOLDER / script), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    return finite(done.stdout)
+    return read_last_line(done.stdout)
 
 
-def finite(printed: str) -> dict[str, float]:
-    """The figures in the last line, all of them finite."""
-    figures: dict[str, float] = json.loads(printed.splitlines()[-1])
+def read_last_line(printed: str) -> dict[str, Any]:
+    """The JSON of the last line."""
+    figures: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return figures
+
+
+def finite(figures: dict[str, float]) -> dict[str, float]:
+    """The same figures, if all of them are finite."""
     assert all(isfinite(value) for value in figures.values()), figures
     return figures
 
@@ -56,7 +67,7 @@ def in_process(
         monkeypatch.setattr(sys, "argv", [script, *arguments])
         spec.loader.exec_module(module)
         module.main()
-        return finite(capsys.readouterr().out)
+        return finite(read_last_line(capsys.readouterr().out))
 
     yield run
     torch.set_num_threads(threads)
@@ -68,11 +79,34 @@ def test_step_time_prints_a_ratio_for_each_model():
     assert figures.keys() == {"cnn"}
 
 
+@pytest.mark.soak
+def test_cores_prints_a_share_of_the_ceiling_for_each_strategy():
+    once = ("--rounds", "1", "--seconds", "0.01", "--batches", "8")
+    figures = printed_by("cores.py", *once, "--strategies", "ddp,bmuf:4")
+    assert set(figures) == {"mlp_2m/8"}
+    assert set(figures["mlp_2m/8"]) == {"ceiling", "ddp", "bmuf:period=4"}
+    assert all(share > 0 for share in figures["mlp_2m/8"].values())
+
+
 def test_simulator_prints_its_two_figures(in_process):
     figures = in_process(
         "simulator.py", "--events", "2000", "--workers", "10", "--steps", "4", "--repeats", "1"
     )
     assert figures.keys() == {"events_per_second", "easgd_10x4_seconds"}
+
+
+@pytest.mark.soak
+def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(in_process, tmp_path):
+    picture = tmp_path / "picture.svg"
+    try:
+        figures = in_process(
+            "since_2024.py",
+            *("--steps", "4", "--workers", "2", "--seeds", "0", "--only", "sync;demo", "--svg", str(picture)),
+        )
+    except DataMissing:
+        pytest.skip("tinyshakespeare is not on this machine; set SHOAL_DATA")
+    assert figures.keys() == {f"{m} {key}" for m in ("sync", "demo") for key in ("loss", "bytes", "seconds")}
+    assert picture.read_text().count("<circle") == 2
 
 
 @pytest.mark.soak

@@ -12,10 +12,23 @@ from shoal.strategies import STRATEGIES
 from shoal.testing import Quadratic, simulate
 
 DOCS = Path(__file__).parents[2] / "docs" / "codecs.md"
-PERIODIC = ("local", "post_local", "bmuf", "slowmo", "diloco", "easgd", "eamsgd")
+PERIODIC = (
+    "local",
+    "post_local",
+    "bmuf",
+    "slowmo",
+    "diloco",
+    "async_diloco",
+    "muloco",
+    "noloco",
+    "easgd",
+    "eamsgd",
+)
 OPTIONS = {
     **{word: {"period": 2} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "sparse_loco": {"period": 2, "density": 0.25},
+    "halos": {"period": 2, "exchange": 2},
 }
 WORDS = [word for word in CODECS if word != "none"]
 

@@ -28,6 +28,7 @@ PIPELINE = "pipeline:group=2"
         ({"layout": PIPELINE, "balance": True}, "different speeds"),
         ({"layout": PIPELINE, "checkpoint": "there"}, "no process holds the whole model"),
         ({"layout": "tensor:group=2", "codec": "low_rank"}, "needs whole matrices"),
+        ({"layout": "tensor:group=2", "strategy": "muloco"}, "looks at all matrices of a model"),
         ({"layout": "data:group=2"}, "is one process"),
         ({"layout": "tensor:group=0"}, "group=0 must be at least 1"),
         ({"layout": "branches"}, "has no branches"),

@@ -15,11 +15,12 @@ import pytest
 from shoal.codecs import CODECS
 from shoal.collectives import LinkCost
 from shoal.launch.join import choose_mean
-from shoal.planning.contenders import SINGLE, Contender, contenders, crews
-from shoal.planning.run_time import expected_largest, run_cost
+from shoal.planning.contenders import PLANNED, SINGLE, Contender, contenders, crews
+from shoal.planning.run_time import OWN_PASSES, expected_largest, run_cost
 from shoal.planning.workload import UNCOMPRESSED, CodecCost, Site, Workload
 from shoal.sim import Compute, Network
 from shoal.sim.hardware import Handling, Machine
+from shoal.strategies import STRATEGIES
 from shoal.testing import Slope, simulate
 
 ELEMENTS, STEPS = 20_000, 64
@@ -112,6 +113,13 @@ def test_a_thousand_settings_are_priced_in_seconds_also_for_a_thousand_workers()
     assert process_time() - began < 30
     assert all(cost.seconds > 0 for cost in costs.values())
     assert len({c.word for c in costs}) > 20
+
+
+def test_a_strategy_without_a_formula_is_refused_and_every_other_has_one():
+    assert set(OWN_PASSES) == {*PLANNED, "single"}
+    assert set(PLANNED) <= set(STRATEGIES)
+    with pytest.raises(ValueError, match="no plan looks at 'sandblaster': there is no formula"):
+        contenders(4, 1000, ("none",), words=["sync", "sandblaster"])
 
 
 def test_every_number_of_workers_and_only_what_goes_together():

@@ -22,7 +22,12 @@ SETTINGS = {
     "digits": {"epochs": 20, "lr": 0.1},
     "mnist": {"epochs": 2, "lr": 0.05},
 }
-OPTIONS = {"easgd": {"period": 2}, "eamsgd": {"period": 2, "momentum": 0.5}}
+OPTIONS = {
+    "async_diloco": {"period": 4},
+    "halos": {"period": 4, "exchange": 4},
+    "easgd": {"period": 2},
+    "eamsgd": {"period": 2, "momentum": 0.5},
+}
 
 
 def train(task: str, word: str, **options: object) -> shoal.Result:

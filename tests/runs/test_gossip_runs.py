@@ -20,12 +20,18 @@ from sampling import mostly_soak
 from shoal.api.script import run_script
 from shoal.launch.environment import Place
 from shoal.programs.tasks import TASKS
-from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, STRATEGIES, Gossip, GossipGraD
+from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, STRATEGIES, Gossip, GossipGraD, NoLoCo
 from shoal.testing import blobs
 from throttled import Throttle
 
 GOSSIP = [word for word in STRATEGIES if STRATEGIES[word].survives and not STRATEGIES[word].independent]
-IN_ROUNDS = [GossipGraD(), CHOCO(), DPSGD(), SGP()]  # whoever is how fast, they learn the same
+IN_ROUNDS = [
+    GossipGraD(),
+    CHOCO(),
+    DPSGD(),
+    SGP(),
+    NoLoCo(period=3),
+]  # whoever is how fast, they learn the same
 TRANSPORTS = ["processes", "gloo"]
 MOSTLY = ["processes", pytest.param("gloo", marks=pytest.mark.soak)]  # what differs is tested elsewhere
 EPOCHS = 15
@@ -45,7 +51,7 @@ def synchronous() -> float:
 
 
 def test_all_are_tested_here():
-    assert GOSSIP == ["gossip", "gossipgrad", "dpsgd", "sgp", "adpsgd", "choco", "strom"]
+    assert GOSSIP == ["gossip", "gossipgrad", "noloco", "dpsgd", "sgp", "adpsgd", "choco", "strom"]
 
 
 @pytest.mark.slow

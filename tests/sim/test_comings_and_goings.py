@@ -6,6 +6,7 @@ from comings import Schedule, verdict
 from membership_mutants import MUTANTS, OPEN_PLACES
 from tally import at_the_end, tally
 
+from marks import GatheredTally
 from sampling import mostly_soak
 from shoal.sim import Compute, Faults
 from shoal.strategies import BMUF, EASGD, Local, Sync
@@ -32,6 +33,13 @@ def test_one_that_comes_back_takes_part_and_has_the_same_model(period):
     assert [w.rank for w in at_the_end(run)] == [0, 1, 2, 3]
     assert all(w.x.eq(2).all() for w in at_the_end(run))
     assert run.worker(1).samples > 0
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_what_workers_gather_is_theirs_who_are_there_whoever_dies_and_comes_back(period):
+    run = tally(at(2.5, restart_after=1.0), strategy=GatheredTally(period))
+    assert [w.rank for w in at_the_end(run)] == [0, 1, 2, 3]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
 
 
 def test_one_that_comes_back_has_the_centre_of_synchronous_easgd():

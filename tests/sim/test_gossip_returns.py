@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shoal.sim import Compute, Faults, Network
-from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, Strom
+from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, NoLoCo, Strom
 from shoal.testing.problems import Slope, simulate
 
-ALL = [Gossip(), ADPSGD(), DPSGD(), SGP(), SGP(overlap=1), CHOCO(), GossipGraD(), Strom()]
+ALL = [Gossip(), ADPSGD(), DPSGD(), SGP(), SGP(overlap=1), CHOCO(), GossipGraD(), NoLoCo(period=2), Strom()]
 WORKERS, STEPS = 4, 10
 
 

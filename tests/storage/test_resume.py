@@ -23,25 +23,38 @@ from shoal.strategies import (
     ASGD,
     DCASGD,
     SSP,
+    AsyncDiLoCo,
+    DecoupledMomentum,
+    HALoS,
     Hierarchical,
     Hogwild,
+    MuLoCo,
     PostLocal,
     SlowMo,
     SoftSync,
+    SparseLoCo,
     StreamingDiLoCo,
     SyncServer,
 )
 from shoal.testing import blobs
 
+COMPRESSED = [
+    DecoupledMomentum(kept=4),
+    SparseLoCo(period=4, density=0.25),
+    SparseLoCo(period=1, values="exact", merge="all"),
+]
 SYNCHRONOUS = [
     shoal.Sync(),
     shoal.Local(period=4),
+    shoal.Local(period=4, penalty=1.0),
     PostLocal(switch=3, period=4),
     PostLocal(switch=10, period=4),  # stops before the switch
     shoal.BMUF(period=4, warmup=2),
     SlowMo(period=4),
     shoal.DiLoCo(period=4),
+    MuLoCo(period=4),
     StreamingDiLoCo(period=6, fragments=2, overlap=2),  # stops while one is under way
+    StreamingDiLoCo(period=4, fragments=2, eager=True),  # while both are
     shoal.EASGD(period=4, synchronous=True),
 ]
 
@@ -56,6 +69,8 @@ WITH_A_SERVER = [
     DCASGD(),
     shoal.Downpour(n_push=2, n_fetch=2),
     shoal.EASGD(period=4),
+    AsyncDiLoCo(period=4),
+    HALoS(period=4, exchange=3),
     Hogwild(),
 ]
 
@@ -72,7 +87,10 @@ def weights(result: shoal.Result) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
 
 
-@pytest.mark.parametrize(("strategy", "codec"), sampled(SYNCHRONOUS, ["none", "fp16"]))
+@pytest.mark.parametrize(
+    ("strategy", "codec"),
+    [*sampled(SYNCHRONOUS, ["none", "fp16"]), *((strategy, "none") for strategy in COMPRESSED)],
+)
 def test_resuming_in_virtual_time_is_bit_equal(strategy, codec, tmp_path):
     settings = {"workers": 3, "transport": "sim", "codec": codec}
     shoal.run(blobs(), strategy, epochs=1, checkpoint=tmp_path, **settings)  # 7 steps: stops in mid-block

@@ -6,7 +6,7 @@ import torch
 
 from shoal.engine.engine import Instrument
 from shoal.sim import Simulation
-from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD
+from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, NoLoCo
 from shoal.testing.problems import Slope
 
 EVERY = [
@@ -22,6 +22,8 @@ EVERY = [
     SGP(topology="ring", overlap=2),
     ADPSGD(help=False),
     CHOCO(),
+    NoLoCo(period=1),
+    NoLoCo(period=2, group=3),
 ]
 FLAT = Slope(gradients=(0.0,))
 

@@ -125,6 +125,50 @@ def test_one_worker_is_the_outer_optimizer_alone():
     assert run.worker(0).meter.messages_sent == 0
 
 
+@pytest.mark.slow  # torch imports its compiler with the first optimizer
+def test_one_worker_is_snoo_torch_s_sgd_fed_with_the_displacement_of_torch_s_adam():
+    slow = torch.tensor([8.0, -3.0], dtype=torch.float64)
+    fast = slow.clone()
+    inner = torch.optim.Adam([fast], lr=0.25)
+    outer = torch.optim.SGD([slow], lr=0.7, momentum=0.6, nesterov=True)
+    for step in range(1, 16):
+        fast.grad = fast - 1.0
+        inner.step()
+        if step % 3 == 0:
+            slow.grad = slow - fast
+            outer.step()
+            fast.copy_(slow)  # Adam's state is kept
+    run = simulate(DiLoCo(3, 0.7, 0.6), ByAdam(lr=0.25, targets=(1.0,)), steps=15, start=[8.0, -3.0])
+    torch.testing.assert_close(run.worker(0).x, slow, rtol=0, atol=1e-12)
+    assert run.worker(0).meter.messages_sent == 0
+
+
+class ByAdam(Quadratic):
+    """A bowl that torch's Adam descends."""
+
+    def replica(self, rank, start):
+        replica = super().replica(rank, start)
+        adam = torch.optim.Adam([replica.x], lr=self.lr)
+
+        def descend(g):
+            replica.x.grad = g
+            adam.step()
+
+        replica.descend = descend
+        return replica
+
+
+def test_one_worker_without_momentum_is_lookahead():
+    # two steps of x -= (x - 1) / 2 leave a quarter of the distance; half-way there from 5: 5 - (5 - 2) / 2
+    problem = Quadratic(lr=0.5, targets=(1.0,))
+    assert path(DiLoCo(2, rate=0.5, momentum=0.0), problem, 2, workers=1, start=5.0) == [3.5, 2.5625]
+
+
+def test_one_worker_on_a_slope_goes_rate_over_one_less_momentum_times_as_far():
+    runs = [simulate(DiLoCo(1, 0.7, 0.6), Slope(), steps=k).worker(0).x.item() for k in (60, 80)]
+    assert (runs[0] - runs[1]) / 20 == pytest.approx(0.7 / (1 - 0.6))
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

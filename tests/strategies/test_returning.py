@@ -15,7 +15,9 @@ from shoal.strategies import (
     DCASGD,
     EASGD,
     SSP,
+    AsyncDiLoCo,
     Downpour,
+    HALoS,
     Hierarchical,
     Hogwild,
     SoftSync,
@@ -37,6 +39,9 @@ CENTRAL = [
     Hogwild(),
     Downpour(warmup=0),
     Downpour(overlap=True, warmup=0),
+    AsyncDiLoCo(period=2),
+    AsyncDiLoCo(period=3, grace=0.5),
+    HALoS(period=2, exchange=2),
 ]
 
 

@@ -8,7 +8,17 @@ import torch
 from shoal.core.replica import NoMoreSteps
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Simulation
-from shoal.strategies import BMUF, DiLoCo, Local, PostLocal, SlowMo, StreamingDiLoCo, Sync
+from shoal.strategies import (
+    BMUF,
+    DecoupledMomentum,
+    DiLoCo,
+    Local,
+    PostLocal,
+    SlowMo,
+    SparseLoCo,
+    StreamingDiLoCo,
+    Sync,
+)
 from shoal.testing.problems import Quadratic, VectorReplica, simulate
 from shoal.vocabulary.node import Node
 
@@ -16,6 +26,7 @@ AVERAGING = [
     Sync(),
     Local(period=4),
     Local(period=4, warmup=3),
+    Local(period=4, penalty=1.0),
     BMUF(period=4, warmup=6),
     BMUF(period=3, warmup=0, nesterov=False),
     DiLoCo(period=5),
@@ -23,6 +34,10 @@ AVERAGING = [
     PostLocal(switch=6, period=3),
     SlowMo(period=4),
     StreamingDiLoCo(period=4, fragments=1, overlap=1),
+    StreamingDiLoCo(period=4, fragments=1, eager=True),
+    DecoupledMomentum(),
+    SparseLoCo(period=4),
+    SparseLoCo(period=4, merge="all"),
 ]
 
 

@@ -74,3 +74,13 @@ class Tally(Strategy):
 
     def solution(self, node):
         return node.keep("start", node.x)
+
+
+class GatheredTally(Tally):
+    """The same, where every worker gets what every other one brings, and adds it up by itself."""
+
+    async def worker(self, w):
+        start = w.keep("start", w.x)
+        async for _ in w.blocks(self.period):
+            start.add_(await w.gather((w.x - start,), lambda given: sum(parts[0] for _, parts in given)))
+            w.x.copy_(start)

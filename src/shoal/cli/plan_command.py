@@ -119,9 +119,8 @@ def check_words(task: str | None, strategies: str | None, scale_lr: str, script:
         raise ValueError(f"--task {task} and {script[0]}: plan one of the two")
     if task is not None:
         TASKS.check_text(task)
-    for word in (strategies or "").split(","):
-        if word:
-            STRATEGIES.check(word)
+    for word in strategies.split(",") if strategies is not None else ():
+        STRATEGIES.check(word)
     check_word("scale-lr", scale_lr, SCALING)
 
 

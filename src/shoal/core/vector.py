@@ -31,6 +31,11 @@ class Piece:
     whole: bool  # whether all of it lies there
 
     @property
+    def size(self) -> int:
+        """Elements."""
+        return self.end - self.begin
+
+    @property
     def kind(self) -> str:
         """bias, or by its dimensions: vector, matrix, kernel."""
         if self.name.rpartition(".")[2] == "bias":
@@ -58,15 +63,7 @@ class Layout:
     @property
     def layers(self) -> list[slice]:
         """Where each layer lies: the parameters that belong to one module and follow each other."""
-        ends = accumulate(self.sizes)
-        layers: list[slice] = []
-        before = None
-        for name, size, end in zip(self.names, self.sizes, ends, strict=True):
-            module = name.rpartition(".")[0]
-            begin = layers.pop().start if module == before and layers else end - size
-            layers.append(slice(begin, end))
-            before = module
-        return layers
+        return layers_of(self.pieces(0, self.numel))
 
     def pieces(self, begin: int, end: int) -> list[Piece]:
         """What lies in that slice of the vector, in order."""
@@ -244,6 +241,18 @@ class Flat:
                 "the module's parameters were moved after Shoal took hold of them; "
                 "call module.to(device) or module.half() before."
             )
+
+
+def layers_of(pieces: Sequence[Piece]) -> list[slice]:
+    """Where each layer lies: the pieces that belong to one module and follow each other."""
+    layers: list[slice] = []
+    before = None
+    for piece in pieces:
+        module = piece.name.rpartition(".")[0]
+        begin = layers.pop().start if module == before and layers else piece.begin
+        layers.append(slice(begin, piece.end))
+        before = module
+    return layers
 
 
 def describe_flaw(vector: Tensor, layout: Layout | None = None, begins: int = 0) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from torch import Tensor
 
@@ -16,8 +16,11 @@ from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership import Formation, Membership
 from shoal.engine.operation import Completion
 from shoal.engine.progress import Progress
-from shoal.engine.protocol import Attends, DataEnded, Solution
+from shoal.engine.protocol import Attends, Contribution, DataEnded, Solution
 from shoal.engine.streaming import Merges, Merging, Streamed, Streams
+
+Merge: TypeAlias = Callable[[list[tuple[float, tuple[Tensor, ...]]]], Tensor]
+"""What makes one vector of the (weight, parts) of all workers."""
 
 
 class Averages:
@@ -66,18 +69,46 @@ class Averages:
         if isinstance(v, ComingGradient) and weight is None and (merging := self._merging()) is not None:
             average, own, total = await self._merged(merging)
         else:
-            average, ended = await self._brought(v)
-            if not self._ends_known and isinstance(v, Tensor) and self.membership is None:
+            vector, ended = await self._brought(v)
+            if isinstance(v, Tensor):
                 await self._see_who_attends(ended)
-            own = total = progress.take_unmerged()
+            own = progress.take_unmerged()
             mine = 0.0 if ended else (own or PRESENT) if weight is None else weight
-            if self.membership is not None:
-                average, total = await self.membership.form(partial(self._formed, average, mine))
-            elif group.size > 1:
-                average, total = await self._mean(group, average, mine)
+            average, total = await self._agreed_on(partial(self._formed, vector, mine))
         self._end_if_all_have(total)
         progress.merge(round(total) if weight is None else own * group.size)
         return average
+
+    async def gather(self, parts: tuple[Tensor, ...], merge: Merge, merges: bool) -> Tensor:
+        """What `merge` makes of all workers' parts, each with the samples since its last merge.
+
+        If it `merges`, those samples are in the model then.
+        """
+        ended = self._progress.has_ended and not self._progress.unmerged
+        await self._see_who_attends(ended)
+        weight = self._progress.unmerged or (0.0 if ended else PRESENT)
+        merged, total = await self._agreed_on(partial(self._merged_from_all, parts, weight, merge))
+        self._end_if_all_have(total)
+        if merges:
+            self._progress.take_unmerged()
+            self._progress.merge(round(total))
+        return merged
+
+    async def _merged_from_all(
+        self, parts: tuple[Tensor, ...], weight: float, merge: Merge
+    ) -> tuple[Tensor, float]:
+        group = self._group
+        for rank in group.others:
+            await group.send(rank, Contribution(parts=parts, count=weight))
+        brought = {rank: await group.take("contribution", rank) for rank in group.others}
+        device = self._replica.x.device
+        given = {rank: (m.count, tuple(part.to(device) for part in m.parts)) for rank, m in brought.items()}
+        given[group.rank] = (weight, parts)
+        return merge([given[rank] for rank in sorted(given)]), sum(w for w, _ in given.values())
+
+    async def _agreed_on(self, formation: Formation) -> tuple[Tensor, float]:
+        """What comes of a formation, over those who are left when it is complete."""
+        return await (formation() if self.membership is None else self.membership.form(formation))
 
     async def start(self, v: Tensor, weight: float | None, key: str) -> Completion[Tensor]:
         """Begin an average, to compute meanwhile; `v` may change afterwards."""
@@ -136,11 +167,13 @@ class Averages:
     # -- the end of the data -------------------------------------------------------------------
 
     async def _see_who_attends(self, ended: bool) -> None:
-        """Say whether this worker has data. One that has none waits for the others' words.
+        """Say whether this worker has data, where ends are not known. One without data waits for the others.
 
         Nobody may have any, and to average nothing is costly: then NoMoreSteps is raised.
         """
         group = self._group
+        if self._ends_known or self.membership is not None:
+            return
         self._number += 1
         others = [rank for rank in range(group.size) if rank != group.rank]
         for rank in others:
@@ -172,9 +205,7 @@ class Averages:
     # -- averages that were begun --------------------------------------------------------------
 
     async def _later(self, v: Tensor, weight: float) -> Tensor:
-        formation = partial(self._formed, v, weight)
-        formed = formation() if self.membership is None else self.membership.form(formation)
-        return self._taken(*await formed)
+        return self._taken(*await self._agreed_on(partial(self._formed, v, weight)))
 
     async def _formed(self, v: Tensor, weight: float) -> tuple[Tensor, float]:
         """The average over those who are in the group now, and the total weight."""

@@ -295,6 +295,13 @@ class Attends(Message):
 
 
 @dataclass(slots=True)
+class Contribution(Message):
+    """What a worker brings to a merge of all workers' parts; `count` is its weight."""
+
+    tag: str = "contribution"
+
+
+@dataclass(slots=True)
 class DataEnded(Message):
     """After the last average: the sender took `clock` gradients in all."""
 

@@ -18,11 +18,22 @@ PERIODS = (4, 16, 64, 256)
 LEAST_ROUNDS = 4
 """Exchanges in a run below which a period is too long for it."""
 
-NOT_PLANNED = {
-    "sandblaster": "its iterations are passes over all data, not steps",
-    "ensemble": "its members never meet, so that it is another model",
-}
-"""Strategies that no plan looks at, and why."""
+PLANNED = (
+    *("sync", "local", "post_local", "bmuf", "slowmo", "diloco", "streaming_diloco"),
+    *("sync_server", "hierarchical", "asgd", "staleness_aware", "softsync", "ssp", "dcasgd", "downpour"),
+    *("hogwild", "easgd", "eamsgd", "gossip", "gossipgrad", "dpsgd", "sgp", "adpsgd", "choco", "strom"),
+)
+"""Strategies whose exchanges have a formula in `run_time`; a plan looks at no others."""
+
+
+def check_planned(words: Iterable[str]) -> None:
+    """Raise ValueError for a strategy that no plan looks at."""
+    for word in words:
+        if word not in (*PLANNED, "single"):
+            raise ValueError(
+                f"no plan looks at {word!r}: there is no formula for what it exchanges; try it with "
+                "shoal compare"
+            )
 
 
 @dataclass(frozen=True)
@@ -97,10 +108,10 @@ def contenders(
 
     `steps` is the length of the run on one worker, and `codecs` are words. `own_loop`: for a script.
     """
+    words = None if words is None else list(words)
+    check_planned(words or ())
     known, found = list(codecs), [SINGLE]
-    for word in words or STRATEGIES:
-        if word in NOT_PLANNED or word == "single":
-            continue
+    for word in PLANNED if words is None else [word for word in words if word != "single"]:
         for workers in crews(most):
             for options in _options(word, max(1, steps // workers)):
                 found += _coded(word, workers, options, known, own_loop)

@@ -9,7 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from shoal.planning.contenders import Contender
+from shoal.planning.contenders import PLANNED, SINGLE, Contender
 from shoal.planning.forecasting import score_after
 from shoal.planning.plan_text import network_text, speed_up
 from shoal.planning.run_time import run_cost
@@ -43,7 +43,7 @@ def forecast_of(plan: TrainingPlan, record: Record) -> Forecast | None:
     same = (f for f in plan.forecasts if f.contender.codec == given.codec and _alike(f.contender, given))
     if (known := next(same, None)) is not None:
         return known
-    if given.codec not in plan.workload.codecs:
+    if given.codec not in plan.workload.codecs or given.word not in (*PLANNED, SINGLE.word):
         return None
     site = Machines(plan.profile, plan.network, None, plan.compute)
     try:

@@ -217,7 +217,7 @@ class _Formulas:
     @property
     def own(self) -> float:
         """Seconds for what the strategy computes on vectors in an exchange, beside the average itself."""
-        return self.wire.touching(self.workload.nbytes, OWN_PASSES.get(self.contender.word, USUAL_PASSES))
+        return self.wire.touching(self.workload.nbytes, OWN_PASSES[self.contender.word])
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -238,7 +238,6 @@ OWN_PASSES = {
     **{"softsync": 10, "easgd": 10, "eamsgd": 10, "sync_server": 14, "hierarchical": 24, "hogwild": 12},
     **{"gossip": 6, "gossipgrad": 6, "dpsgd": 12, "sgp": 15, "adpsgd": 13, "choco": 34, "strom": 6},
 }
-USUAL_PASSES = 10
 """How often a strategy reads or writes a vector in an exchange, counted in the simulator."""
 
 VECTORS = {"single": 0.0, "sync": 1.0, "bmuf": 3.0, "slowmo": 3.0, "diloco": 3.0, "streaming_diloco": 4.0}

@@ -148,7 +148,7 @@ def check_optimizer(strategy: Strategy, optimizer: torch.optim.Optimizer, worker
     if strategy.own_optimizer and any(group.get("weight_decay") for group in optimizer.param_groups):
         raise ValueError(
             f"{here} takes its steps without the optimizer, so the weight_decay of {name} would do nothing; "
-            "take weight_decay=0, and l2 of the strategy"
+            "take weight_decay=0, and the option of the strategy, l2 or weight_decay"
         )
     if strategy.plain_sgd_only and not is_plain_sgd(optimizer):
         raise ValueError(

@@ -8,55 +8,27 @@ parts; a node is a face of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar, overload
 
-import torch
 from torch import Tensor
 
 from shoal.core.identity import SERVER
 from shoal.core.replica import NoMoreSteps, Parameters
 from shoal.core.transport import Message
-from shoal.core.vector import fragments
-from shoal.engine.engine import Engine
+from shoal.engine.averages import Merge
 from shoal.engine.gradients import ComingGradient
 from shoal.engine.operation import Operation
 from shoal.engine.protocol import Handlers, Pull, Push
 from shoal.engine.work import HELP
+from shoal.vocabulary.any_node import AnyNode
 
 T = TypeVar("T")
 
 
-class Node:
+class Node(AnyNode):
     """A worker (rank below `size`) or a server (rank `size` and up) of a run."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine  # for launchers and observers; an algorithm needs the verbs alone
-        self.rank = engine.identity.rank
-
-    # -- who and where -------------------------------------------------------------------------
-
-    @property
-    def size(self) -> int:
-        """Workers in the run. Where they come and go, those of the last mean, until the next step begins."""
-        members = self.engine.membership
-        return self.engine.identity.workers if members is None else members.size
-
-    @property
-    def x(self) -> Tensor:
-        """The parameters: a flat view on the model, changed in place only."""
-        return self.engine.replica.x
-
-    @x.setter
-    def x(self, value: Tensor) -> None:
-        if value is not self.engine.replica.x:  # `w.x -= v` has changed it in place already
-            self.engine.replica.x.copy_(value)
-
-    @property
-    def rng(self) -> torch.Generator:
-        """This node's random stream. It is checkpointed."""
-        return self.engine.rng
 
     @property
     def lr(self) -> float:
@@ -79,24 +51,14 @@ class Node:
         return self.engine.progress.unmerged
 
     @property
+    def compute_seconds(self) -> float:
+        """Seconds that this worker has computed, in gradients and steps."""
+        return self.engine.channel.meter.compute_seconds
+
+    @property
     def incarnation(self) -> int:
         """How often this node was restarted after a crash."""
         return self.engine.identity.incarnation
-
-    @property
-    def lossy(self) -> bool:
-        """Whether the codec loses anything."""
-        return not self.engine.coding.codec.exact
-
-    def keep(self, name: str, start: Tensor, shared: bool = False, mutual: bool = False) -> Tensor:
-        """A variable of the algorithm that is checkpointed: a copy of `start`, or what was restored.
-
-        Change it in place; the node holds on to the same tensor. Say `shared` if it is equal at all workers
-        between two averages, or a server's memory: workers that join the run later then take it over. Say
-        `mutual` if it must fit with what other workers keep: it starts afresh when their number changes.
-        A server's memory is a vector of the length of its `x`, or no vector at all, but a number or a matrix.
-        """
-        return self.engine.variables.keep(name, start, shared, mutual)
 
     # -- local work ----------------------------------------------------------------------------
 
@@ -111,11 +73,15 @@ class Node:
             yield progress.t
             work.finish_step()
 
-    async def blocks(self, period: int, warmup: int = 0) -> AsyncIterator[int]:
+    async def blocks(
+        self, period: int, warmup: int = 0, descend: Callable[[Tensor], None] | None = None
+    ) -> AsyncIterator[int]:
         """Local steps, `period` at a time: yields the last step's number after each block.
 
         The first `warmup` steps are blocks of one. A block that the end of training cuts short counts too.
+        A step is `self.descend`, or another.
         """
+        descend = descend or self.descend
         progress = self.engine.progress
 
         def is_whole(done: int) -> bool:
@@ -124,7 +90,7 @@ class Node:
         while True:
             try:
                 async for t in self.steps():
-                    self.descend(await self.grad())
+                    descend(await self.grad())
                     if is_whole(t + 1):
                         yield t
             except NoMoreSteps:
@@ -179,11 +145,6 @@ class Node:
         """Zero the local optimizer's velocity; adaptive second moments stay."""
         self.engine.replica.reset_momentum()
 
-    def fragments(self, number: int) -> list[list[slice]]:
-        """`x` in so many parts, each a list of slices: whole layers where there are enough of them."""
-        layout = getattr(self.engine.replica, "layout", None)
-        return fragments(self.x.numel(), number, layout)
-
     # -- operations: await one, or begin it now and await it later -----------------------------
 
     async def begin(self, operation: Operation[T]) -> Operation[T]:
@@ -203,6 +164,15 @@ class Node:
         averages = self.engine.averages
         start = partial(averages.start, v, weight, key)  # type: ignore[arg-type]
         return Operation(start, partial(averages.mean, v, weight))
+
+    async def gather(self, parts: tuple[Tensor, ...], merge: Merge, merges: bool = True) -> Tensor:
+        """What `merge` makes of the parts that every worker brings: all get all, in the order of their ranks.
+
+        Exact. Waits for every worker. `merge` gets a list of (weight, parts), where a weight is the number
+        of samples since that worker's last merge; it may be called again, should somebody come or go.
+        These samples count as merged then, unless `merges` is false: another mean follows.
+        """
+        return await self.engine.averages.gather(parts, merge, merges)
 
     def push(
         self, dst: int, v: Tensor, count: float | None = None, like: Push | None = None
@@ -355,32 +325,6 @@ class Node:
     async def average(self, v: Tensor) -> Tensor:
         """The mean of a vector over all workers that are left, after `part`. Exact; all get the same bits."""
         return await self.engine.rounds.average(v)
-
-    # -- between any two nodes -----------------------------------------------------------------
-
-    async def send(self, dst: int, m: Message) -> None:
-        """Send a message exactly. Does not wait for `dst`; tensors may be changed afterwards."""
-        m.clock = m.clock or self.engine.rounds.place
-        await self.engine.channel.send(self.engine.identity.rank_of(dst), m)
-
-    async def recv(self, tag: str, src: int | None = None) -> Message:
-        """The next message with that tag (from `src`); waits for it. Raises PeerLost if `src` goes first."""
-        return await self.engine.mailbox.find(tag, self.size if src == SERVER else src)
-
-    def poll(self, tag: str) -> Iterator[Message]:
-        """The messages with that tag that have arrived; never waits."""
-        return self.engine.mailbox.poll(tag)
-
-    def encode(self, key: str, v: Tensor, times: int = 1, feedback: bool = True) -> tuple[Tensor, ...]:
-        """A difference as the codec writes it, to be sent `times` times in a message of your own.
-
-        `key` names the stream; without `feedback` you add the compression error to the next one yourself.
-        """
-        return self.engine.coding.encode(key, v, 0, feeds=feedback, times=times)
-
-    def decode(self, parts: tuple[Tensor, ...]) -> Tensor:
-        """The difference in a message that `encode` was used for."""
-        return self.engine.coding.decode(parts, self.x.numel(), 0)
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class Sends(Enum):
     WHOLE_GRADIENTS = "gradients of the whole data"  # exactly
     MODELS = "models"  # exactly
     MEMORY = "additions to shared memory"  # exactly
+    COMPRESSED = "differences that it has compressed itself"
     NOTHING = "nothing"
 
 
@@ -65,6 +66,7 @@ class Strategy(ABC):
     one_sided: ClassVar[bool] = False  # whether workers change the server's memory without its help
     plain_sgd_only: ClassVar[bool] = False  # whether it takes a gradient's step itself, as `x -= lr * g`
     own_optimizer: ClassVar[bool] = False  # whether no optimizer of the user's takes any step
+    needs_matrices: ClassVar[bool] = False  # whether it looks at all matrices of a model, which must be whole
     default_codec: ClassVar[str] = "none"  # how messages are compressed where nobody says so
     recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
@@ -198,6 +200,7 @@ _USELESS = {
     "are and {codec} would do nothing; take 'downpour'",
     Sends.MODELS: "{name} sends models as they are, so {codec} would do nothing; take 'choco'",
     Sends.MEMORY: "{name} adds to memory as it is, so {codec} would do nothing",
+    Sends.COMPRESSED: "{name} compresses its messages itself, so {codec} would do nothing",
     Sends.NOTHING: "{name} sends nothing, so {codec} would do nothing",
 }
 
