@@ -33,7 +33,7 @@ def test_what_a_lost_worker_was_dealt_comes_next():
     lost = batches[1].next()[0].tolist()
     for own in (batches[0], batches[2]):
         own.next()
-        own.redeal([0, 2].index(0 if own is batches[0] else 2), 2, 2, {1: 1})
+        own.redeal([0, 2].index(0 if own is batches[0] else 2), 2, 2, {1: range(1, 2)})
     following = step([batches[0], batches[2]])
     assert set(lost) <= {*following[0], *following[1]}
 
@@ -56,7 +56,7 @@ def test_whoever_comes_and_goes_every_sample_is_dealt_once_an_epoch(seed):
         left = [own for place, own in enumerate(batches) if place not in absent]
         size = len(left) + dice.randint(0, 2)
         for place, own in enumerate(left):
-            own.redeal(place, size, t, dict.fromkeys(absent, began))
+            own.redeal(place, size, t, dict.fromkeys(absent, range(began, t)))
         for place in range(len(left), size):  # joiners take over the deal of one who is there
             new = crew(1, samples, batch, seed)[0]
             new.take_deal(left[0].deal())
@@ -76,7 +76,7 @@ def test_what_is_in_the_model_ahead_of_its_turn_does_not_come():
     dealt = []
     for place in range(3):
         own = Batches(ids, ids, batch=1, rank=0, workers=2, seed=seed)
-        own.redeal(place, 3, 2, {}, {1: 4})
+        own.redeal(place, 3, 2, {}, {1: range(2, 4)})
         dealt.append([order.index(own.next()[0].item()) for _ in range(2)])
         assert own.end_of(1) == 4
     assert dealt == [[4, 9], [6, 10], [8, 11]]
@@ -103,8 +103,8 @@ def test_whoever_was_fast_or_slow_every_sample_is_dealt_once_an_epoch(seed, fixe
             for position in range(t, max(given[k], step if k not in gone else 0)):
                 taken.update(own._indices(k, position).tolist())
         size = len(crew) - len(gone) + dice.randint(0, 2)
-        undone = {k: given[k] for k in gone if given[k] < step}
-        done = {k: given[k] for k in given if given[k] > step}
+        undone = {k: range(given[k], step) for k in gone if given[k] < step}
+        done = {k: range(step, given[k]) for k in given if given[k] > step}
         deal, crew, t = crew[0].deal(), [], step
         for rank in range(size):
             crew.append(Batches(ids, ids, rank=rank, **{**place, "workers": size}))

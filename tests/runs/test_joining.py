@@ -9,12 +9,14 @@ import os
 import shlex
 import signal
 import threading
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import shoal
+from shoal.core.errors import Unavailable
 from shoal.launch.control import Control
 from shoal.launch.join import Access
 from shoal.launch.place_call import PlaceCall
@@ -90,6 +92,18 @@ class Joiner(logging.Handler):
         self._thread.join()
 
 
+class WaitsForThem(Control):
+    """Has the worker that joined wait between two steps, from a moment on, until another is back."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_to_wait, self.is_back = threading.Event(), threading.Event()
+
+    def heard(self, step=0):
+        if self.is_to_wait.is_set():
+            assert self.is_back.wait(100)
+
+
 @pytest.fixture
 def joined(tmp_path, monkeypatch):
     """Runs two workers with a third that joins: the result, and the joiner."""
@@ -103,6 +117,24 @@ def joined(tmp_path, monkeypatch):
         return result, joiner
 
     return run
+
+
+@pytest.mark.parametrize(("step", "is_told_why"), [(0, True), (5, False)])
+def test_one_whose_run_ends_is_too_late_only_if_it_has_taken_no_part(step, is_told_why, monkeypatch):
+    class EndsSoon:
+        def __init__(self, workers, servers, start, listen, *limits):
+            self._listen = listen
+
+        def see_through(self):
+            self._listen({"step": step})
+            return [{}]
+
+    monkeypatch.setattr(joining, "Crew", EndsSoon)
+    monkeypatch.setattr(joining.forkserver, "ensure_running", lambda: None)
+    call = SimpleNamespace(lost_for=0.0, address="here", tell=lambda event: None)
+    limits = SimpleNamespace(timeout=1.0, patience=1.0)
+    with pytest.raises(Unavailable, match="before this worker could") if is_told_why else nullcontext():
+        assert joining._take_part(limits, call, (2, 1), "", lambda event: None) == {}
 
 
 @pytest.mark.parametrize("strategy", ["sync", "bmuf"])
@@ -124,3 +156,26 @@ def test_one_that_says_goodbye_leaves_its_batches_to_the_others(joined):
     assert result.samples == 40 * SAMPLES
     assert not any(node["faults"] for node in result.record()["nodes"])  # nobody was lost
     assert "worker 2 has left; its place is open" in joiner.lines
+
+
+def test_the_run_goes_on_with_one_that_joined_when_all_of_its_own_workers_are_killed(joined, tmp_path):
+    """It has the model, and gives it to them when they are back; the checkpoints do without its part."""
+    control, files = WaitsForThem(), tmp_path / "saved"
+
+    def heard(event):
+        if event["rank"] == 2 and event["step"] > 40 and not control.is_to_wait.is_set():
+            control.is_to_wait.set()
+            for process in multiprocessing.active_children():
+                if process.name in ("worker 0", "worker 1"):
+                    os.kill(process.pid, signal.SIGKILL)
+        elif event.get("fault") == "worker 1 is back":
+            control.is_back.set()
+
+    result, joiner = joined("sync", control, epochs=40, on_progress=heard, checkpoint=files, every=20)
+    assert joiner.failure is None
+    assert joiner.report["steps"] > 40
+    assert result.samples == 40 * SAMPLES
+    assert [node["rank"] for node in result.record()["nodes"]] == [0, 1, 2]
+    assert (files / "model.safetensors").exists()
+    again = shoal.run("digits", "sync", workers=2, epochs=41, checkpoint=files, every=20, threads=1, tests=0)
+    assert again.samples == 41 * SAMPLES

@@ -12,6 +12,7 @@ from marks import Tally, tallies
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.step_folders import steps_in
 from throttled import Throttle
 
 EPOCHS = 6
@@ -23,9 +24,9 @@ def quietly(caplog):
         yield
 
 
-def run(folder, workers=4, task=None, **options):
+def run(folder, workers=4, task=None, strategy=None, **options):
     settings = {"epochs": EPOCHS, "checkpoint": folder, "every": 5, "tests": 0}
-    return shoal.run(task or tallies(), Tally(period=4), workers=workers, **settings, **options)
+    return shoal.run(task or tallies(), strategy or Tally(period=4), workers=workers, **settings, **options)
 
 
 def counts(result):
@@ -34,7 +35,7 @@ def counts(result):
     return set((-result.model.marks.round()).tolist())
 
 
-def run_with_a_kill(crews, folder, then):
+def run_with_a_kill(crews, folder, then, strategy=None):
     """Kills worker 1 after 20 steps, and does the other thing when worker 0 has taken 10 more."""
     done = []
 
@@ -47,7 +48,7 @@ def run_with_a_kill(crews, folder, then):
             then()
 
     task = Throttle(folder / "slow", seconds=0.05).task(tallies())  # or steps go by between two events
-    return run(folder / "saved", task=task, on_progress=heard)
+    return run(folder / "saved", task=task, strategy=strategy, on_progress=heard)
 
 
 @pytest.mark.slow
@@ -75,3 +76,21 @@ def test_one_has_come_back_before_all_stop_and_the_run_goes_on(crews, tmp_path):
     with pytest.raises(Interrupted):
         run_with_a_kill(crews, tmp_path, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert counts(run(tmp_path / "saved")) == {float(EPOCHS)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", [4, 3])
+def test_beside_a_server_the_run_goes_on_from_a_step_after_a_death(workers, crews, tmp_path):
+    """The launcher ends all of a sudden; the newest whole step is one after the death of worker 1."""
+
+    def fail():
+        raise RuntimeError("the launcher has had enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        run_with_a_kill(crews, tmp_path, fail, shoal.strategies.ASGD())
+    files = Checkpoints(tmp_path / "saved", {}, 0, bound=None)
+    files._check_config = lambda saved: None
+    step = max(step for step in steps_in(tmp_path / "saved") if files._is_complete(step))
+    assert not files.crew_at(step, NodeIdentity(0, 4)).is_even
+    assert counts(run(tmp_path / "saved", workers, strategy=shoal.strategies.ASGD())) == {float(EPOCHS)}

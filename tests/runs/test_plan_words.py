@@ -62,7 +62,6 @@ def test_a_task_of_your_own_does_not_travel(change, why):
         ({"strategy": STRATEGIES.make("asgd")}, "nobody can join workers of 'asgd' here"),
         ({"strategy": STRATEGIES.make("gossip")}, "nobody can join workers of 'gossip' here"),
         ({"balance": True}, "without balance, crew and layout"),
-        ({"checkpoint": "here"}, "leave checkpoint out"),
     ],
 )
 def test_where_nobody_can_join_open_places_are_refused(change, why):

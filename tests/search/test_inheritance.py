@@ -170,3 +170,7 @@ def test_the_hyper_parameters_of_an_optimizer_are_its_numbers():
     assert optimizer_options(torch.optim.SGD) == ["momentum", "dampening", "weight_decay", "nesterov"]
     assert "betas" in optimizer_options(torch.optim.Adam)
     assert "lr" not in optimizer_options(torch.optim.Adam)
+
+
+def test_the_run_of_a_trial_has_the_patience_of_the_search():
+    assert TrialSettings(SETTINGS.task, patience=7.0).plan({}).patience == 7.0

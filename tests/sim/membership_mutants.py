@@ -67,8 +67,8 @@ def what_one_that_contributed_was_dealt_comes_again(patch: pytest.MonkeyPatch) -
     def also_of_the_first(
         self: Batches, place: int, workers: int, step: int, undone: Any, *more: Any
     ) -> None:
-        since = min(undone.values(), default=step)
-        redeal(self, place, workers, step, {0: since, **undone}, *more)
+        steps = next(iter(undone.values()), ())
+        redeal(self, place, workers, step, {0: steps, **undone}, *more)
 
     patch.setattr(Batches, "redeal", also_of_the_first)
 

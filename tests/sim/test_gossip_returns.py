@@ -92,3 +92,17 @@ def test_the_weights_of_push_sum_add_up_to_the_number_of_workers_again():
     run = train(SGP(), Slope(), returns((1, 4.4)))
     weights = [run.worker(rank).variables.state()["weight"].item() for rank in range(WORKERS)]
     assert sum(weights) == pytest.approx(WORKERS)
+
+
+def test_nobody_waits_for_the_answer_of_one_that_died_and_is_back_before_it_is_looked_for():
+    """Worker 1 asks before it computes, and looks for the answer afterwards; worker 2 is away shortly."""
+    for tenths in range(5, 120, 4):
+        run = train(ADPSGD(help=False), Slope(), returns((2, tenths / 10), restart_after=0.5), workers=3)
+        assert run.finished == [0, 1, 2]
+
+
+def test_nobody_waits_for_one_that_dies_and_is_back_while_another_answers():
+    """Worker 0 is back and asks all; worker 2 dies and is back while it waits for the answer of worker 1."""
+    kills = (0, 2.943481857993555), (1, 1.5404684330829106), (2, 3.3254252564682942)
+    run = train(SGP(), Slope(), returns(*kills, restart_after=3.0))
+    assert run.finished == [0, 1, 2, 3]

@@ -11,6 +11,7 @@ import pytest
 from tally import Tally, at_the_end, tally
 
 from sampling import mostly_soak
+from shoal.core.identity import NodeIdentity
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
 from shoal.sim import Faults
@@ -200,6 +201,46 @@ def test_whoever_comes_goes_and_resumes_every_sample_is_in_the_model_once_an_epo
         there = at_the_end(run) if elastic else run.nodes
         assert {n for w in there for n in w.x.tolist()} == {2.0}, (crews, step, workers)
         folder = copy
+
+
+def by_own(between, begins):
+    """A worker from elsewhere writes no checkpoint."""
+
+    async def hook(engine):
+        if engine.rank < begins:
+            await between(engine)
+
+    return hook
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_a_checkpoint_needs_no_state_of_a_worker_from_elsewhere(period, tmp_path):
+    """Worker 2 comes from elsewhere after two steps; what it does in a block that is cut comes again."""
+    strategy = Tally(period)
+    hook_of_all = hook(tmp_path / "one", strategy)
+    faults = Faults().join(2, 2.5)
+    one = tally(
+        faults, strategy=strategy, workers=4, begins_with=2, between_steps=by_own(hook_of_all, 2), samples=60
+    )
+    assert counts(one) == {2.0}
+    files = Checkpoints(tmp_path / "one", {}, 0, bound=None)
+    joined = [
+        s for s in readable(tmp_path / "one") if files.crew_at(s, NodeIdentity(0, 4)).members == (0, 1, 2)
+    ]
+    assert len(joined) > 4
+    for number, step in enumerate(joined[::3]):
+        copy = tmp_path / str(step)
+        again = resumed(
+            tmp_path / "one", step, copy, period=period, workers=(2, 3, 4)[number % 3], samples=60
+        )
+        assert counts(again) == {2.0}
+
+
+def test_a_run_with_open_places_goes_on_with_open_places(tmp_path):
+    saved_run(tmp_path / "one", workers=4, begins_with=2)
+    again = resumed(tmp_path / "one", 5, tmp_path / "two", Faults().join(3, 2.5), workers=4, begins_with=2)
+    assert counts(again) == {2.0}
+    assert len(at_the_end(again)) == 3
 
 
 def readable(folder):

@@ -28,6 +28,9 @@ STRATEGIES = [
     Downpour(n_push=2, overlap=True, fixed_shares=False, **PLAIN),
     Downpour(n_push=3, **PLAIN),
 ]
+EXACT = [
+    strategy for strategy in STRATEGIES if strategy != Hogwild()
+]  # its additions may be in before the server knows
 UNEVEN = Compute(mean=1.0, jitter=0.2, slow={0: 2.5})
 
 
@@ -143,3 +146,58 @@ def test_what_servers_keep_is_cut_as_the_model_is(tmp_path):
     assert [len(part) for part in cut] == [20, 20]
     assert torch.equal(torch.cat(cut), memory)
     assert [shard.version for shard in again.nodes[2:]] == [done.server.version] * 2
+
+
+def killed(*kills, back_after=float("inf")):
+    faults = Faults(noticed_after=0.1, restart_after=back_after)
+    for rank, moment in kills:
+        faults = faults.kill(rank, moment)
+    return faults
+
+
+@pytest.mark.parametrize("strategy", [ASGD(), STRATEGIES[3], STRATEGIES[5]], ids=repr)
+@pytest.mark.parametrize("back_after", [1.0, float("inf")], ids=["back", "away"])
+@pytest.mark.parametrize("now", [3, 2])
+def test_after_a_death_steps_count_and_every_batch_is_in_the_model_once(strategy, back_after, now, tmp_path):
+    """Worker 1 dies in its fifth step of thirteen; the steps after it are whole, up to the end."""
+    died = killed((1, 4.5), back_after=back_after)
+    assert counted(run(tmp_path / "one", strategy, 3, faults=died)) == {2.0}
+    steps = whole(tmp_path / "one")
+    assert {6, 8, 10} <= set(steps)
+    for step in (*steps[3:-1:4], steps[-1]):
+        again = run(only(tmp_path / "one", step, tmp_path / str(step)), strategy, now)
+        assert counted(again) == {2.0}
+        assert again.server.merged == 2 * 40
+
+
+def test_after_a_death_the_end_is_saved_with_all_batches_in_the_model(tmp_path):
+    done = run(tmp_path / "one", ASGD(), 3, faults=killed((1, 4.5)))
+    again = run(only(tmp_path / "one", whole(tmp_path / "one")[-1], tmp_path / "two"), ASGD(), 3)
+    assert torch.equal(done.solution, again.solution)
+    assert again.server.version == done.server.version
+
+
+def test_one_that_is_back_leaves_alone_what_was_saved_before_its_death(tmp_path):
+    """Worker 1 saves step 2 and dies; its successor begins beside worker 0, which has pushed nothing yet."""
+    strategy = STRATEGIES[3]
+    run(tmp_path / "one", strategy, 2, faults=killed((1, 5.53), back_after=0.3))
+    assert 2 in whole(tmp_path / "one")
+    assert counted(run(only(tmp_path / "one", 2, tmp_path / "two"), strategy, 2)) == {2.0}
+
+
+@pytest.mark.parametrize("seed", mostly_soak(range(400), few=12))
+def test_whoever_died_and_came_back_every_batch_is_in_the_model_once(seed, tmp_path):
+    """Workers die and come back before a checkpoint and after it, all of them, and several times."""
+    dice = random.Random(seed)
+    strategy, before, after = dice.choice(EXACT), dice.randint(2, 4), dice.randint(2, 4)
+
+    def faults(workers):
+        kills = [(dice.randrange(workers), dice.uniform(0, 12)) for _ in range(dice.randint(1, 4))]
+        return killed(*kills, back_after=dice.uniform(0.2, 5))
+
+    assert counted(run(tmp_path / "one", strategy, before, faults=faults(before))) == {2.0}
+    steps = whole(tmp_path / "one")
+    copy = only(tmp_path / "one", dice.choice(steps), tmp_path / "two")
+    assert counted(run(copy, strategy, after, faults=faults(after))) == {2.0}
+    last = only(copy, dice.choice(whole(copy)), tmp_path / "three")
+    assert counted(run(last, strategy, dice.randint(1, 4))) == {2.0}

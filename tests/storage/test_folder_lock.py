@@ -90,3 +90,14 @@ def test_a_run_that_saves_nothing_leaves_no_folder(tmp_path):
     with folder_lock(tmp_path / "saved" / "sync"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_of_one_run_that_reach_the_same_folder_share_its_lock(tmp_path):
+    with folder_lock(tmp_path, others_write=True, run="a run's secret name"):
+        with folder_lock(tmp_path, others_write=True, run="a run's secret name"):
+            assert (tmp_path / "run.lock").exists()
+        assert (tmp_path / "run.lock").exists()  # it is the first one's to remove
+        with pytest.raises(CheckpointError) as refused, folder_lock(tmp_path, run="another"):
+            pass
+    assert "another run uses the checkpoints" in str(refused.value) and "secret" not in str(refused.value)
+    assert not (tmp_path / "run.lock").exists()

@@ -93,7 +93,7 @@ class Attachment:
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
         self._control.tell("ready")
-        elapsed, finished = self._control.await_go()
+        elapsed, finished, _ = self._control.await_go()
         engine.excuse(finished)
         self._began = engine.channel.now() - elapsed
         self._life = strategy.live(Node(engine))

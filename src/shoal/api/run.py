@@ -98,7 +98,7 @@ def run(
     update it has acknowledged. With a server, the run continues when a worker dies.
     `checkpoint` is a folder; if it holds a checkpoint of this run, training resumes there. `every` is the
     number of steps between checkpoints. A node that waits `timeout` seconds for a message gives up and names
-    the peer. A process, or a peer over gRPC, that is silent for `patience` seconds counts as dead.
+    the peer. A process, or a peer over gRPC or gloo, that is silent for `patience` seconds counts as dead.
     Where workers come and go, training waits while fewer than `min_workers` are there, and `spares` processes
     that have loaded everything wait to take the place of one that is killed. With `max_workers`, over "grpc",
     workers of other machines may join while the run is under way, as `shoal join` does; `access` says where

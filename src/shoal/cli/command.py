@@ -27,7 +27,9 @@ Timeout = Annotated[
 Patience = Annotated[
     float,
     typer.Option(
-        min=1.0, metavar="SECONDS", help="A process, or a gRPC peer, that is silent for so long is dead."
+        min=1.0,
+        metavar="SECONDS",
+        help="A process or a peer on another host that is silent for so long is dead.",
     ),
 ]
 

@@ -39,6 +39,8 @@ def take_part(address: str, access: Mapping[str, Any], threads: int | None, quie
             )
     except Interrupted as stop:
         raise Interrupted(f"{stop}; the run goes on without this worker") from None
-    if not quiet:
+    if not report:
+        print(f"{told['title']}: the run is over; it has ended without the last steps of this worker")
+    elif not quiet:
         done = f"{report['steps']} steps, {count_text(report['samples'])} samples"
         print(f"{told['title']}: done after {done}")

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.command import Servers, Timeout
+from shoal.cli.command import Patience, Servers, Timeout
 from shoal.cli.outcome import JsonFile, ReportFile
 from shoal.cli.record_options import KeptRuns
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.paths import check_file
 from shoal.programs.tasks import TASKS
 from shoal.search import METHODS
@@ -65,6 +66,7 @@ def search(
         int | None, typer.Option(help="Torch threads of each process.", show_default="its share of the cores")
     ] = None,
     timeout: Timeout = 300.0,
+    patience: Patience = PATIENCE_SECONDS,
     folder: Annotated[
         Path,
         typer.Option(metavar="DIR", help="Journal, checkpoints and the best model.", rich_help_panel="Files"),
@@ -109,6 +111,7 @@ def search(
         "resume": resume,
         "threads": threads,
         "timeout": timeout,
+        "patience": patience,
     }
     from shoal.cli.searching import run_search
 

@@ -85,15 +85,17 @@ class Redeals(Protocol):
         place: int,
         workers: int,
         step: int,
-        undone: Mapping[int, int],
-        done: Mapping[int, int] | None = None,
+        undone: Mapping[int, Sequence[int]],
+        done: Mapping[int, Sequence[int]] | None = None,
         was: Sequence[int | None] | None = None,
+        dealt: int | None = None,
     ) -> None:
         """From `step` on deal the data to so many workers, of whom this is number `place`.
 
-        By place in the deal so far: what was dealt from the `undone` step on comes next, once more; what
-        comes before the `done` step does not come. `was` is each worker's place in the deal so far, for
-        what it has not handed over yet: if it dies, that comes again.
+        By place in the deal so far: what was dealt in the `undone` steps, which are before `step`, comes
+        next, once more; what would come in the `done` steps does not come. `was` is each worker's place in
+        the deal so far, for what it has not handed over yet: if it dies, that comes again. `dealt` is the
+        end of the deal so far, which workers may be past that have done batches of others.
         """
         ...
 

@@ -67,6 +67,7 @@ class Client:
         self._pushed: list[Question] = []  # begun, not completed
         self._told: list[Question] = []  # servers that were told that this worker is idle, or busy again
         self._refusals = 0  # in a row
+        self.end: int | None = None  # a step after all those of workers that have done batches of others
         self._shards: dict[tuple[int, int], list[tuple[int, slice]]] = {}  # as long as nobody is gone
 
     # -- push ----------------------------------------------------------------------------------
@@ -157,6 +158,7 @@ class Client:
         self._told = [await self._mailbox.ask(rank, Idle(clock=clock)) for rank in others]
         answer = await self._mailbox.answer(asked)
         if isinstance(answer, Over):
+            self.end = int(answer.body) if answer.parts else None
             await self._hear_out()
             return None
         self._told += [await self._mailbox.ask(rank, Busy(clock=clock)) for rank in others]

@@ -80,7 +80,11 @@ class Edges:
         if outcome is None or members.completed == self._crossed or self._averages.under_way:
             return None
         before, began = members.dealt, self.block_began
-        undone = {k: began for k, rank in enumerate(before) if rank not in outcome.contributors}
+        undone = {
+            k: range(began, self._progress.t)
+            for k, rank in enumerate(before)
+            if rank not in outcome.contributors
+        }
         if undone or outcome.dealt != before:
             came = members.deal_to(outcome.dealt)
             end = self._deal_again(undone, [before.index(r) if r in before else None for r in members.dealt])
@@ -91,7 +95,7 @@ class Edges:
         self._crossed, self.block_began = members.completed, self._progress.block_began
         return end
 
-    def _deal_again(self, undone: dict[int, int], was: Sequence[int | None]) -> int | None:
+    def _deal_again(self, undone: dict[int, range], was: Sequence[int | None]) -> int | None:
         """Deal what is left of the data to those who are there, with what absent ones left undone."""
         if not isinstance(self._replica, Redeals):
             return None

@@ -32,7 +32,7 @@ from shoal.engine.edges import Edges
 from shoal.engine.goodbye import Goodbye
 from shoal.engine.gradients import Background, Gradients
 from shoal.engine.group import Group, Mean
-from shoal.engine.log import Log
+from shoal.engine.log import Keeping, Log
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership import Membership
 from shoal.engine.one_sided import OneSided
@@ -40,7 +40,7 @@ from shoal.engine.pool import Pool
 from shoal.engine.progress import Progress
 from shoal.engine.returns import Returns
 from shoal.engine.rounds import Rounds
-from shoal.engine.service import Keeping, Service
+from shoal.engine.service import Service
 from shoal.engine.variables import Variables
 from shoal.engine.work import Work
 
@@ -184,7 +184,7 @@ class Engine:
             "x": self.replica.x,
             "replica": self.replica.state_dict(),
             "rng": self.rng.get_state(),
-            "crew": {"members": list(self.members), "open": self.averages.open, "deal": self._deal()},
+            "crew": self._crew(),
             "counts": self._counts(),
             "kinds": self.variables.kinds(),
             **{name: getattr(self, name).state() for name in _SAVED},
@@ -245,21 +245,26 @@ class Engine:
     def deal_anew(
         self,
         deal: dict[str, Any],
-        undone: Mapping[int, int],
-        done: Mapping[int, int],
+        undone: Mapping[int, Sequence[int]],
+        done: Mapping[int, Sequence[int]],
         was: Sequence[int | None] | None,
+        dealt: int | None,
     ) -> None:
-        """From the present step on, deal what others have left of the data to the workers of this run.
-
-        See `Redeals.redeal` for what is undone and done.
-        """
+        """From the present step on, deal what others have left of the data, as `Redeals.redeal` does."""
         me, replica = self.identity, self.replica
-        assert isinstance(replica, Redeals), "what was dealt by its replica can be dealt anew"
+        assert isinstance(replica, Redeals)
         replica.take_deal(deal)
-        replica.redeal(me.rank, me.workers, self.progress.t, undone, done, was)
+        replica.redeal(me.rank, len(me.first_workers), self.progress.t, undone, done, was, dealt)
         self._find_end()
         if self.work.edges is not None:
             self.work.edges.block_began = self.progress.block_began
+
+    def go_by(self, deal: dict[str, Any]) -> None:
+        """This worker is started again in a run that was resumed, in which data is dealt like this."""
+        assert isinstance(self.replica, Redeals)
+        self.replica.take_deal(deal)
+        if self.passes is not None:
+            self.work.share = self.replica.end_of(self.passes)
 
     def _counts(self) -> dict[str, float | None]:
         """Samples in the model: those that this worker, or to this server all have handed over.
@@ -270,19 +275,35 @@ class Engine:
         given = self.service.samples if self.is_server else done.samples - done.unmerged
         return {"given": given, "merged": None if self.membership is None else done.merged}
 
+    def _crew(self) -> dict[str, Any]:
+        """Who takes part, and how the data is dealt; among peers also how far each is in its share."""
+        crew = {"members": list(self.members), "open": self.averages.open, "deal": self.deal()}
+        if self.returns.share is None:
+            return crew
+        places = [self.progress.place_of(rank) for rank in range(self.identity.workers)]
+        places[self.rank] = self.progress.t - self.rounds.shift
+        return {**crew, "places": places}
+
     def _find_end(self) -> None:
         if self.passes is not None and isinstance(self.replica, Redeals):
             self.work.last_step = self.replica.end_of(self.passes)
 
-    def _deal(self) -> dict[str, Any] | None:
+    def deal(self) -> dict[str, Any] | None:
+        """How the data is dealt, as plain values; None where that cannot change."""
         return self.replica.deal() if isinstance(self.replica, Redeals) else None
 
     # -- workers that come and go --------------------------------------------------------------
 
     @property
     def members(self) -> Sequence[int]:
-        """The workers that batches are dealt to."""
-        return range(self.identity.workers) if self.membership is None else self.membership.dealt
+        """The workers that take part: that batches are dealt to, or that a server saves a checkpoint with."""
+        if self.membership is not None:
+            return self.membership.dealt
+        if self.is_server:
+            return sorted(self.service.savers.members)
+        if self.identity.servers:
+            return range(self.identity.workers)
+        return sorted({self.rank, *self.rounds.others})
 
     def excuse(self, finished: Sequence[int]) -> None:
         """Those workers had come to the end before this node was started again."""
@@ -311,7 +332,7 @@ class Engine:
             "variables": self.variables.shared(),
             "progress": self.progress.state(),
             "started": self.averages.started,
-            "deal": self._deal(),
+            "deal": self.deal(),
             "untrained": list(self.replica.untrained) if isinstance(self.replica, HoldsMore) else [],
         }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shoal.core.transport import Message
@@ -39,3 +40,13 @@ class Log(Protocol):
     def close(self) -> None:
         """Let go of what is held open: nothing more comes."""
         ...
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How a server keeps its whole node: what a snapshot holds, and what a checkpoint of all nodes does."""
+
+    state: Callable[[], dict[str, Any]]
+    load: Callable[[dict[str, Any]], None]
+    checkpoint: Callable[[], Awaitable[None]] | None = None
+    log: Log | None = None

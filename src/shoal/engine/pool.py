@@ -10,6 +10,9 @@ from typing import Any, Protocol
 Batch = tuple[int, int]
 """The share it is of, by the worker's rank, and its place in that share."""
 
+Run = tuple[int, int, int]
+"""Batches in a row: the share they are of, the place of the first, and the place after the last."""
+
 
 class HandsOut(Protocol):
     """What the first server gives to workers that ask for more: a `Pool`, or an algorithm's own."""
@@ -68,13 +71,21 @@ class Lot:
         """Whether all of it is in the model."""
         return self.clock >= self.end
 
+    @property
+    def rest(self) -> list[Run]:
+        """What is not in the model."""
+        done = self.clock - self.start
+        own = [(self.rank, done, self.own)] if done < self.own else []
+        return own + [(owner, place, place + 1) for owner, place in self.lent[max(0, done - self.own) :]]
+
 
 class Pool:
     """Every worker has a share of `steps` batches; what it leaves undone goes to whoever asks for more."""
 
     def __init__(self, workers: int, steps: int) -> None:
+        self._steps = steps
         self._lots = [Lot(rank, steps) for rank in range(workers)]
-        self._free: deque[tuple[int, int, int]] = deque()  # share, first free place, the place after the last
+        self._free: deque[Run] = deque()
         self._unfinished = workers if steps else 0  # lots with batches left; counted, for there are many
 
     def begin_at(self, clocks: Sequence[int]) -> None:
@@ -85,6 +96,7 @@ class Pool:
 
     def lengthen(self, steps: int) -> None:
         """The share of each worker has so many batches now."""
+        self._steps = steps
         for lot in self._lots:
             lot.own = steps if lot.own else 0
         self._count_unfinished()
@@ -93,6 +105,23 @@ class Pool:
     def clocks(self) -> list[int]:
         """How many batches of each worker are in the model."""
         return [lot.clock for lot in self._lots]
+
+    @property
+    def shares(self) -> list[int]:
+        """How many batches of its own share each worker was to do; 0 for one that came back."""
+        return [lot.own for lot in self._lots]
+
+    @property
+    def rest(self) -> list[Run]:
+        """All batches that are not in the model."""
+        return [*self._free, *(run for lot in self._lots for run in lot.rest)]
+
+    @property
+    def end(self) -> int | None:
+        """A clock after all those of all workers; None where each does its own share and nothing else."""
+        if all(lot.own == self._steps and not lot.lent for lot in self._lots):
+            return None
+        return 1 + max(lot.end for lot in self._lots)
 
     def commit(self, rank: int, clock: int) -> None:
         """The first `clock` batches of this worker are in the model."""
@@ -104,10 +133,7 @@ class Pool:
     def give_up(self, rank: int) -> None:
         """The worker has gone: what it has not done is free."""
         lot = self._lots[rank]
-        done = lot.clock - lot.start
-        if done < lot.own:
-            self._free.append((rank, done, lot.own))
-        self._free.extend((owner, place, place + 1) for owner, place in lot.lent[max(0, done - lot.own) :])
+        self._free.extend(lot.rest)
         self._unfinished -= not lot.is_done
         self._lots[rank] = Lot(rank, own=0, start=lot.clock, clock=lot.clock)
 
@@ -139,10 +165,12 @@ class Pool:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
-        return {"lots": [asdict(lot) for lot in self._lots], "free": [list(run) for run in self._free]}
+        lots, free = [asdict(lot) for lot in self._lots], [list(run) for run in self._free]
+        return {"steps": self._steps, "lots": lots, "free": free}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
+        self._steps = state["steps"]
         self._lots = [
             Lot(
                 saved["rank"],

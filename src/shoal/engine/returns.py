@@ -34,7 +34,7 @@ AHEAD = 2
 class Returns:
     """One worker's part in returns, its own and those of others.
 
-    `share` gives what one that is back goes on from.
+    `share` gives what one that is back goes on from; None where none is taken back.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Returns:
         rounds: Rounds,
         work: Work,
     ) -> None:
-        self.share: Callable[[], dict[str, Tensor]] = dict
+        self.share: Callable[[], dict[str, Tensor]] | None = None
         self._identity = identity
         self._channel = channel
         self._progress = progress
@@ -58,7 +58,7 @@ class Returns:
 
     async def _answer(self, m: Message) -> None:
         """One that is back asks where things stand or, with a count, for the model."""
-        if m.count:
+        if m.count and self.share is not None:
             for piece in messages(self.share(), 0):
                 await self._channel.send(m.src, piece)
             return
@@ -80,9 +80,10 @@ class Returns:
         model.
         """
         others = [k for k in range(self._identity.workers) if k != self._identity.rank]
+        asked = {k: self._rounds.incarnation_of(k) for k in others}
         for k in others:
             await self._channel.send(k, Back())
-        answers = {k: await self._rounds.hear(Known().tag, k) for k in others}
+        answers = {k: await self._rounds.hear(Known().tag, k, asked[k]) for k in others}
         known = {k: m.body.tolist() for k, m in answers.items() if m is not None}
         holders = [k for k, (standing, *_) in known.items() if standing == HAS_MODEL]
         if not holders or any(standing == TOO_LATE for standing, *_ in known.values()):
@@ -93,7 +94,7 @@ class Returns:
         self._work.go_on(step, place, min(first for _, _, first, _ in known.values()))
         self._rounds.shift = step - place
         self._has_model = True
-        for k in known:
+        for k in filter(self._progress.works, others):
             await self._channel.send(k, Ready(seq=step if in_rounds else 0))
             await self._rounds.skip(step - 1, k)
 

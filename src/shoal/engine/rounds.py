@@ -87,6 +87,10 @@ class Rounds:
         incarnation, _ = self._ready.get(rank, (0, 0))
         return self._progress.works(rank) and self._mailbox.incarnations.get(rank, 0) <= incarnation
 
+    def incarnation_of(self, rank: int) -> int:
+        """How often that worker was started again, as far as this one has heard."""
+        return self._mailbox.incarnations.get(rank, 0)
+
     def forget(self, rank: int) -> None:
         """That worker was started again: what it said of rounds is of one that is dead."""
         self._latest.pop(rank, None)
@@ -128,10 +132,15 @@ class Rounds:
             self._note(m)
         return self._held.pop((src, t), None)
 
-    async def hear(self, tag: str, src: int) -> Message | None:
-        """The next message of `src` with that tag; waits for it. None if `src` has gone."""
+    async def hear(self, tag: str, src: int, asked: int | None = None) -> Message | None:
+        """The next message of `src` with that tag; waits for it. None if `src` has gone.
+
+        So it is if it was `asked` as an earlier incarnation, which has not answered before it died.
+        """
         incarnations = self._mailbox.incarnations
         before = incarnations.get(src)
+        if asked is not None and asked != (before or 0) and not self._mailbox.holds(tag, [src], None):
+            return None
         try:
             m = await self._mailbox.find(tag, src, handlers={**self.answers, **self.hosts})
         except PeerLost:

@@ -7,8 +7,7 @@ would survive a crash. See `protocol` for the requests and their answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from shoal.core.transport import Message
 from shoal.engine.channel import Channel
 from shoal.engine.coding import Coding
 from shoal.engine.ledger import Ledger
-from shoal.engine.log import Log
+from shoal.engine.log import Keeping, Log
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.one_sided import OneSided
 from shoal.engine.pool import HandsOut, Pool
@@ -53,20 +52,11 @@ from shoal.engine.protocol import (
     Wait,
     typed,
 )
+from shoal.engine.savers import Savers
 
 _SHOWN = (Push, Pull, Report, Instruction)  # the algorithm sees these
 _CONTRIBUTES = (*_SHOWN, Busy)  # whoever sends these has more to do
 _OURS = (Request, Report, Checkpointed, Notice)  # all others are the algorithm's own, and pass through
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """How a server keeps its whole node: what a snapshot holds, and what a checkpoint of all nodes does."""
-
-    state: Callable[[], dict[str, Any]]
-    load: Callable[[dict[str, Any]], None]
-    checkpoint: Callable[[], Awaitable[None]] | None = None
-    log: Log | None = None
 
 
 class Service:
@@ -103,7 +93,7 @@ class Service:
         self._left: set[int] = set()  # in order: they were told that all is done
         self._held: dict[int, Message] = {}  # worker -> its request for more, not answered yet
         self._answers: list[tuple[int, Message]] = []  # to be sent once the log is safe
-        self._saved: dict[int, set[int]] = {}  # step -> workers that saved their state before it
+        self.savers = Savers(identity.workers)
         self._past: Iterable[Message] = ()
         self._replaying = False
 
@@ -124,6 +114,8 @@ class Service:
                 yield m
             elif await self._accepts(m):
                 fewer = self._track(m)
+                if fewer:
+                    await self._save_if_all_have()
                 if isinstance(m, _SHOWN) or fewer:
                     if not isinstance(m, Pull):
                         await self._one_sided.reclaim()  # the algorithm may change the parameters
@@ -176,6 +168,7 @@ class Service:
         return {
             "ledger": self._ledger.state(),
             "samples": self.samples,
+            "savers": {str(rank): incarnation for rank, incarnation in self.savers.members.items()},
             "pushed": {str(rank): clock for rank, clock in self._pushed.items()},
             "pool": None if self._pool is None else self._pool.state(),
             "held": [[m.src, m.seq, m.clock, m.incarnation] for m in self._held.values()],
@@ -241,7 +234,9 @@ class Service:
     async def _accepts(self, m: Message) -> bool:
         """Whether to act on this message; if so it is written to the log, and a push is decoded."""
         if isinstance(m, Checkpointed):
-            await self._save_when_all_have(m.seq, m.src)
+            if not self._ledger.has_fenced(m) and m.seq > self._progress.t:
+                self.savers.note(m.src, m.incarnation, m.seq)
+                await self._save_if_all_have()
             return False
         if isinstance(m, Look):
             await self.reply(m, self._replica.x)
@@ -279,16 +274,22 @@ class Service:
         self._channel.meter.staleness[max(0, version - m.version)] += 1
         return (vector, *numbers)
 
-    async def _save_when_all_have(self, step: int, rank: int) -> None:
-        """A worker saved its state before this step: save too once all have, and all are still there."""
-        saved = self._saved.setdefault(step, set())
-        saved.add(rank)
-        workers = self._identity.workers
-        if len(saved) < workers or self._ledger.has_fenced_any(range(workers)):
-            return
-        if self._keeping.checkpoint is not None:
+    async def _save_if_all_have(self) -> None:
+        """Save, too, at a step before which all workers have saved that are at work."""
+        step = self.savers.complete(self._is_idle)
+        if step is not None and self._keeping.checkpoint is not None:
             self._progress.save_at(step)
             await self._keeping.checkpoint()
+
+    def _is_idle(self, rank: int) -> bool:
+        """Whether a worker has gone, or has nothing to do and waits for it."""
+        waits = rank not in self.active if self._pool is None else rank in self._held
+        return waits or rank in self._lost or rank in self._left
+
+    @property
+    def has_lost_any(self) -> bool:
+        """Whether a worker was ever given up."""
+        return self._ledger.has_fenced_any(range(self._identity.workers))
 
     # -- who contributes -----------------------------------------------------------------------
 
@@ -296,6 +297,8 @@ class Service:
         """Record who contributes; whether fewer do than before."""
         if not isinstance(m, (Left, Lost)):
             self._meet(m)
+            if m.incarnation:
+                self.savers.note_clock(m.src, m.clock)
         elif m.src not in self._lost:
             self._bury(m)
         if isinstance(m, More):
@@ -327,6 +330,7 @@ class Service:
             self._left.add(m.src)
         else:
             self._lost.add(m.src)
+            self.savers.forget(m.src)
             self._ledger.fence(m.src, m.incarnation + 1)
         if self._pool is not None and m.src < self._identity.workers:
             self._pool.give_up(m.src)
@@ -357,7 +361,7 @@ class Service:
             return
         for rank, m in list(self._held.items()):
             if self._pool.finished and not self.active:
-                self._conclude(m, Over(seq=m.seq))
+                self._conclude(m, Over(parts=self._end(), seq=m.seq))
             elif (work := self._pool.take(rank)) is not None:
                 (owner, place), clock = work
                 self.active.add(rank)
@@ -365,6 +369,11 @@ class Service:
             else:
                 continue
             del self._held[rank]
+
+    def _end(self) -> tuple[Tensor, ...]:
+        """The step at which all save that have done batches of others, after all that they have done."""
+        end = self._pool.end if isinstance(self._pool, Pool) else None
+        return () if end is None else (torch.tensor([end]),)
 
     def _conclude(self, m: Message, answer: Message) -> None:
         self._ledger.record(m, answer)

@@ -54,7 +54,7 @@ class Work:
     ) -> None:
         is_back = identity.incarnation > 0 and not identity.is_server
         self.last_step = 0 if is_back and steps is not None else steps
-        self._share = steps
+        self.share = steps  # batches of its own
         self._first: dict[int, int] = {}  # owner -> the first of its batches that this worker has taken over
         self.is_helping = False  # whether the batches it does now are others'
         self.balance: Balance | None = None
@@ -116,9 +116,10 @@ class Work:
 
     def go_on(self, step: int, place: int, end: int) -> None:
         """This worker is back: from this step on it does its batches from `place` to before `end`."""
-        assert self._share is not None, "nobody comes back to a loop of the user's"
-        self.last_step = step + max(0, min(end, self._share) - place)
+        assert self.share is not None, "nobody comes back to a loop of the user's"
+        self.last_step = step + max(0, min(end, self.share) - place)
         self._progress.go_to(step)
+        self._progress.take_unmerged()  # there is none: what it does from here on is not in any model
         self._replica.seek(self._identity.rank, place)
 
     def first_taken(self, owner: int) -> int:
@@ -167,11 +168,19 @@ class Work:
         """Whether another worker's batch is left to do; if so it comes next."""
         batch = await (self._client.take_more() if self._identity.servers else self._take_over())
         if batch is None:
+            await self._save_the_end()
             return False
         owner, place, clock = batch
         self._progress.go_to(clock)
         self._replica.seek(owner, place)
         return True
+
+    async def _save_the_end(self) -> None:
+        """After batches of dead workers, all stand at a step of their own: save at one that is common."""
+        if self._client.end is not None and self.between_steps is not None:
+            self.last_step = self._client.end
+            self._progress.save_at(self.last_step)
+            await self.between_steps()
 
     # -- helping slower peers ------------------------------------------------------------------
 

@@ -114,9 +114,9 @@ class Agent:
             node.process.join(LINGER_SECONDS)
         self._locks.close()
 
-    def _lock(self, folder: str | None) -> None:
+    def _lock(self, folder: str | None, run: str) -> None:
         try:
-            self._locks.enter_context(folder_lock(folder, others_write=True))
+            self._locks.enter_context(folder_lock(folder, others_write=True, run=run))
         except CheckpointError as error:
             raise HostRefused(str(error)) from None
 
@@ -130,7 +130,7 @@ class Agent:
         place: dict[str, Any],
         files: dict[str, str],
         variables: dict[str, str],
-        locks: bool,
+        run: str,
     ) -> None:
         try:
             os.chdir(folder)
@@ -146,8 +146,7 @@ class Agent:
             raise HostRefused(f"{script} in {folder} is not the same as the launcher's; copy it there")
         if place.get("checkpoint") is not None:
             _check_writing(Path(place["checkpoint"]))
-        if locks:
-            self._lock(place.get("checkpoint"))
+        self._lock(place.get("checkpoint"), run)
         os.environ.update(variables)
         access = dict(place["access"])
         for name, content in files.items():

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from shoal.core.errors import Interrupted
+from shoal.core.errors import CheckpointError, Interrupted
+from shoal.core.identity import NodeIdentity
+from shoal.core.state_tree import harvest, plant
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
 from shoal.engine.protocol import Checkpointed, ResumesFrom
@@ -81,8 +84,9 @@ class BetweenSteps:
         """The same for all nodes of a simulation, before it runs."""
         if self._checkpoints is not None:
             self._checkpoints.check()
-            step = self._checkpoints.latest(engine.identity for engine in engines)
-            for engine in engines:
+            there = [engine for engine in engines if _is_there_first(engine.identity)]
+            step = self._checkpoints.latest(engine.identity for engine in there)
+            for engine in there:
                 self._load(self._checkpoints, step, engine)
             if step != NO_STEP and (end := engines[0].work.last_step) is not None:
                 for engine in engines:
@@ -91,7 +95,8 @@ class BetweenSteps:
     async def __call__(self, engine: Engine) -> None:
         """Save a checkpoint if one is due. Raises Interrupted, after saving, at the step where all stop."""
         if engine.is_server:
-            self._save(engine)
+            if not (engine.service.has_lost_any and self._checkpoints and self._checkpoints.is_bound):
+                self._save(engine)  # else nobody could go on from it
             return
         stopping = await self._stops_here(engine)
         t, work = engine.progress.t, engine.work
@@ -100,7 +105,9 @@ class BetweenSteps:
         due = due and t not in (self._begin, self._resumed_at) and not work.is_helping
         due = due and not (at_end and work.may_help)  # the checkpoint must include batches it takes over
         if self._checkpoints is not None and (due or stopping):
-            self._save(engine)
+            me = engine.identity
+            if not (me.incarnation and me.servers and self._checkpoints.has(t, me)):
+                self._save(engine)  # else it would replace what a server has saved with, before a death
             for server in engine.identity.server_ranks:
                 await engine.channel.send(server, Checkpointed(seq=t))
         if stopping:
@@ -155,9 +162,38 @@ class BetweenSteps:
             if me.rank == 0:
                 self._control.announce(crew.describe_change(step, me))
         engine.service.resume()
+        for rank in range(me.workers):
+            engine.progress.note_place(rank, step)
         self._resumed_at = step
         self._control.tell("saved", step=step)
+        if me.rank == 0 and engine.membership is None and (deal := engine.deal()) is not None:
+            self._control.tell("dealt", deal=_as_json(deal))
         return step
+
+    def rejoin(self, engine: Engine, deal: Any) -> None:
+        """Have a worker that was started again know how the data is dealt, if the run was resumed."""
+        if deal is not None and not engine.is_server and engine.membership is None:
+            engine.go_by(_from_json(deal))
+
+
+def _is_there_first(me: NodeIdentity) -> bool:
+    """Whether the run begins with this node."""
+    return me.is_server or me.rank in me.first_workers
+
+
+def _as_json(deal: dict[str, Any]) -> Any:
+    """A deal, whose tensors are numbers of samples, for the launcher."""
+    tensors: dict[str, Tensor] = {}
+    tree = plant(deal, tensors, "deal")
+    return [tree, {name: tensor.tolist() for name, tensor in tensors.items()}]
+
+
+def _from_json(told: Any) -> dict[str, Any]:
+    """The deal of which `_as_json` was told."""
+    tree, samples = told
+    tensors = {name: torch.tensor(numbers, dtype=torch.int64) for name, numbers in samples.items()}
+    deal: dict[str, Any] = harvest(tree, tensors)
+    return deal
 
 
 def _starts_again(engine: Engine, own: int, checkpoints: Checkpoints) -> str:
@@ -188,21 +224,29 @@ async def _agreed_step(checkpoints: Checkpoints, engine: Engine, limit: int | No
     me = engine.identity
     while True:
         own = checkpoints.newest(me, limit)
-        answer = await _compared(engine, own)
+        crew = None if own == NO_STEP else checkpoints.crew_at(own, me)
+        is_changed = crew is not None and not crew.is_that_of(me)
+        answer = await _compared(engine, own, is_changed)
+        if answer.count and answer.version and not is_changed:
+            raise CheckpointError(
+                f"step {own} in {checkpoints.folder} was written after a worker had died, and {engine.name} "
+                "does not find the files of all nodes there; take a folder that all hosts can reach"
+            )
         if answer.count:
             return own
         limit = answer.seq
 
 
-async def _compared(engine: Engine, own: int) -> Message:
-    """Worker 0's answer when all nodes have named a step."""
+async def _compared(engine: Engine, own: int, is_changed: bool) -> Message:
+    """Worker 0's answer when all nodes have named a step; its version says if other nodes had written it."""
     me, channel, mailbox = engine.identity, engine.channel, engine.mailbox
     if me.rank:
-        await channel.send(0, ResumesFrom(seq=own))
+        await channel.send(0, ResumesFrom(seq=own, version=int(is_changed)))
         return await mailbox.find("resumes", 0)
-    others = range(1, me.nodes)
-    steps = [own, *[(await mailbox.find("resumes", rank)).seq for rank in others]]
-    answer = ResumesFrom(seq=min(steps), count=float(min(steps) == max(steps)))
+    others = [*me.first_workers[1:], *me.server_ranks]
+    heard = [await mailbox.find("resumes", rank) for rank in others]
+    steps, changed = [own, *[m.seq for m in heard]], [int(is_changed), *[m.version for m in heard]]
+    answer = ResumesFrom(seq=min(steps), count=float(min(steps) == max(steps)), version=max(changed))
     for rank in others:
         await channel.send(rank, answer)
     return answer

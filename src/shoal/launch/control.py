@@ -1,8 +1,8 @@
 """Control: the messages between a node's process and its launcher, as JSON on a pipe.
 
-node -> launcher   ready | progress | figures | warning | saved (step) | paused (step) | idle |
+node -> launcher   ready | progress | figures | warning | saved (step) | dealt | paused (step) | idle |
                    done (report) | interrupted | failed
-launcher -> node   go (elapsed, finished) | stop | run to (step; final: stop there, else pause again)
+launcher -> node   go (elapsed, finished, deal) | stop | run to (step; final: stop there, else pause again)
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Go(NamedTuple):
 
     elapsed: float  # seconds since the other nodes started
     finished: tuple[int, ...]  # ranks of the workers that have finished and left
+    deal: Any = None  # how the data is dealt in a run that was resumed; see BetweenSteps
 
 
 class Control:
@@ -98,7 +99,7 @@ class Control:
     def await_go(self) -> Go:
         """Wait for the order to start training."""
         order = self.await_order()
-        return Go(float(order.get("elapsed", 0.0)), tuple(order.get("finished", ())))
+        return Go(float(order.get("elapsed", 0.0)), tuple(order.get("finished", ())), order.get("deal"))
 
     def announce(self, text: str) -> None:
         """Have the user read a line, through the launcher if there is one."""

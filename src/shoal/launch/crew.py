@@ -74,6 +74,7 @@ class Crew:
     _stop_asked: int = 0  # the number of the signal
     _warned: set[str] = field(default_factory=set)
     _stop: JointStop | None = None
+    _deal: Any = None  # of the data, in a run that was resumed
     _interrupted: bool = False
     _has_ended: bool = False
     _alone_since: float | None = None  # when only the keeper was left
@@ -204,16 +205,13 @@ class Crew:
         if event == "ready":
             member.ready = True
             if member.incarnation:
-                self._tell(member, state="waiting", fault=f"{member.name} is back")
-                finished = [m.rank for m in self.members if m.rank < self.workers and m.report]
-                elapsed = time.monotonic() - self._went_at
-                order(member, {"order": "go", "elapsed": elapsed, "finished": finished})
-                if self._stop is not None:
-                    order(member, {"order": "stop"})
+                self._welcome(member)
         elif event == "progress":
             if member.report is None:  # its thread may have sent one more
                 member.note_progress(said)
                 self._tell(member)
+        elif event == "dealt":
+            self._deal = said["deal"]
         elif event == "figures":
             self._tell(member, **said)
         elif event == "warning":
@@ -238,6 +236,15 @@ class Crew:
             member.ready = False
         elif event == "failed":
             member.failure = said
+
+    def _welcome(self, member: Member) -> None:
+        """Have a member that was started again train, with what it has missed."""
+        self._tell(member, state="waiting", fault=f"{member.name} is back")
+        finished = [m.rank for m in self.members if m.rank < self.workers and m.report]
+        elapsed = time.monotonic() - self._went_at
+        order(member, {"order": "go", "elapsed": elapsed, "finished": finished, "deal": self._deal})
+        if self._stop is not None:
+            order(member, {"order": "stop"})
 
     def _gone(self, member: Member) -> None:
         """Handle a member whose connection has ended, normally or not."""
@@ -271,6 +278,7 @@ class Crew:
         """Whether workers are left after one was killed. It is started again where it can come back."""
         first = [m for m in self.members if m.rank < self.workers and m.rank % self.group == 0]
         left = sum((not m.ended and (m.ready or not m.incarnation)) or bool(m.report) for m in first)
+        left += len(self.visitors.present)
         if not left and not (self.servers and self.workers_return):  # else a server has the model
             return False
         if self.workers_return and (member.ready or member.incarnation < MOST_FALSE_STARTS):

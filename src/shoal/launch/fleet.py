@@ -87,6 +87,7 @@ class Fleet:
 
         Raises Unavailable if a host does not have the script.
         """
+        run = secrets.token_hex(8)  # by which hosts that see the same folder of checkpoints know each other
         for number, (link, files) in enumerate(zip(self._links, self._secrets, strict=True)):
             link.send(
                 do="prepare",
@@ -97,7 +98,7 @@ class Fleet:
                 place={**place, "on_host": self._homes.count(number), "access": {"mutual": bool(files)}},
                 files=files,
                 variables=self.hosts.variables,
-                locks=number == self._homes[0],  # one host: the others may see the same folder
+                run=run,
             )
         for link in self._links:
             link.await_reply(PREPARE_SECONDS)

@@ -96,9 +96,9 @@ def connect(
 ) -> Transport:
     """Wait for all nodes, and return this node's transport, of the given kind. A single node needs no store.
 
-    `manifest` describes the model: over gRPC, nodes with a different one are refused, and a peer that is
-    silent for `patience` seconds is lost; a hub grants `places` to workers from elsewhere. In a public store,
-    as torchrun's, any user of the host can read.
+    `manifest` describes the model: over gRPC, nodes with a different one are refused. Over gRPC and gloo a
+    peer that is silent for `patience` seconds is lost; a hub grants `places` to workers from elsewhere. In a
+    public store, as torchrun's, any user of the host can read.
     """
     rank, nodes, workers, incarnation = me.rank, me.processes, me.workers, me.incarnation
     limit = message_limit(vector_bytes)
@@ -134,6 +134,7 @@ def connect(
         workers=workers,
         limit_bytes=limit,
         timeout=timeout,
+        patience=patience,
         address=None if access is None or access.listen == LOOPBACK else access.listen.rpartition(":")[0],
     )
 

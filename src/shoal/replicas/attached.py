@@ -342,12 +342,14 @@ class AttachedReplica:
         place: int,
         workers: int,
         step: int,
-        undone: Mapping[int, int],
-        done: Mapping[int, int] | None = None,
+        undone: Mapping[int, Sequence[int]],
+        done: Mapping[int, Sequence[int]] | None = None,
         was: Sequence[int | None] | None = None,
+        dealt: int | None = None,
     ) -> None:
         """From `step` on deal the training data to so many workers, of whom this is number `place`."""
-        self.passes.redeal(place, workers, step, min(undone.values(), default=step), list(undone))
+        since = min((steps[0] for steps in undone.values() if steps), default=step)
+        self.passes.redeal(place, workers, step, since, list(undone))
 
     @property
     def place_in_data(self) -> str:

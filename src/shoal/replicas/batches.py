@@ -174,20 +174,22 @@ class Batches:
         place: int,
         workers: int,
         step: int,
-        undone: Mapping[int, int],
-        done: Mapping[int, int] | None = None,
+        undone: Mapping[int, Sequence[int]],
+        done: Mapping[int, Sequence[int]] | None = None,
         was: Sequence[int | None] | None = None,
+        dealt: int | None = None,
     ) -> None:
         """From `step` on deal to so many workers, of whom this is number `place`.
 
-        By place in the deal so far: what was dealt from the `undone` step on comes next, once more; what
-        comes before the `done` step does not come. `was` is each worker's place in the deal so far, for
-        what it has not handed over yet: if it dies, that comes again.
+        By place in the deal so far: what was dealt in the `undone` steps, which are before `step`, comes
+        next, once more; what would come in the `done` steps does not come. `was` is each worker's place in
+        the deal so far, for what it has not handed over yet: if it dies, that comes again. `dealt` is the
+        end of the deal so far, which workers may be past that have done batches of others.
         """
-        left_undone = [self._indices(k, p) for k, since in undone.items() for p in range(since, step)]
+        left_undone = [self._indices(k, p) for k, steps in undone.items() for p in steps]
         former = None if was is None else copy.copy(self)
-        ahead = {(k, position) for k, end in (done or {}).items() for position in range(step, end)}
-        epoch, taken, again, skipped = self._left_at(step, ahead)
+        ahead = {(k, p) for k, steps in (done or {}).items() for p in steps}
+        epoch, taken, again, skipped = self._left_at(step if dealt is None else min(step, dealt), ahead)
         self._done, again = skipped, torch.cat([again, *left_undone])
         if (
             self._fixed and not taken and len(again)

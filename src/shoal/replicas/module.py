@@ -181,12 +181,13 @@ class ModuleReplica:
         place: int,
         workers: int,
         step: int,
-        undone: Mapping[int, int],
-        done: Mapping[int, int] | None = None,
+        undone: Mapping[int, Sequence[int]],
+        done: Mapping[int, Sequence[int]] | None = None,
         was: Sequence[int | None] | None = None,
+        dealt: int | None = None,
     ) -> None:
         """From `step` on deal the data to so many workers, of whom this is number `place`."""
-        self._shared_batches.redeal(place, workers, step, undone, done, was)
+        self._shared_batches.redeal(place, workers, step, undone, done, was, dealt)
 
     def end_of(self, passes: int) -> int:
         """The step after the last of so many passes over the data."""

@@ -36,8 +36,9 @@ def join_run(
 ) -> dict[str, Any]:
     """Take part in the run at that address until it ends; returns this worker's report.
 
-    `on_start` is called with the run's settings and this worker's rank. Raises Unavailable if the run lets
-    nobody in, or has other data than this machine, and Interrupted after Ctrl-C, with a goodbye.
+    The report is empty if the run has ended without this worker's last steps. `on_start` is called with the
+    run's settings and this worker's rank. Raises Unavailable if the run lets nobody in, or has other data
+    than this machine, and Interrupted after Ctrl-C, with a goodbye.
     """
     with closing(PlaceCall(address, access)) as call, temporary_folder() as root:
         rank, incarnation = int(call.granted["rank"]), int(call.granted["incarnation"])
@@ -47,7 +48,8 @@ def join_run(
         _prepare(plan, call, rank, root)
         on_start(plan, rank)
         report = _take_part(plan, call, (rank, incarnation), root, on_progress)
-        call.tell({"event": "done", "report": report})
+        if report:
+            call.tell({"event": "done", "report": report})
     return report
 
 
@@ -75,17 +77,21 @@ def _prepare(plan: Plan, call: PlaceCall, rank: int, root: str) -> None:
 def _take_part(
     plan: Plan, call: PlaceCall, place: tuple[int, int], root: str, on_progress: Listener
 ) -> dict[str, Any]:
-    """Run the worker's process to its end, and return its report."""
+    """Run the worker's process to its end, and return its report; an empty one if the run ended before."""
     rank, incarnation = place
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([FORK_SERVER, "shoal.runs.node_process", *SLOW_IMPORTS])
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
         forkserver.ensure_running()
 
+    steps = 0  # that it has done, or others before it
+
     def listen(event: dict[str, Any]) -> None:
+        nonlocal steps
         if call.lost_for > AWAY_SECONDS:
             raise ShoalError(f"the run at {call.address} has been away for {AWAY_SECONDS:g} s; it is over")
         if event.get("step") is not None:
+            steps = event["step"]
             call.tell({"event": "progress", **event})
         on_progress(event)
 
@@ -94,7 +100,7 @@ def _take_part(
 
     crew = Crew(1, 0, start, listen, plan.timeout, plan.patience)
     (report,) = crew.see_through()
-    if not report:
+    if not report and not steps:
         raise Unavailable("the run came to its end before this worker could take part")
     report.pop("snapshots", None)
     return report

@@ -122,11 +122,12 @@ def live(
         member.rehearse(_trained(engine))
     resumed = None if incarnation else drive(between_steps.resume(engine))
     control.tell("ready")
-    elapsed, finished = control.await_go()
+    elapsed, finished, deal = control.await_go()
     began = engine.channel.now() - elapsed
     if resumed is None and (before := plan.edge_before(root)) is not None:
         before.enter(engine)
     engine.excuse(finished)
+    between_steps.rejoin(engine, deal)
     curve.begin(engine, engine.channel.now() - began, None if member is None else member.whole_bytes)
     try:
         drive(plan.strategy.live(Node(engine)))

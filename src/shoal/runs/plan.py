@@ -117,10 +117,9 @@ class Plan:
         check_membership(
             self.min_workers, self.spares, self.workers, elastic=self.is_elastic, returns=self.workers_return
         )
-        word, saves = STRATEGIES.name_of(self.strategy), self.checkpoint is not None
         if self.max_workers is not None:
-            numbers = self.max_workers, self.workers
-            check_places(*numbers, self.transport, word, elastic=self.is_elastic, saves=saves)
+            word = STRATEGIES.name_of(self.strategy)
+            check_places(self.max_workers, self.workers, self.transport, word, elastic=self.is_elastic)
 
     def _check_numbers(self) -> None:
         """Raise ValueError for numbers that no run can have."""
@@ -224,12 +223,9 @@ class Plan:
 
     @property
     def _peers_return(self) -> bool:
-        """Whether a worker that dies is taken back by others that have no server and form no average.
-
-        A checkpoint has all workers at the same step, and one that was back is ahead of its share.
-        """
+        """Whether a worker that dies is taken back by others that have no server and form no average."""
         alike = self.strategy.survives and not self.strategy.independent
-        whole = not (self.checkpoint or self.balance or self.crew or self.group > 1)
+        whole = not (self.balance or self.crew or self.group > 1)
         return self.transport == "processes" and self.workers > 1 and alike and whole
 
     @property

@@ -125,10 +125,8 @@ BESIDE_GROUPS = {
 """Settings that a worker of several processes cannot have, and why."""
 
 
-def check_places(
-    max_workers: int, workers: int, transport: str, word: str, *, elastic: bool, saves: bool
-) -> None:
-    """Raise ValueError where nobody could join from elsewhere; `saves` says that there are checkpoints."""
+def check_places(max_workers: int, workers: int, transport: str, word: str, *, elastic: bool) -> None:
+    """Raise ValueError where nobody could join from elsewhere."""
     if max_workers < workers:
         raise ValueError(f"max_workers={max_workers}: {workers} workers begin, so there are as many at least")
     if max_workers == workers:
@@ -143,11 +141,6 @@ def check_places(
             f"max_workers={max_workers}: nobody can join workers of {word!r} here; that is for workers who "
             "average among themselves, as those of 'sync', 'bmuf' and 'diloco', without balance, crew and "
             "layout"
-        )
-    if saves:
-        raise ValueError(
-            f"max_workers={max_workers}: a checkpoint has a part of every worker, and one from elsewhere "
-            "cannot write to this machine; leave checkpoint out"
         )
 
 

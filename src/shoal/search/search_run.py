@@ -12,6 +12,7 @@ from torch import nn
 
 from shoal.core.catalogue import check_word
 from shoal.core.errors import CheckpointError, WorkerFailed
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.task import Task
 from shoal.launch.stop_signals import temporary_folder
 from shoal.programs.tasks import TASKS
@@ -53,6 +54,7 @@ def run(
     resume: bool = False,
     threads: int | None = None,
     timeout: float = 300.0,
+    patience: float = PATIENCE_SECONDS,
     watcher: Watcher = lambda what, event: None,
     on_start: Callable[[Slots], None] = lambda slots: None,
     runs: str | Path | RunStore | None = None,
@@ -67,7 +69,7 @@ def run(
     test set is used once, for the best model.
     A trial is a run of one worker, or of `workers` that `strategy` synchronises. `at_once` trials train at a
     time; by default as many as there are cores for. A trial whose process is killed continues from its last
-    checkpoint.
+    checkpoint; one that is silent for `patience` seconds is killed.
     `folder` keeps the journal, the checkpoints and the best model; with `resume` a search that is there goes
     on. Without a folder nothing is kept. `runs` is a folder in which the search is listed as a run. `watcher`
     is called with every event of the journal, `on_start` with the slots, which know the processes that train.
@@ -83,7 +85,7 @@ def run(
         raise ValueError(f"epochs={epochs} and at_once={at_once} must be at least 1")
     word, options = split_strategy(strategy)
     settings = TrialSettings(
-        chosen, word, options, codec, workers, servers, transport, held_out, seed, threads, timeout
+        chosen, word, options, codec, workers, servers, transport, held_out, seed, threads, timeout, patience
     )
     at_once = at_once or settings.fitting()
     search = _Search(settings.sharing(at_once), found, way, epochs, metric, at_once)

@@ -13,6 +13,7 @@ from torch import nn
 
 from shoal.core.catalogue import nearest
 from shoal.core.errors import ShoalError
+from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.seeds import stream
 from shoal.core.task import Data, Task
 from shoal.launch.join import choose_codec, local_threads
@@ -45,6 +46,7 @@ class TrialSettings:
     seed: int = 0
     threads: int | None = None
     timeout: float = 300.0
+    patience: float = PATIENCE_SECONDS
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
@@ -114,6 +116,7 @@ class TrialSettings:
             seed=self.seed,
             transport=self.transport,
             timeout=self.timeout,
+            patience=self.patience,
             threads=self.threads,
             checkpoint=checkpoint,
             tests=0,

@@ -324,15 +324,18 @@ class Simulation:
             self.kernel.expect(self._faults.restart_after, lambda: self._restart(rank))
 
     def _restart(self, rank: int) -> None:
-        before = self.keeper if rank == len(self.nodes) else self.nodes[rank]
-        assert before is not None
-        incarnation = before.identity.incarnation + 1
-        self._ends[rank].revive(incarnation)
         if rank == len(self.nodes):
+            assert self.keeper is not None, "somebody has died in its place"
+            incarnation = self.keeper.identity.incarnation + 1
+            self._ends[rank].revive(incarnation)
             self.keeper = self._keeper(incarnation)
             self._spawn_keeper(self.keeper)
         else:
+            before, incarnation = self.nodes[rank], self.nodes[rank].incarnation + 1
+            self._ends[rank].revive(incarnation)
             self.nodes[rank] = self._make(rank, incarnation)
+            if not self._elastic and not before.identity.is_server and (deal := before.deal()) is not None:
+                self.nodes[rank].go_by(deal)
             self._spawn(self.nodes[rank])
 
     def _describe(self, node: Engine) -> Callable[[], str]:

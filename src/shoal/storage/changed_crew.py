@@ -37,9 +37,9 @@ class ChangedCrew:
     # -- workers -------------------------------------------------------------------------------
 
     def _enter_worker(self, engine: Engine, solution: Callable[[Engine], Tensor]) -> None:
-        rank, members = self._me.rank, self._crew.members
+        rank, savers = self._me.rank, self._crew.savers
         own = self._goes_on(rank)
-        source = self._crew.identity(rank if rank in members else members[0])
+        source = self._crew.identity(rank if rank in savers else savers[0])
         state = self._files.read(self._step, source)
         names = state["kinds"]
         if not own:
@@ -68,35 +68,50 @@ class ChangedCrew:
 
     def _deal(self, engine: Engine, deal: dict[str, Any], began: int) -> None:
         """Deal the rest of the data, without what servers have ahead, with what the gone have not given."""
-        step, members, there = self._step, self._crew.members, range(self._me.workers)
-        given = self._given or [began] * self._crew.workers
-        undone = {
-            place: given[rank]
-            for place, rank in enumerate(members)
-            if given[rank] < step and not (rank in there and self._goes_on(rank))
+        crew, step, there = self._crew, self._step, self._me.first_workers
+        dealt = range(crew.workers) if crew.merged is None else crew.members
+        since = range(began, step)  # the last average
+        held = {
+            rank: (crew.holds(rank, step) or ()) if crew.servers else since
+            for rank in there
+            if self._goes_on(rank)
         }
-        done = {place: given[rank] for place, rank in enumerate(members) if given[rank] > step}
-        was = [members.index(rank) if rank in members and self._goes_on(rank) else None for rank in there]
-        holds = any(place is not None and given[members[place]] < step for place in was)
-        engine.deal_anew(deal, undone, done, was if holds else None)
+        undone, done = crew.left(held, step)
+        if not crew.servers:
+            undone |= {rank: [*undone[rank], *since] for rank in crew.members if rank not in held}
+        was = [dealt.index(rank) if rank in held else None for rank in there]
+        at = {rank: place for place, rank in enumerate(dealt)}
+        engine.deal_anew(
+            deal,
+            {at[rank]: steps for rank, steps in undone.items() if steps},
+            {at[rank]: steps for rank, steps in done.items() if steps},
+            was if any(held.values()) else None,
+            crew.steps or None,
+        )
 
     def _samples_of_the_gone(self) -> int:
         """Samples in the model that none of the workers that go on has counted."""
         step, crew = self._step, self._crew
-        said = {node.rank: self._files.crew_at(step, node) for node in crew.nodes}
+        said = {node.rank: self._files.crew_of(step, node) for node in crew.nodes}
         counts = {rank: 0.0 if one is None else one.samples for rank, one in said.items()}
-        first = said[crew.members[0]]
+        first = said[crew.savers[0]]
         if crew.servers:
             total = counts[crew.workers]
         elif first is not None and first.merged is not None:
             total = first.merged
         else:
             total = sum(counts.values())
-        return round(total - sum(counts[rank] for rank in range(self._me.workers) if self._goes_on(rank)))
+        return round(total - sum(counts[rank] for rank in self._me.first_workers if self._goes_on(rank)))
 
     def _goes_on(self, rank: int) -> bool:
-        """Whether a worker goes on from its own state, unless servers have more of it than that state."""
-        return rank in self._crew.members and (not self._given or self._given[rank] <= self._step)
+        """Whether a worker goes on from its own state."""
+        crew, step = self._crew, self._step
+        if rank not in crew.savers or crew.holds(rank, step) is None:
+            return False
+        if not crew.servers:
+            return True
+        own = self._files.crew_of(step, crew.identity(rank))  # it may be that of one before it, which died
+        return own is not None and own.incarnations[str(rank)] == crew.incarnations[str(rank)]
 
     # -- servers -------------------------------------------------------------------------------
 
@@ -105,18 +120,11 @@ class ChangedCrew:
         """The states of all servers, which have the same updates in them."""
         return [self._files.read(self._step, server) for server in self._crew.server_nodes]
 
-    @cached_property
-    def _given(self) -> list[int]:
-        """How many batches of each worker are in the servers' model; empty where there is no server."""
-        first = next(iter(self._crew.server_nodes), None)
-        crew = None if first is None else self._files.crew_at(self._step, first)
-        return [] if crew is None else crew.given
-
     @property
     def _clocks(self) -> list[int]:
-        """The same for the workers of the new run: of those that begin here, all before this step."""
-        there = self._given + [self._step] * self._me.workers
-        return [min(self._step, clock) for clock in there[: self._me.workers]]
+        """How many batches of each worker are in the model; of those that begin here, all before it."""
+        crew, there = self._crew, range(self._me.workers)
+        return [crew.given[rank] if self._goes_on(rank) else self._step for rank in there]
 
     def _of_servers(self, engine: Engine) -> dict[str, Any]:
         """What a server goes on from."""

@@ -34,7 +34,7 @@ from shoal.storage.saved_crew import SavedCrew
 from shoal.storage.step_folders import KEPT, remove_before, step_folder, steps_in
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
-FORMAT = 4
+FORMAT = 5
 
 NO_STEP = -1
 """Stands for a step where there is no checkpoint; lower than any."""
@@ -76,7 +76,8 @@ class Checkpoints:
     def save(self, engine: Engine, model: Mapping[str, Tensor] | None = None) -> None:
         """Write a node's state before its next step, and the model where this node holds it."""
         self.write(engine.progress.t, engine.identity, engine.state(), model)
-        if engine.rank == engine.members[0] and not self._position:
+        last = engine.identity.workers if engine.identity.servers else engine.members[0]
+        if engine.rank == last and not self._position:  # where there are servers, they save last
             self._prune()
 
     def write(
@@ -107,6 +108,11 @@ class Checkpoints:
         }
         write_whole(step / f"{role}.json", seal(record))
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether only the nodes that wrote a step can go on from it."""
+        return self._bound is not None
+
     def check(self) -> None:
         """Raise CheckpointError if the folder holds the checkpoint of a run with other settings.
 
@@ -118,14 +124,18 @@ class Checkpoints:
                 "Use the same settings, or another folder."
             )
         for step in steps_in(self.folder):
-            first = self._first_worker(step)
-            if first is not None:
-                self._record(step, first)
+            workers = self._workers_at(step)
+            if workers:
+                self._record(step, self._name("worker", workers[0]))
             elif any(step_folder(self.folder, step).glob("worker-*.json")):
                 raise CheckpointError(
                     f"the checkpoint in {self.folder} belongs to a run with another --group. "
                     "Use the same one, or another folder."
                 )
+
+    def has(self, step: int, me: NodeIdentity) -> bool:
+        """Whether this node, or one that died in its place, has saved before this step."""
+        return (step_folder(self.folder, step) / f"{self._role(me)}.json").exists()
 
     def newest(self, me: NodeIdentity, limit: int | None = None) -> int:
         """The newest step, up to `limit`, that this node can go on from; NO_STEP if there is none.
@@ -137,7 +147,7 @@ class Checkpoints:
         for step in sorted(steps_in(self.folder), reverse=True):
             if limit is None or step <= limit:
                 record = self._record(step, self._role(me))
-                crew = self.crew_at(step, me) if record is None else SavedCrew.read(record["crew"])
+                crew = self._crew_with(step, record)
                 if crew is None or crew.is_that_of(me):
                     if self._vouches(step, self._role(me), record):
                         return step
@@ -154,14 +164,14 @@ class Checkpoints:
         if me.rank == 0:
             needed = crew.nodes
         else:
-            own = [crew.identity(me.rank if me.rank in crew.members else crew.members[0])]
+            own = [crew.identity(me.rank if me.rank in crew.savers else crew.savers[0])]
             needed = [*([] if me.is_server else own), *crew.server_nodes]
         roles = map(self._role, needed)
         return all(self._vouches(step, role, self._record(step, role)) for role in roles)
 
     def _unfinished(self, step: int, crew: SavedCrew) -> str | None:
         """Why other nodes cannot go on from a step that is whole; None if they can."""
-        heard = [self.crew_at(step, server) for server in crew.server_nodes]
+        heard = [self.crew_of(step, server) for server in crew.server_nodes]
         if crew.is_open:
             what = "an average was under way at step"
         elif any(one is None or one.pushed != other.pushed for one in heard for other in heard if other):
@@ -174,18 +184,43 @@ class Checkpoints:
         )
 
     def crew_at(self, step: int, me: NodeIdentity) -> SavedCrew | None:
-        """Who took part in a step, as this node or else the first worker says; None if neither does."""
-        for role in (self._role(me), self._first_worker(step)):
-            if role is not None and (record := self._record(step, role)) is not None:
-                return SavedCrew.read(record["crew"])
-        return None
+        """Who took part in a step, as far as the files here tell; None if they do not.
 
-    def _first_worker(self, step: int) -> str | None:
-        """The first worker, by rank, of which there is a record at this step."""
+        The first server knows, which saves last; or else this node, or the first worker. Peers that go
+        on without one that has gone know it together.
+        """
+        return self._crew_with(step, self._record(step, self._role(me)))
+
+    def _crew_with(self, step: int, record: dict[str, Any] | None) -> SavedCrew | None:
+        """The same, with the record of a node, if there is one."""
+        workers = self._workers_at(step)
+        if record is None and not workers:
+            return None
+        own = None if record is None else SavedCrew.read(record["crew"])
+        crew = own or self._crew_in(step, self._name("worker", workers[0]))
+        if crew is not None and crew.servers:
+            return self.crew_of(step, crew.server_nodes[0]) or crew
+        if crew is None or not crew.places:
+            return crew
+        told = {rank: self._crew_in(step, self._name("worker", rank)) for rank in workers}
+        return SavedCrew.joined({rank: one for rank, one in told.items() if one is not None})
+
+    def crew_of(self, step: int, node: NodeIdentity) -> SavedCrew | None:
+        """What that node says about who took part in a step; None if it has saved nothing."""
+        return self._crew_in(step, self._role(node))
+
+    def _crew_in(self, step: int, role: str) -> SavedCrew | None:
+        record = self._record(step, role)
+        return None if record is None else SavedCrew.read(record["crew"])
+
+    def _workers_at(self, step: int) -> list[int]:
+        """The workers of which there is a record at this step."""
         end = "" if self._position is None else f"-{self._position}"
         names = (path.stem for path in step_folder(self.folder, step).glob("worker-*.json"))
-        ranks = [int(found[1]) for name in names if (found := re.fullmatch(rf"worker-(\d+){end}", name))]
-        return f"worker-{min(ranks)}{end}" if ranks else None
+        return sorted(int(found[1]) for name in names if (found := re.fullmatch(rf"worker-(\d+){end}", name)))
+
+    def _name(self, kind: str, number: int) -> str:
+        return f"{kind}-{number}" if self._position is None else f"{kind}-{number}-{self._position}"
 
     def forget_after(self, step: int, me: NodeIdentity) -> None:
         """Remove what this node saved after that step, before all of them go on from there.
@@ -227,8 +262,7 @@ class Checkpoints:
         return state
 
     def _role(self, me: NodeIdentity) -> str:
-        node = f"server-{me.rank - me.workers}" if me.is_server else f"worker-{me.rank}"
-        return node if self._position is None else f"{node}-{self._position}"
+        return self._name(*(("server", me.rank - me.workers) if me.is_server else ("worker", me.rank)))
 
     def _check_config(self, saved: dict[str, Any]) -> None:
         names = sorted(saved.keys() | self._config.keys())
@@ -281,17 +315,16 @@ class Checkpoints:
 
     def _is_complete(self, step: int) -> bool:
         """Whether every process has written its state; whether it is undamaged is seen when it is loaded."""
-        first = self._first_worker(step)
-        record = None if first is None else self._record(step, first)
-        if record is None:
+        workers = self._workers_at(step)
+        crew = self.crew_at(step, NodeIdentity(workers[0], 1 + workers[0])) if workers else None
+        if crew is None:
             return False
-        crew = SavedCrew.read(record["crew"])
         there = {path.stem for path in step_folder(self.folder, step).glob("*.json")}
         if self._position is not None:  # a group, of which nobody is away
             return len(there) == self._processes
-        if self._bound is not None and len(crew.members) < crew.workers:  # nobody could go on from it
-            return False
-        return all(self._role(node) in there for node in crew.nodes)
+        if self.is_bound and not (crew.is_even and len(crew.members) == crew.workers):
+            return False  # nobody could go on from it
+        return bool(crew.savers) and all(self._role(node) in there for node in crew.nodes)
 
     def _prune(self) -> None:
         """Remove what is older than the newest `keep` whole steps."""

@@ -13,6 +13,7 @@ import os
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,16 +22,20 @@ from shoal.core.errors import CheckpointError
 from shoal.storage.whole_files import PART, cannot_write
 
 NAME = "run.lock"
+RUN = "; its hosts know it as "
 
 LOG = logging.getLogger("shoal")
 
 
 @contextmanager
-def folder_lock(folder: str | Path | None, *, others_write: bool = False) -> Iterator[None]:
+def folder_lock(
+    folder: str | Path | None, *, others_write: bool = False, run: str | None = None
+) -> Iterator[None]:
     """Use the folder alone. Raises CheckpointError that names the run which uses it. None is no folder.
 
     What a killed run has left half-written is removed, and in the end what this one has; not if
-    `others_write`: then processes that this one has not started may still be about it.
+    `others_write`: then processes that this one has not started may still be about it. With the secret name
+    of a `run` the folder may be in use by another host of the same one, which can reach it, too.
     """
     if folder is None:
         yield
@@ -39,9 +44,12 @@ def folder_lock(folder: str | Path | None, *, others_write: bool = False) -> Ite
     made = [place for place in (path, *path.parents) if not place.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file = _locked(path)
+        file = _locked(path, run)
     except OSError as error:
         raise cannot_write(path / NAME, error) from error
+    if file is None:
+        yield
+        return
     try:
         _remove_parts(path)
         yield
@@ -55,28 +63,34 @@ def folder_lock(folder: str | Path | None, *, others_write: bool = False) -> Ite
                 place.rmdir()
 
 
-def _locked(folder: Path) -> int:
-    """The open file of the lock, which is ours now."""
+def _locked(folder: Path, run: str | None) -> int | None:
+    """The open file of the lock, which is ours now; None if another host of the same run has it."""
     path = folder / NAME
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
-            _lock(file, folder)
-            if _is_still(path, file):
+            is_ours = _lock(file, folder, run)
+            if is_ours and _is_still(path, file):
                 os.truncate(file, 0)
-                os.write(file, _who().encode())
+                os.write(file, (_who() + ("" if run is None else RUN + run)).encode())
                 return file
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # its last owner has removed it meanwhile
+        os.close(file)
+        if not is_ours:
+            return None
+        # else its last owner has removed it meanwhile
 
 
-def _lock(file: int, folder: Path) -> None:
+def _lock(file: int, folder: Path, run: str | None) -> bool:
+    """Lock the file; False if another host of the same run has done so."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        who = os.pread(file, 4096, 0).decode(errors="replace").strip() or "it does not say which"
+        who, _, theirs = _holder(file).partition(RUN)
+        if run is not None and theirs == run:
+            return False
         raise CheckpointError(
             f"another run uses the checkpoints in {folder}: {who}. Stop it, or name another folder."
         ) from None
@@ -88,6 +102,16 @@ def _lock(file: int, folder: Path) -> None:
             folder,
             error.strerror,
         )
+    return True
+
+
+def _holder(file: int) -> str:
+    """What the file says of the run that has locked it, which it writes a moment later."""
+    for _ in range(10):
+        if who := os.pread(file, 4096, 0).decode(errors="replace").strip():
+            return who
+        time.sleep(0.05)
+    return "it does not say which"
 
 
 def _is_still(path: Path, file: int) -> bool:

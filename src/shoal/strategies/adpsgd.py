@@ -49,7 +49,7 @@ class ADPSGD(Decentral):
             peer = w.draw(_across(graph, w.rank, w.size, t)) if w.rank % 2 else None
             if peer is not None:
                 await w.send(peer, Message("swap", (public,), seq=t))
-                asked.fill_(peer)
+                asked.copy_(torch.tensor([peer, w.incarnation_of(peer)]))
             g = await w.grad()
             await self._hear(w)
             w.x.copy_(public)
@@ -65,16 +65,16 @@ class ADPSGD(Decentral):
 
     async def _hear(self, w: Node) -> None:
         """Complete the exchange with the peer that was asked, unless it has gone."""
-        peer = int(_asked(w))
+        peer, incarnation = _asked(w).tolist()
         _asked(w).fill_(NOBODY)
-        theirs = None if peer == NOBODY else await w.hear("swapped", peer)
+        theirs = None if peer == NOBODY else await w.hear("swapped", peer, incarnation)
         if theirs is not None:
             self.solution(w).add_(theirs.body).mul_(0.5)
 
 
 def _asked(w: Node) -> Tensor:
-    """The peer whose answer is under way."""
-    return w.keep("asked", torch.tensor(NOBODY))
+    """The peer whose answer is under way, and its incarnation."""
+    return w.keep("asked", torch.tensor([NOBODY, NOBODY]))
 
 
 def _across(graph: Topology, rank: int, workers: int, t: int) -> list[int]:

@@ -278,7 +278,7 @@ class Node(AnyNode):
 
     def incarnation_of(self, rank: int) -> int:
         """How often another worker was started again, as far as this one has heard."""
-        return self.engine.mailbox.incarnations.get(rank, 0)
+        return self.engine.rounds.incarnation_of(rank)
 
     def here(self, ranks: Iterable[int]) -> list[int]:
         """Those of them that take part in further rounds, as far as this worker knows."""
@@ -309,9 +309,12 @@ class Node(AnyNode):
         taken = {k: await rounds.take(t, k, wait) for k in src}
         return {k: m for k, m in taken.items() if m is not None}
 
-    async def hear(self, tag: str, src: int) -> Message | None:
-        """The next message of a peer with that tag; waits for it. None if the peer has gone."""
-        return await self.engine.rounds.hear(tag, src)
+    async def hear(self, tag: str, src: int, asked: int | None = None) -> Message | None:
+        """The next message of a peer with that tag; waits for it. None if the peer has gone.
+
+        Where time has passed since the peer was asked, `asked` is its incarnation at that time.
+        """
+        return await self.engine.rounds.hear(tag, src, asked)
 
     async def part(self, answers: Handlers | None = None) -> list[Message]:
         """Take part in no further round, and wait until nobody does; messages that nobody took.

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -470,3 +471,44 @@ def test_a_process_that_never_closes_still_ends(tmp_path: Path) -> None:
     """
     with in_interpreter(script.format(rank=0)) as a, in_process(script.format(rank=1)) as b:
         assert (a.wait(STARTING), b.wait(STARTING)) == (3, 3)
+
+
+# Signs of life
+
+
+@pytest.mark.soak
+def test_who_says_nothing_for_long_but_is_there_stays() -> None:
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(lambda rank: connect(rank, 2, store, patience=4.0), (0, 1))
+    try:
+        with pytest.raises(TimeoutError):
+            drive(first.recv(6.0))
+        assert not first.reasons and not second.reasons
+    finally:
+        close_all(first, second)
+
+
+def test_who_gives_no_sign_of_life_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 1 is there, but mute: worker 0 gives it up, in an all-reduce and as a sender of messages."""
+    store = dist.HashStore()
+    send_sign = GlooTransport._send_sign
+
+    def mute(t: GlooTransport, peer: int) -> None:
+        if t.rank == 0:
+            send_sign(t, peer)
+
+    monkeypatch.setattr(GlooTransport, "_send_sign", mute)
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(lambda rank: connect(rank, 2, store, patience=1.0, timeout=60.0), (0, 1))
+    try:
+        assert "worker 1 is gone" in str(failure(first, torch.ones(3), 60.0))
+        assert drive(first.recv(STARTING)).tag == LOST
+        assert "no sign of life for 1 s" in first.reasons[1]
+    finally:
+        close_all(first, second)
+
+
+def close_all(*transports: GlooTransport) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda t: drive(t.close()), transports))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
@@ -31,6 +32,9 @@ JOINING_SECONDS = 60.0
 
 STORE_SECONDS = 5.0
 """How long the rendezvous store may take to answer, beyond the time for which the others are waited for."""
+
+CUT_OFF_SECONDS = 15.0
+"""How long the store may say nothing after a failure: its host may be the one that cannot be reached."""
 
 BREAK_TAG = 2
 """Tag of a receive that is never answered."""
@@ -135,31 +139,41 @@ class _StoreSchedule(CollectiveSchedule):
     def _survivors(self, deadline: float) -> dict[int, Position]:
         self._all_reduce.stop()
         try:
-            return self._exchange("failed", max(GRACE_SECONDS, deadline - time.monotonic()))
+            seconds = max(GRACE_SECONDS, deadline - time.monotonic())
+            return self._exchange("failed", seconds, CUT_OFF_SECONDS)
         except RuntimeError as gone:
             raise PeerLost(
                 f"{self._broken}, and the store that could tell who is missing does not answer: {gone}"
             ) from gone
 
-    def _exchange(self, what: str, seconds: float) -> dict[int, Position]:
+    def _exchange(self, what: str, seconds: float, answers_in: float = math.inf) -> dict[int, Position]:
         """Publish this worker's signature; return those of the workers that come in time.
 
         In a thread: a store on a host that cannot be reached any more would block for ever, whatever its own
-        time-out. Raises RuntimeError then.
+        time-out. Raises RuntimeError then, or if it says nothing at all for `answers_in` seconds.
         """
         asked: Future[dict[int, Position]] = Future()
-        asking = threading.Thread(target=self._ask, args=(asked, what, seconds), daemon=True)
+        answers = threading.Event()
+        asking = threading.Thread(target=self._ask, args=(asked, answers, what, seconds), daemon=True)
         asking.start()
+        limit = min(answers_in, max(0.0, seconds) + STORE_SECONDS)
+        if not answers.wait(limit):
+            raise RuntimeError(f"no answer for {limit:.0f} s")
         try:
             return asked.result(max(0.0, seconds) + STORE_SECONDS)
         except FutureTimeout:  # in Python 3.10 not yet the builtin TimeoutError
             raise RuntimeError(f"no answer for {max(0.0, seconds) + STORE_SECONDS:.0f} s") from None
 
-    def _ask(self, asked: Future[dict[int, Position]], what: str, seconds: float) -> None:
+    def _ask(
+        self, asked: Future[dict[int, Position]], answers: threading.Event, what: str, seconds: float
+    ) -> None:
         try:
+            self._store.check([f"shoal/here/{self.rank}"])
+            answers.set()
             asked.set_result(self._ask_store(what, seconds))
         except Exception as error:
             asked.set_exception(error)
+            answers.set()
 
     def _ask_store(self, what: str, seconds: float) -> dict[int, Position]:
         number = self.here.number

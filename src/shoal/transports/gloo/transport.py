@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
@@ -21,9 +22,13 @@ from shoal.core.transport import HEADER_BYTES, LEFT, Message, Reduction
 from shoal.transports import frames
 from shoal.transports.endpoint import CLOSING_SECONDS, Endpoint
 from shoal.transports.gloo.all_reduce import NO_TIMEOUT, GlooAllReduce, GlooGroup, break_group, finish
+from shoal.transports.gloo.signs_of_life import SIGNS, SignsOfLife
 from shoal.transports.rendezvous import Store, await_keys, missing
 
 _HEADER_TAG, _PART_TAG = 0, 1
+
+ALIVE = "alive"
+"""The tag of a message that nobody receives: its sender is there."""
 
 
 class GlooTransport(Endpoint):
@@ -32,10 +37,9 @@ class GlooTransport(Endpoint):
     Each pair of nodes is a group, with a receiving thread at both ends: gloo closes all connections of a
     group when one fails, and a frozen node must not cut off the others. Another group joins the workers,
     ranks 0 to `workers` - 1, for all-reduce.
-    Gloo encrypts nothing and trusts every connection: between hosts, use a private network.
+    Gloo encrypts nothing and trusts every connection: between hosts, use a private network. A host that
+    vanishes breaks no connection: with `patience`, nodes send each other signs of life.
     """
-
-    notices_silence = False  # it sends no sign of life: a host that vanishes breaks no connection
 
     @classmethod
     def connect(
@@ -47,6 +51,7 @@ class GlooTransport(Endpoint):
         workers: int,
         limit_bytes: int,
         timeout: float = 300.0,
+        patience: float | None = None,
         interface: str | None = None,
         address: str | None = None,
     ) -> GlooTransport:
@@ -55,7 +60,8 @@ class GlooTransport(Endpoint):
         The node listens on `interface`, which defaults to GLOO_SOCKET_IFNAME, else at `address`, else on
         loopback: gloo's own choice may be an unreachable network, and hang. The store is used until the
         end, to find out who is missing when an all-reduce fails; pass a fresh one, or a PrefixStore, for
-        each run. Raises PeerLost naming the missing ranks.
+        each run. A peer that is silent for `patience` seconds is lost. Raises PeerLost naming the missing
+        ranks.
         """
         if not 0 < workers <= size:
             raise ValueError(f"workers={workers} must be 1 to size={size}")
@@ -67,7 +73,8 @@ class GlooTransport(Endpoint):
         peers.sort(key=lambda peer: (rank + peer) % size)  # both ends of a pair reach it in the same turn
         pairs = {peer: groups.pair(rank, peer) for peer in peers}
         ring = groups.ring(rank, workers) if rank < workers else None
-        return cls(rank, size, store, pairs, ring, workers=workers, limit_bytes=limit_bytes, timeout=timeout)
+        limits = {"limit_bytes": limit_bytes, "timeout": timeout, "patience": patience}
+        return cls(rank, size, store, pairs, ring, workers=workers, **limits)  # type: ignore[arg-type]
 
     def __init__(
         self,
@@ -80,9 +87,11 @@ class GlooTransport(Endpoint):
         workers: int,
         limit_bytes: int,
         timeout: float,
+        patience: float | None,
     ) -> None:
         super().__init__(rank, size, limit_bytes)
         self.timeout = timeout
+        self.notices_silence = patience is not None
         self._pairs = pairs
         self._unreachable: set[int] = set()  # peers that left, were lost, or heard our goodbye
         self._all_reduce = (
@@ -97,6 +106,13 @@ class GlooTransport(Endpoint):
             )
             for peer in self._locks
         }
+        # more than a peer may have under way before it is lost: nobody waits for them
+        self._signs: dict[int, deque[dist.Work]] = {peer: deque(maxlen=4 * SIGNS) for peer in self._locks}
+        self._life = (
+            None
+            if patience is None
+            else SignsOfLife(f"shoal {rank}", self._locks, patience, self._send_sign, self._lose)
+        )
         for reader in self._readers.values():
             reader.start()
         # a thread that returns from gloo after the interpreter has ended would abort the process
@@ -138,6 +154,8 @@ class GlooTransport(Endpoint):
     def _stop_readers(self, deadline: float) -> None:
         """Wait for the readers until `deadline`, then stop them."""
         self._closing = True
+        if self._life is not None:
+            self._life.end()
         for peer, reader in self._readers.items():
             reader.join(max(0.0, deadline - time.monotonic()))
             if reader.is_alive():
@@ -169,6 +187,23 @@ class GlooTransport(Endpoint):
         tagged = [(head, _HEADER_TAG), *((part, _PART_TAG) for part in parts)]
         return [self._pairs[dst].send([tensor], self._rank_in_pair(dst), tag) for tensor, tag in tagged]
 
+    def _send_sign(self, peer: int) -> None:
+        """Tell a peer that this node is there, unless something is under way to it already."""
+        if peer in self._unreachable or not self._locks[peer].acquire(blocking=False):
+            return
+        try:
+            self._signs[peer] += self._post(peer, frames.encode(Message(ALIVE), (), self.rank), ())
+        except RuntimeError:  # the connection has broken, which its reader tells
+            pass
+        finally:
+            self._locks[peer].release()
+
+    def _lose(self, peer: int, reason: str) -> None:
+        """Give up a peer that is silent: its reader announces it."""
+        self._unreachable.add(peer)
+        self.reasons.setdefault(peer, reason)
+        break_group(self._pairs[peer], self._rank_in_pair(peer))
+
     def _say_goodbye(self, peer: int) -> list[dist.Work]:
         with self._locks[peer]:
             if peer in self._unreachable:
@@ -183,7 +218,8 @@ class GlooTransport(Endpoint):
         """Deliver all messages from `peer`, then LEFT or LOST."""
         try:
             while (message := self._read_message(peer)).tag != LEFT:
-                self._arrived.put(message)
+                if message.tag != ALIVE:
+                    self._arrived.put(message)
         except WireError as error:
             self._give_up(peer, error)
         except RuntimeError as error:
@@ -194,6 +230,9 @@ class GlooTransport(Endpoint):
             with contextlib.suppress(RuntimeError):  # it is closing, and waits for our answer
                 for work in self._say_goodbye(peer):
                     work.wait(NO_TIMEOUT)
+        finally:
+            if self._life is not None:
+                self._life.forget(peer)
 
     def _give_up(self, peer: int, error: Exception) -> None:
         self._unreachable.add(peer)
@@ -204,8 +243,12 @@ class GlooTransport(Endpoint):
         self._take(peer, header, _HEADER_TAG).wait(NO_TIMEOUT)
         message, shapes = self._decode(peer, frames.bytes_of(header))
         message.parts = tuple(torch.empty(elements, dtype=dtype) for dtype, elements in shapes)
+        if self._life is not None:
+            self._life.heard(peer, message.nbytes)
         for work in [self._take(peer, part, _PART_TAG) for part in message.parts]:
             work.wait(NO_TIMEOUT)
+        if self._life is not None and message.parts:
+            self._life.heard(peer)
         return message
 
     def _take(self, peer: int, into: Tensor, tag: int) -> dist.Work:

@@ -1,0 +1,138 @@
+"""Checkpoints of workers without a server and without averages, one of which has died: no sample is lost.
+
+Each has a model of its own, so that what was trained on is counted at the data, and not in a model.
+"""
+
+import os
+import random
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+from tally import TallyReplica
+
+from sampling import mostly_soak
+from shoal.core.identity import NodeIdentity
+from shoal.core.replica import Gradient
+from shoal.launch.between_steps import BetweenSteps
+from shoal.launch.control import Control
+from shoal.replicas.batches import Batches
+from shoal.sim import Compute, Faults, Simulation
+from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.step_folders import step_folder, steps_in
+from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, Strom
+from shoal.vocabulary.node import Node
+
+SAMPLES, BATCH, EPOCHS = 40, 2, 2
+ALL = [Gossip(help=False), ADPSGD(help=False), DPSGD(), SGP(), CHOCO(), GossipGraD(), Strom()]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+class Noted(TallyReplica):
+    """Writes down which samples were trained on."""
+
+    def __init__(self, rank, workers, trained):
+        super().__init__(rank, workers, SAMPLES, BATCH, seed=0)
+        self._trained = trained
+
+    async def gradient(self):
+        ids, _ = self.batches.next()
+        self._trained.update(ids.tolist())
+        return Gradient(-torch.bincount(ids, minlength=SAMPLES).double(), len(ids), None)
+
+
+def saved_in(folder):
+    return Checkpoints(folder, {}, 0, keep=1000, bound=None)
+
+
+def run(folder, strategy, workers, faults=None):
+    """A run that resumes if it can, and writes a checkpoint before every step; what it has trained on."""
+    trained = Counter()
+    solution = lambda engine: strategy.solution(Node(engine))  # noqa: E731
+    between = BetweenSteps(Control(), saved_in(folder), 1, solution=solution)
+    simulation = Simulation(
+        strategy,
+        lambda rank: Noted(rank, workers, trained),
+        workers=workers,
+        steps=Noted(0, workers, trained).batches.end_of(EPOCHS),
+        passes=EPOCHS,
+        compute=Compute(mean=1.0, jitter=0.2),
+        faults=faults or Faults(),
+        between_steps=between,
+    )
+    between.resume_all(simulation.nodes)
+    simulation.run()
+    return trained
+
+
+def whole(folder):
+    return sorted(step for step in steps_in(folder) if saved_in(folder)._is_complete(step))
+
+
+def only(folder, step, copy):
+    """That checkpoint alone."""
+    shutil.copytree(step_folder(folder, step), step_folder(copy, step))
+    return copy
+
+
+def trained_by(folder, step):
+    """The samples that are done before this step, as its checkpoint says: so many batches of each share."""
+    crew = saved_in(folder).crew_at(step, NodeIdentity(0, 1))
+    deal = saved_in(folder).find(step, crew.identity(crew.members[0]))["crew"]["deal"]
+    batches = Batches(torch.arange(SAMPLES), torch.arange(SAMPLES), batch=BATCH, rank=0, workers=1, seed=0)
+    batches.take_deal(deal)
+    done = [(k, p) for k, place in enumerate(crew.places) for p in range(deal["begin"][0], place)]
+    return Counter(sample for k, p in done for sample in batches._indices(k, p).tolist())
+
+
+def killed(*kills, back_after=float("inf")):
+    faults = Faults(noticed_after=0.1, restart_after=back_after)
+    for rank, moment in kills:
+        faults = faults.kill(rank, moment)
+    return faults
+
+
+EACH_SAMPLE = Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=repr)
+@pytest.mark.parametrize("back_after", [1.0, float("inf")], ids=["back", "away"])
+def test_after_a_death_steps_count_and_the_rest_of_its_share_is_dealt_to_all(strategy, back_after, tmp_path):
+    """Worker 1 dies in its fifth step of thirteen."""
+    run(tmp_path / "one", strategy, 3, killed((1, 4.5), back_after=back_after))
+    steps = whole(tmp_path / "one")
+    assert len([step for step in steps if step >= 6]) >= 4
+    for number, step in enumerate(steps[4::3]):
+        copy = only(tmp_path / "one", step, tmp_path / str(step))
+        done = trained_by(copy, step)
+        assert done + run(copy, strategy, (3, 2, 4)[number % 3]) == EACH_SAMPLE
+
+
+def test_those_who_are_left_when_the_last_has_died_are_no_whole_crew(tmp_path):
+    """Worker 3 of 4 dies in its eighth step: the other three go on with the rest of its share."""
+    run(tmp_path / "one", DPSGD(), 4, killed((3, 7.8)))
+    copy = only(tmp_path / "one", 9, tmp_path / "two")
+    done = trained_by(copy, 9)
+    assert done + run(copy, DPSGD(), 3) == EACH_SAMPLE
+
+
+@pytest.mark.parametrize("seed", mostly_soak(range(200), few=8))
+def test_whoever_died_before_every_sample_is_trained_on(seed, tmp_path):
+    """In a run that was resumed workers die, too, and come back: the batch they were at may come twice."""
+    dice = random.Random(seed)
+    strategy, workers = dice.choice(ALL), dice.randint(2, 4)
+    kills = [(dice.randrange(workers), dice.uniform(0, 12)) for _ in range(dice.randint(1, 3))]
+    run(tmp_path / "one", strategy, workers, killed(*kills, back_after=dice.choice([0.5, 3.0])))
+    step = dice.choice(whole(tmp_path / "one") or [0])
+    if step:
+        copy, again = only(tmp_path / "one", step, tmp_path / "two"), dice.randint(2, 4)
+        done = trained_by(copy, step)
+        kill = dice.randrange(again), dice.uniform(0, 4)
+        trained = done + run(copy, strategy, again, killed(kill, back_after=0.5))
+        assert not EACH_SAMPLE - trained
+        assert (trained - EACH_SAMPLE).total() <= 2 * BATCH
