@@ -59,12 +59,14 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "ray": _STARTED | {"api"},
     "studies": _STARTED | {"api", "report", "profiling"},
     "search": _STARTED | _KEPT | {"report"},
-    "demo": _STARTED | {"api", "profiling", "report", "studies"},
+    "planning": _STARTED | {"api", "profiling", "report"},
+    "demo": _STARTED | {"api", "planning", "profiling", "report", "studies"},
     "testing": _STARTED | {"api", "report", FRONT},
     "cli": _STARTED
     | _KEPT
     | {
         "api",
+        "planning",
         "profiling",
         "report",
         "watch",
@@ -77,7 +79,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
         "search",
         FRONT,
     },
-    FRONT: _STARTED | _KEPT | {"api"},
+    FRONT: _STARTED | _KEPT | {"api", "planning"},
     "__main__": {"cli", "launch"},  # what Ctrl-C does while the command line is imported
 }
 

@@ -17,6 +17,7 @@ demo          what Shoal is good for       testing      checks for a strategy, c
 integrations  inside Lightning, transformers and Keras
 lbfgs         L-BFGS whose vectors are at servers
 search        over many models: run(task, space, "pbt")
+planning      which strategy, period, codec and number of workers: plan(task, workers)
 
 A public name is imported on first use, so that `shoal --help` does not wait for torch.
 """
@@ -51,12 +52,13 @@ if TYPE_CHECKING:
     from shoal.core.transport import Message, Transport
     from shoal.launch.join import Access
     from shoal.loggers.logger import Logger
+    from shoal.planning.planner import plan
     from shoal.runs.result import Result
     from shoal.sim import Compute, Faults, Network
     from shoal.strategies.bmuf import BMUF
     from shoal.strategies.diloco import DiLoCo
     from shoal.strategies.downpour import Downpour
-    from shoal.strategies.easgd import EAMSGD, EASGD
+    from shoal.strategies.easgd import EASGD
     from shoal.strategies.local import Local
     from shoal.strategies.single import Single
     from shoal.strategies.sync import Sync
@@ -76,7 +78,6 @@ _HOMES = {
     "DiLoCo": "shoal.strategies.diloco:DiLoCo",
     "Diverged": "shoal.core.errors:Diverged",
     "Downpour": "shoal.strategies.downpour:Downpour",
-    "EAMSGD": "shoal.strategies.easgd:EAMSGD",
     "EASGD": "shoal.strategies.easgd:EASGD",
     "Faults": "shoal.sim:Faults",
     "Interrupted": "shoal.core.errors:Interrupted",
@@ -101,6 +102,7 @@ _HOMES = {
     "epochs": "shoal.api.epochs:epochs",
     "fp16": "shoal.codecs.halves.codec:FP16",
     "minimize": "shoal.api.minimize:minimize",
+    "plan": "shoal.planning.planner:plan",
     "run": "shoal.api.run:run",
     "shard": "shoal.api.shard:shard",
     "split": "shoal.api.split:split",
@@ -123,7 +125,6 @@ __all__ = [
     "DiLoCo",
     "Diverged",
     "Downpour",
-    "EAMSGD",
     "EASGD",
     "Faults",
     "Interrupted",
@@ -148,6 +149,7 @@ __all__ = [
     "epochs",
     "fp16",
     "minimize",
+    "plan",
     "run",
     "shard",
     "split",

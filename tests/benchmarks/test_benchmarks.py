@@ -251,3 +251,9 @@ def test_a_storm_is_drawn_with_a_row_for_each_worker(tmp_path):
     assert "2 workers, bmuf" in picture
     assert picture.count('class="killed"') == 3  # two kills, and the legend
     assert picture.count('class="away"') == 2  # worker 1 for two seconds, and the legend
+
+
+def test_plans_that_have_seen_only_the_beginning(in_process):
+    command = ["--task", "digits", "--workers", "2", "--epochs", "2", "--seen", "0.5", "--strategies", "sync"]
+    figures = in_process("plan_ahead.py", *command)
+    assert figures["median error"] <= figures["largest error"]

@@ -15,6 +15,7 @@ from shoal.demo.sentences import (
     closing_lines,
     conclusion,
     eight_machines,
+    foretold,
     link_text,
     next_command,
     program_name,
@@ -88,6 +89,12 @@ def test_a_fast_sync_is_said_to_be_fast():
 
 def test_accuracy_that_is_lost_is_told():
     assert "at 99.5 % and 92.0 % accuracy instead of 99.6 %" in eight_machines(eight({}, {"diloco": 92.0}))
+
+
+def test_what_was_predicted_stands_beside_what_came_of_it():
+    told = foretold(eight())
+    assert told.startswith("The formulas of shoal plan had predicted single 11.0 s, sync 36.7 s, ")
+    assert told.endswith("before anything ran: off by 10 % at most.")
 
 
 def test_the_time_to_the_same_accuracy_is_told():

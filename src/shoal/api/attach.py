@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _was_launched = False
+Listener = Callable[[Attachment, nn.Module, Sequence[torch.optim.Optimizer]], None]
+_listeners: list[Listener] = []
+
+
+def when_attached(listener: Listener) -> None:
+    """Have `listener` called with what attach() is about to return in this process, and what it was given."""
+    _listeners.append(listener)
 
 
 def attach(
@@ -114,8 +121,17 @@ def attach_at(
     if attachment.engine.is_server:
         attachment.serve()
         sys.exit(0)
+    return _announced(attachment, whole, given)
+
+
+def _announced(
+    attachment: Attachment, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> Attachment:
+    """Make it the attachment of this process, and tell whoever listens."""
     set_current(attachment)
     atexit.register(attachment.leave)
+    for listener in _listeners:
+        listener(attachment, model, optimizers)
     return attachment
 
 

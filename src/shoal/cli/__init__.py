@@ -4,6 +4,7 @@ Each command's module reads and checks its arguments without importing torch, th
 
 demo        what Shoal is good for             shoal.demo   its acts
 compare     one task, several strategies       comparison   the runs of a comparison
+plan_command  which strategy, before any run   shoal.planning   formulas, short runs, the order
 search      many models of one task            searching    the search; shoal.search has the methods
 run         a script on several workers        launching    starts its processes, or joins a launcher's
 join_command  a run that is under way          join_progress  takes part in it as a worker
@@ -35,6 +36,7 @@ from shoal.cli import (
     join_command,
     listing,
     manifest,
+    plan_command,
     report,
     reproduce,
     run,
@@ -51,6 +53,13 @@ EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ct
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False, epilog=EXIT_CODES)
 app.command("demo", cls=Command, epilog=EXIT_CODES)(demo.demo)
 app.command("compare", cls=StrategyCommand, epilog=EXIT_CODES)(compare.compare)
+app.command(
+    "plan",
+    cls=ScriptCommand,
+    context_settings={"allow_extra_args": True},
+    options_metavar="[OPTIONS] [SCRIPT] [-- ARGUMENTS]",
+    epilog=EXIT_CODES,
+)(plan_command.plan)
 app.command("search", cls=Command, epilog=EXIT_CODES)(search.search)
 app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, epilog=EXIT_CODES)(
     run.run

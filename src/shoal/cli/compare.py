@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +34,7 @@ from shoal.cli.grpc_options import (
     check_opening,
     read_access,
 )
-from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.outcome import JsonFile, Outcome, PlanFile, ReportFile, read_plan
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
@@ -46,6 +46,9 @@ from shoal.core.words import COLLECTIVES, DURABILITY, SCALING, TRANSPORTS, check
 from shoal.layouts import LAYOUTS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from shoal.planning.training_plan import TrainingPlan
 
 PASSED_ON = (
     *("epochs", "seed", "collective", "servers", "durability", "timeout", "patience", "min_workers"),
@@ -205,6 +208,7 @@ def compare(
     watch: Watch = False,
     runs: KeptRuns = None,
     log: Loggers = None,
+    plan: PlanFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing table only.")] = False,
 ) -> None:
     """Train one task with several strategies and compare the results.
@@ -220,11 +224,13 @@ def compare(
     chosen, sizes = check_strategies(strategies, ctx.meta[DOTTED]), CrewSizes.parse(crew)
     laid_out = check_layouts(layouts, split)
     numbers = [] if sizes and workers is None else read_numbers("4" if workers is None else workers)
-    virtual = read_virtual(transport == "sim", network, compute, profile)
+    planned = read_plan(plan)
+    virtual = read_virtual(transport == "sim", network, compute, profile, planned)
     access = read_access(transport, **{name: ctx.params[name] for name in ACCESS})
     check_opening(max_workers, transport, access)
     command = shlex.join(["shoal", "compare", *ctx.meta[WORDS]])
-    outcome = Outcome(json, report, target, command, watch=watch, **read_records(runs, log, command))
+    kept = read_records(runs, log, command)
+    outcome = Outcome(json, report, target, command, watch=watch, plan=planned, **kept)
 
     from shoal.cli.comparison import compare_strategies  # imports torch
     from shoal.launch.join import Access
@@ -330,9 +336,13 @@ def read_numbers(text: str) -> list[int]:
 
 
 def read_virtual(
-    virtual: bool, network: str | None, compute: str | None, profile: str | None = None
+    virtual: bool,
+    network: str | None,
+    compute: str | None,
+    profile: str | None = None,
+    plan: TrainingPlan | None = None,
 ) -> dict[str, Any]:
-    """What takes time in virtual time; nothing for a real run."""
+    """What takes time in virtual time; nothing for a real run. What is not given is as in the plan."""
     given = {"--network": network, "--compute": compute, "--profile": profile}
     if not virtual:
         for option, value in given.items():
@@ -341,6 +351,12 @@ def read_virtual(
         return {}
     from shoal.sim.models import Compute, Network
 
+    if plan is not None:
+        return {
+            "network": plan.network if network is None else Network.parse(network),
+            "compute": plan.compute if compute is None else Compute.parse(compute),
+            "profile": plan.profile if profile is None else profile,
+        }
     if profile is None:
         return {"network": Network.parse(network or NETWORK), "compute": Compute.parse(compute or COMPUTE)}
     return {

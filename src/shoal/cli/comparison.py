@@ -142,6 +142,7 @@ def run_all(
 ) -> None:
     """Run them one after the other. If one fails, the figures of those before it are written and shown."""
     records: list[dict[str, Any]] = []
+    watch = outcome.watch_plan(lambda told: progress.say(f"plan: {told}"))
     try:
         with live_page(outcome.watch) as page, progress:
             for number, (word, plan) in enumerate(plans.items(), 1):
@@ -151,11 +152,15 @@ def run_all(
                 settings = {
                     field.name: getattr(plan, field.name) for field in fields(plan) if field.name not in INNER
                 }
+                heard = both(progress.update, page.update)
+                if watch is not None:
+                    watch.begin({"strategy": STRATEGIES.name_of(plan.strategy), "config": plan.config(data)})
+                    heard = both(heard, watch.update)
                 with named(word), resumable(plan.checkpoint):
                     result = run(
                         **settings,
                         **virtual,
-                        on_progress=both(progress.update, page.update),
+                        on_progress=heard,
                         log=outcome.loggers,
                         runs=outcome.store,
                     )

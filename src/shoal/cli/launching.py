@@ -179,13 +179,17 @@ def start(
     ):
         progress.start(f"{name}, {count}", workers, servers)
         page.start(name, workers, servers, facts=place.transport, task=Path(script).name)
+        heard = both(progress.update, page.update)
+        if (watch := outcome.watch_plan(lambda told: progress.say(f"plan: {told}"))) is not None:
+            watch.begin({"strategy": config["strategy"], "config": config})
+            heard = both(heard, watch.update)
         result = run_script(
             script,
             arguments,
             workers=workers,
             strategy=strategy,
             place=place,
-            on_progress=both(kept.event, both(progress.update, page.update)),
+            on_progress=both(kept.event, heard),
             on_output=both(kept.output, both(printer(console), page.print)),
             hosts=hosts,
             group=group,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,8 @@ from shoal.core.paths import check_file
 
 if TYPE_CHECKING:
     from shoal.loggers.logger import Logger
+    from shoal.planning.plan_check import PlanWatch
+    from shoal.planning.training_plan import TrainingPlan
     from shoal.records.run_store import RunStore
 
 JsonFile = Annotated[
@@ -21,6 +23,26 @@ JsonFile = Annotated[
 ReportFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write an HTML page with charts.", rich_help_panel="Files")
 ]
+
+
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help="What shoal plan has kept: predictions beside what is measured.",
+        rich_help_panel="Files",
+    ),
+]
+
+
+def read_plan(file: Path | None) -> TrainingPlan | None:
+    """The plan of a file, if one was named."""
+    if file is None:
+        return None
+    from shoal.planning.training_plan import TrainingPlan
+
+    return TrainingPlan.load(file)
 
 
 @dataclass(frozen=True)
@@ -35,6 +57,7 @@ class Outcome:
     store: RunStore | None = None  # where runs are kept
     loggers: Sequence[Logger] = ()
     named: str = ""  # the option that asks for a store or a logger, if one was given
+    plan: TrainingPlan | None = None  # what was predicted
 
     def __post_init__(self) -> None:
         for option, path in (("--json", self.json), ("--report", self.report)):
@@ -72,6 +95,8 @@ class Outcome:
             console.print(part)
         if why := advice(records, self.command):
             console.print("\n" + "\n".join(why), markup=False, soft_wrap=True)
+        if self.plan is not None:
+            self._show_plan(self.plan, records, console)
         files = [
             f"{kind}: {path}"
             for kind, path in (("report", self.report), ("json", self.json), ("kept", self._kept()))
@@ -79,6 +104,23 @@ class Outcome:
         ]
         if files:
             console.print("\n" + "\n".join(files), markup=False, soft_wrap=True)
+
+    def _show_plan(self, plan: TrainingPlan, records: Sequence[Mapping[str, Any]], console: Any) -> None:
+        """Print what was predicted of these runs beside what came of them."""
+        from shoal.planning.plan_check import beside, where
+
+        console.print("\nthe plan:")
+        console.print(beside(plan, records))
+        if elsewhere := where(plan, records):
+            console.print(elsewhere, markup=False, soft_wrap=True)
+
+    def watch_plan(self, say: Callable[[str], None]) -> PlanWatch | None:
+        """What hears the progress of runs and says when the plan no longer holds; None without a plan."""
+        if self.plan is None:
+            return None
+        from shoal.planning.plan_check import PlanWatch
+
+        return PlanWatch(self.plan, say)
 
     def _kept(self) -> str | None:
         """Where the runs are kept."""

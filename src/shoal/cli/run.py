@@ -44,7 +44,7 @@ from shoal.cli.hosts_options import (
     Ssh,
     read_hosts,
 )
-from shoal.cli.outcome import JsonFile, Outcome, ReportFile
+from shoal.cli.outcome import JsonFile, Outcome, PlanFile, ReportFile, read_plan
 from shoal.cli.ray_options import On, check_on
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
@@ -178,6 +178,7 @@ def run(
     watch: Watch = False,
     runs: KeptRuns = None,
     log: Loggers = None,
+    plan: PlanFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the workers' own output.")] = False,
 ) -> None:
     """Start a training script once for each worker.
@@ -197,7 +198,8 @@ def run(
     check_on(on, hosts, transport, bool(access))
     host_list = read_hosts(ctx.params, transport, tuple(access))
     command = shlex.join(["shoal", "run", *ctx.meta[WORDS], *(["--", *passed] if passed else [])])
-    outcome = Outcome(json, report, watch=watch, **read_records(runs, log, command))
+    kept = read_records(runs, log, command)
+    outcome = Outcome(json, report, watch=watch, plan=read_plan(plan), **kept)
 
     from shoal.cli.launching import launch  # imports torch
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from shoal.core.task import Task
+from shoal.planning.contenders import Contender
+from shoal.planning.probing import probe
+from shoal.planning.run_time import run_cost
+from shoal.planning.workload import Site
 from shoal.profiling.step import measure_step
 from shoal.sim import Compute, Network
+from shoal.sim.hardware import Machine
 from shoal.strategies.bmuf import BMUF
 from shoal.strategies.diloco import DiLoCo
 from shoal.strategies.single import Single
@@ -34,6 +39,7 @@ class EightMachines:
     step_seconds: float  # measured
     network: str
     records: Sequence[Mapping[str, Any]]
+    predicted: Mapping[str, float]  # seconds of each strategy, by the formulas of shoal plan, before it ran
 
     def record(self, strategy: str) -> Mapping[str, Any]:
         """The run of that strategy."""
@@ -53,6 +59,10 @@ class EightMachines:
         lowest = min(self.accuracy(strategy) for strategy in ("single", *RARE))
         return math.ceil(2 * lowest - 1) / 2
 
+    def prediction_error(self, strategy: str) -> float:
+        """How far the prediction was off, of what came of it."""
+        return self.predicted[strategy] / float(self.record(strategy)["seconds"]) - 1
+
     def seconds_to_target(self, strategy: str) -> float | None:
         """Virtual seconds until the test accuracy exceeds the target; None if it never does."""
         return time_to(self.target, self.record(strategy)["curve"])
@@ -62,6 +72,8 @@ def simulate_eight(lab: Lab, task: Task, epochs: int, network: str) -> EightMach
     """Measure the step, then train with each strategy on simulated machines of that speed."""
     lab.say("act 2 of 3: measuring a step of this machine")
     step = measure_step(task)
+    compute, links = Compute(step.seconds, step.jitter), Network.parse(network)
+    predicted = predict(task, epochs, Site(links, Machine(), compute))
     records = []
     for word, strategy in STRATEGIES.items():
         machines = 1 if word == "single" else MACHINES
@@ -73,8 +85,21 @@ def simulate_eight(lab: Lab, task: Task, epochs: int, network: str) -> EightMach
             workers=machines,
             epochs=epochs,
             transport="sim",
-            network=Network.parse(network),
-            compute=Compute(step.seconds, step.jitter),
+            network=links,
+            compute=compute,
         )
         records.append(result.record())
-    return EightMachines(step.seconds, network, records)
+    return EightMachines(step.seconds, network, records, predicted)
+
+
+def predict(task: Task, epochs: int, site: Site) -> dict[str, float]:
+    """The seconds of each strategy, by formulas."""
+    workload = probe(task, [])
+    found = {}
+    for word, strategy in STRATEGIES.items():
+        options = {f.name: getattr(strategy, f.name) for f in fields(strategy)}
+        contender = Contender(word, 1 if word == "single" else MACHINES, options)
+        found[word] = (
+            epochs * run_cost(contender, workload, lambda nodes, codec, served: site, epochs).seconds
+        )
+    return found

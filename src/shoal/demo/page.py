@@ -80,7 +80,7 @@ def _eight(eight: EightMachines) -> str:
         "for real, so the accuracy is real; times are virtual, computed from a step of "
         f"{1e3 * eight.step_seconds:.2f} ms that was measured on this machine, and from the size of the "
         f"messages. A net of {count_text(eight.records[0]['parameters'])} parameters; bmuf and diloco "
-        f"average every {PERIOD} steps. {sentences.to_target(eight)}"
+        f"average every {PERIOD} steps. {sentences.to_target(eight)} {sentences.foretold(eight)}"
     )
     curves = learning_curves(eight.records, "test_accuracy")
     drawn = f"{run_legend(eight.records)}{curves}{_table(tables.eight_machines_table(eight))}"

@@ -77,7 +77,8 @@ class Demo:
         )
         eight = simulate_eight(Lab(self.progress), task, self.size.epochs[1], self.network)
         self.progress.finish()
-        terminal.show_table(self.console, tables.eight_machines_table(eight), sentences.to_target(eight))
+        told = sentences.to_target(eight), sentences.foretold(eight)
+        terminal.show_table(self.console, tables.eight_machines_table(eight), *told)
         return eight
 
     def third(self) -> Killed:

@@ -121,6 +121,16 @@ def to_target(eight: EightMachines) -> str:
     return f"{eight.target:g} % of the test digits were read correctly by {', '.join(told)} of virtual time."
 
 
+def foretold(eight: EightMachines) -> str:
+    """What was predicted before anything ran, and how near that was."""
+    told = [f"{word} {seconds_text(eight.predicted[word])} s" for word in eight.predicted]
+    worst = max(abs(eight.prediction_error(word)) for word in eight.predicted)
+    return (
+        f"The formulas of shoal plan had predicted {enumeration(told)} before anything ran: off by "
+        f"{percent_text(worst)} at most."
+    )
+
+
 def link_text(network: str) -> str:
     """A network in words: '250Mbit,1ms' is 'links of 250 Mbit/s and 1 ms'."""
     links = Network.parse(network)

@@ -147,6 +147,11 @@ class AttachedReplica:
             stepper.samples += samples
 
     @property
+    def pending_samples(self) -> int:
+        """Samples of the first optimizer's next step, as far as the loop has reported them."""
+        return self._steppers[0].samples
+
+    @property
     def layout(self) -> Layout:
         """Which slice of `x` is which parameter."""
         return self._flat.layout

@@ -92,6 +92,11 @@ class ProgressDisplay:
         elif not self._console.is_terminal:
             self._print_line(self._testing)
 
+    def say(self, sentence: str) -> None:
+        """Print a sentence above the display."""
+        if self._enabled:
+            self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
     def finish(self) -> None:
         """End the display. On a terminal its last state stays as one line; finishing twice is harmless."""
         if self._live is None:

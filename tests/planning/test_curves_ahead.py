@@ -1,0 +1,84 @@
+"""Learning curves continued: power laws are found again, and ratios of samples read off."""
+
+from __future__ import annotations
+
+from math import inf, isinf
+
+import pytest
+
+from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued, ratio_of
+
+
+def curve(slower: float = 1.0, points: int = 12, noise: float = 0.0) -> list[dict[str, float]]:
+    """The tests of a run whose loss is 10 m^-0.5 and error 80 m^-0.3, at m samples over `slower`."""
+    found = []
+    for k in range(1, points + 1):
+        m = 1000.0 * k
+        off = 1 + noise * (-1) ** k
+        found.append(
+            {
+                "samples": m,
+                "test_loss": 10 * (m / slower) ** -0.5 * off,
+                "test_accuracy": 100 - 80 * (m / slower) ** -0.3,
+            }
+        )
+    return found
+
+
+def test_a_power_law_is_found_again_and_continued():
+    law = PowerLaw.fit([(p["samples"], p["test_loss"]) for p in curve()])
+    assert law is not None
+    assert law.slope == pytest.approx(0.5)
+    assert law.at(1e6).value == pytest.approx(0.01)
+    assert law.samples_to(0.01) == pytest.approx(1e6)
+    assert isinf(law.samples_to(0.0))
+
+
+def test_doubt_grows_with_the_distance_and_with_the_noise():
+    quiet, noisy = (
+        PowerLaw.fit([(p["samples"], p["test_loss"]) for p in curve(noise=n)]) for n in (0.01, 0.1)
+    )
+    assert quiet is not None
+    assert noisy is not None
+    near, far = quiet.at(1e4), quiet.at(1e7)
+    assert far.high / far.low > near.high / near.low
+    assert noisy.at(1e7).high > quiet.at(1e7).high
+
+
+def test_too_few_points_are_no_law():
+    assert PowerLaw.fit([(1.0, 1.0), (2.0, 0.5)]) is None
+    assert Baseline.of([[]]) is None
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+def test_the_ratio_of_samples_is_read_off(slower: float):
+    baseline = Baseline.of([curve()])
+    assert baseline is not None
+    ratio = ratio_of([curve(slower)], baseline, seed_spread=0.0)
+    assert ratio.value == pytest.approx(slower, rel=0.05)
+    assert ratio.low < slower < ratio.high
+
+
+def test_a_run_that_came_to_nothing_has_no_ratio():
+    baseline = Baseline.of([curve()])
+    assert baseline is not None
+    assert ratio_of([], baseline, 0.0) == Estimate(inf, inf, inf)
+    learnt_nothing = [{**point, "test_loss": 2.3} for point in curve()]
+    assert ratio_of([learnt_nothing], baseline, 0.0) == Estimate(inf, inf, inf)
+
+
+def test_runs_that_differ_by_seed_widen_the_interval():
+    baseline = Baseline.of([curve()])
+    assert baseline is not None
+    narrow, wide = (ratio_of([curve(2.0)], baseline, spread) for spread in (0.0, 0.3))
+    assert wide.high / wide.low > narrow.high / narrow.low
+
+
+def test_a_ratio_falls_towards_one_as_training_goes_on():
+    early = Estimate(4.0, 3.6, 4.4)
+    near, far = continued(early, 10_000, 10_000), continued(early, 10_000, 1_000_000)
+    assert 4.0 > near.value > far.value > 1
+    assert far.high / far.value > near.high / near.value > 1
+    better = Estimate(0.8, 0.7, 0.9)
+    assert continued(better, 10_000, 1_000_000).value == 0.8
+    assert continued(Estimate(inf, inf, inf), 10, 100) == Estimate(inf, inf, inf)

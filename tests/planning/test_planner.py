@@ -1,0 +1,289 @@
+"""Whole plans of a small task, with a profile that was written down, and the file that keeps one."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.core.task import Data, Task
+from shoal.planning import planner
+from shoal.planning.contenders import SINGLE, Contender
+from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw
+from shoal.planning.objectives import Objective, duration
+from shoal.planning.plan_check import PlanWatch, contender_of, rows_of
+from shoal.planning.plan_page import plan_page
+from shoal.planning.plan_text import account, commands, lines, pays, winner
+from shoal.planning.run_time import RunCost
+from shoal.planning.short_runs import Allowance, TrialRun, needed
+from shoal.planning.survivors import survivors, undominated
+from shoal.planning.training_plan import Forecast, TrainingPlan
+from shoal.planning.workload import UNCOMPRESSED, CodecCost, Workload
+from shoal.sim import Compute, Network
+from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
+
+WIRING = Wiring(Handling(5e-5, 1e-9), Handling(5e-5, 1e-9), 1e-4, 1e9)
+PROFILE = Profile(
+    platform.node(),
+    2,
+    (1.0, 1.2),
+    Handling(1e-6, 1e-10),
+    {"grpc": WIRING, "processes": WIRING},
+    {"grpc": WIRING, "processes": WIRING},
+    {"one_bit": Speeds(1e-9, 1e-9)},
+)
+
+
+def blobs() -> Data:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(4, (3000,), generator=generator)
+    x = torch.eye(4)[y].repeat(1, 4) + 1.5 * torch.randn(3000, 16, generator=generator)
+    return Data(x[:2400], y[:2400], x[2400:], y[2400:])
+
+
+TASK = Task("blobs", lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), blobs, batch=16)
+
+
+@pytest.fixture(scope="module")
+def made() -> TrainingPlan:
+    """One plan that all tests of the module read; it trains for two seconds at most."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "FREE", 2.0)
+        return planner.plan(
+            TASK,
+            4,
+            network="1Gbit,200us",
+            compute="20ms,10%",
+            profile=PROFILE,
+            strategies=["sync", "bmuf", "asgd"],
+        )
+
+
+@pytest.mark.slow
+def test_a_plan_tries_some_settings_and_orders_them(made: TrainingPlan):
+    assert made.looked_at > 15
+    assert len(made.tried) >= 2
+    assert made.tried[0].seconds is not None
+    assert made.choice.contender.workers > 1  # 20 ms steps on an office link: it pays
+    keys = [forecast.key(made.objective).value for forecast in made.tried if not forecast.given_up]
+    assert keys == sorted(keys)
+    assert not made.tried[0].given_up
+
+
+@pytest.mark.slow
+def test_it_says_why_whether_it_pays_what_it_cost_and_what_to_type(made: TrainingPlan):
+    told = "\n".join(lines(made, Path("plan.json")))
+    for part in ("For the accuracy of one worker", "Does it pay?", "Why: rule", "The plan took", "--plan"):
+        assert part in told
+    assert commands(made, Path("plan.json"))[0].startswith("shoal compare --task blobs --strategies ")
+
+
+@pytest.mark.slow
+def test_a_plan_is_kept_and_read_again(made: TrainingPlan, tmp_path: Path):
+    made.save(tmp_path / "plan.json")
+    again = TrainingPlan.load(tmp_path / "plan.json")
+    assert [f.contender for f in again.ranked] == [f.contender for f in made.ranked]
+    assert again.network == made.network
+    assert again.profile.machine("grpc", "one_bit") == made.profile.machine("grpc", "one_bit")
+    assert lines(again, Path("p")) == lines(made, Path("p"))
+
+
+def test_a_file_that_is_no_plan_is_refused_with_its_name(tmp_path: Path):
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"other\.json is no plan"):
+        TrainingPlan.load(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        TrainingPlan.load(tmp_path / "none.json")
+
+
+@pytest.mark.slow
+def test_the_page_has_the_front_and_the_map(made: TrainingPlan):
+    page = plan_page(made, Path("plan.json"))
+    assert "Time against accuracy" in page
+    assert "What is best where" in page
+    assert page.count("<rect") >= 10
+    assert 'src="' not in page  # it opens offline
+    assert 'href="http' not in page
+
+
+@pytest.mark.slow
+def test_the_run_that_was_planned_is_as_long_as_predicted(made: TrainingPlan):
+    choice = made.choice.contender
+    result = shoal.run(
+        TASK,
+        choice.strategy,
+        workers=choice.workers,
+        codec=choice.codec,
+        epochs=3,
+        transport="sim",
+        network=made.network,
+        compute=made.compute,
+        profile=made.profile,
+        scale_lr="auto",
+    )
+    record = result.record()
+    assert contender_of(record).word == choice.word
+    forecast = next(f for f in made.forecasts if f.contender == choice)
+    assert forecast.cost.seconds * 3 == pytest.approx(result.seconds, rel=0.25)
+    figures = [row[0] for row in rows_of(made, record, forecast)]
+    assert figures == ["seconds", "bytes sent", "test accuracy"]
+
+
+def test_a_profile_of_another_machine_is_refused_unless_its_step_is_known():
+    other = replace(PROFILE, host="elsewhere")
+    with pytest.raises(ValueError, match="measured on elsewhere, and a step would be timed on"):
+        planner.plan(TASK, 4, network="1Gbit,200us", profile=other)
+    assert planner.plan(
+        TASK, 2, network="1Gbit,200us", profile=other, compute="20ms", trials=False, strategies=["sync"]
+    )
+
+
+@pytest.mark.slow
+def test_a_target_that_nobody_reaches_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planner, "FREE", 1.0)
+    with pytest.raises(ValueError, match=r"nobody reaches 100 %: one worker would get there"):
+        planner.plan(
+            TASK,
+            2,
+            network="1Gbit,200us",
+            compute="20ms",
+            profile=PROFILE,
+            target=1.0,
+            strategies=["sync"],
+        )
+
+
+def test_a_model_that_no_machine_holds_is_to_be_cut_first():
+    with pytest.raises(ValueError, match="rule 1, cut it first"):
+        planner.plan(
+            TASK, 2, network="1Gbit,200us", compute="20ms", profile=PROFILE, memory=100, trials=False
+        )
+
+
+def test_a_network_too_slow_for_anything_leaves_one_worker():
+    made = planner.plan(
+        TASK,
+        4,
+        network="10kbit,2s",
+        compute="1ms",
+        profile=PROFILE,
+        trials=False,
+        strategies=["sync", "asgd"],
+    )
+    assert made.choice.contender == SINGLE
+    assert pays(made).startswith("Does it pay? No: here every other setting takes longer")
+
+
+def test_what_is_asked_for_is_read_and_checked():
+    assert duration("10min") == 600
+    assert duration("2h") == 7200
+    with pytest.raises(ValueError, match="is not a time limit"):
+        duration("10Mbit")
+    with pytest.raises(ValueError, match="ask for one of the two"):
+        Objective(target=0.9, within=60)
+    with pytest.raises(ValueError, match="--fewest-bytes and --price: ask for one"):
+        Objective(fewest_bytes=True, price=2.5)
+    assert Objective(target=0.97).percent == 97
+    assert Objective(target=97).percent == 97
+
+
+COST = RunCost(10.0, 1e6, 1e3, 100.0, 1.0)
+LAW = PowerLaw(0.0, 0.5, 5.0, 10, 5.0, 0.01)
+
+
+def hand_made(objective: Objective | None = None, **seconds: tuple[float, float, float]) -> TrainingPlan:
+    """A plan of sync on 4 workers and so on: seconds of an epoch, ratio of samples, doubt about it."""
+    forecasts = [Forecast(SINGLE, replace(COST, seconds=30.0, nbytes=0.0), Estimate(1, 1, 1))]
+    for word, (epoch, ratio, doubt) in seconds.items():
+        estimate = Estimate(ratio, ratio / doubt, ratio * doubt)
+        forecasts.append(Forecast(Contender(word, 4), replace(COST, seconds=epoch), estimate))
+    workload = Workload("t", 1000, 10, 1000, codecs={"none": UNCOMPRESSED, "one_bit": CodecCost(1 / 32)})
+    baseline = Baseline([(1.0, 1.0)], LAW, LAW)
+    return TrainingPlan(
+        "t",
+        None,
+        workload,
+        PROFILE,
+        Network(1e-3, 1e6),
+        Compute(0.1),
+        objective or Objective(),
+        "auto",
+        forecasts,
+        3,
+        (3, "for a reason"),
+        baseline=baseline,
+    )
+
+
+def test_no_winner_is_named_within_the_noise():
+    clear = hand_made(sync=(10.0, 1.0, 1.05), bmuf=(20.0, 1.0, 1.05))
+    assert [f.contender.word for f in clear.equals] == ["sync"]
+    assert winner(clear).endswith(": sync-4.")
+    vague = hand_made(sync=(10.0, 1.0, 1.5), bmuf=(11.0, 1.0, 1.5))
+    assert [f.contender.word for f in vague.equals] == ["sync", "bmuf"]
+    assert "there is no winner: sync-4 and bmuf-4 are equal within the noise" in winner(vague)
+
+
+def test_the_order_depends_on_what_is_asked_for():
+    figures = {"sync": (25.0, 1.0, 1.01), "bmuf": (10.0, 1.5, 1.01)}
+    assert hand_made(**figures).choice.contender.word == "bmuf"
+    assert hand_made(Objective(by_epochs=True), **figures).choice.contender.word in ("single", "sync")
+    assert hand_made(Objective(price=1.0), **figures).choice.contender == SINGLE
+    assert hand_made(Objective(fewest_bytes=True), **figures).choice.contender.word == "sync"
+
+
+def test_a_plan_that_cost_more_than_a_tenth_of_its_run_says_so():
+    cheap = replace(hand_made(sync=(10.0, 1.0, 1.1)), taken={"trials": 1.0})
+    assert account(cheap).endswith("of its run.")
+    assert "just try it" in account(replace(cheap, taken={"trials": 1e4}))
+
+
+def test_a_slow_worker_makes_the_plan_speak_up_once():
+    said: list[str] = []
+    watch = PlanWatch(hand_made(sync=(10.0, 1.0, 1.01), adpsgd=(12.0, 1.0, 1.01)), said.append)
+    watch.begin({"strategy": "sync", "config": {"workers": 4, "codec": "none"}})
+    for _ in range(2):
+        for rank in range(4):
+            busy = 1.0 if rank == 2 else 0.2
+            watch.update(
+                {"role": "worker", "rank": rank, "step": 20, "seconds": 10.0, "compute_fraction": busy}
+            )
+    assert len(said) == 1
+    assert said[0].startswith("a step of worker 2 takes 5.0 x as long as planned; adpsgd-4 would be better")
+
+
+def test_nothing_is_said_while_all_goes_as_planned():
+    said: list[str] = []
+    watch = PlanWatch(hand_made(sync=(10.0, 1.0, 1.01)), said.append)
+    watch.begin({"strategy": "sync", "config": {"workers": 4, "codec": "none"}})
+    for rank in range(4):
+        watch.update({"role": "worker", "rank": rank, "step": 20, "seconds": 2.1, "compute_fraction": 0.95})
+    assert not said
+
+
+def test_as_many_enter_as_can_take_enough_steps():
+    entrants = [Contender("bmuf", 8, {"period": 64}), Contender("sync", 4), Contender("sync", 8)]
+    alone = TrialRun(SINGLE, 0, 10_000, [], 1.0, 0.0, taken=1.0)  # 10,000 samples a second
+    rich = Allowance(1000.0, 1_000_000, 1e-4).rest(entrants, 10, alone)
+    assert rich[0] == entrants
+    poor = Allowance(2.5, 1_000_000, 1e-4).rest(entrants, 10, alone)
+    assert [c.word for c in poor[0]] == ["sync", "sync"]  # three periods of 64 steps take too long
+    assert poor[1] >= needed(Contender("sync", 8), 10)
+    assert Allowance(1.0, 1_000_000, 1e-4).rest(entrants, 10, alone) == ([], 0)
+
+
+def test_only_settings_that_nobody_beats_are_tried():
+    fast, gentle, beaten = (Contender("bmuf", n, {"period": p}) for n, p in ((8, 16), (4, 4), (8, 64)))
+    costs = {SINGLE: COST, fast: replace(COST, seconds=2.0), gentle: replace(COST, seconds=4.0)}
+    costs[beaten] = replace(COST, seconds=3.0)
+    assert undominated([fast, gentle, beaten], costs) == [fast, gentle]
+    sync = Contender("sync", 4)
+    costs[sync] = replace(COST, seconds=5.0)
+    workload = Workload("t", 100_000, 16, 1000)
+    chosen = survivors(costs, workload, Objective(), 1e4, 2)
+    assert {c.word for c in chosen} == {"bmuf", "sync"}  # the best of each family comes first
