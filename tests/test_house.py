@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -685,6 +686,8 @@ def test_an_open_file_is_seen_and_a_closed_one_is_not(snapshot, tmp_path):
 def test_a_child_is_seen_until_somebody_has_waited_for_it(snapshot):
     before = snapshot()
     child = subprocess.Popen(["sleep", "60"])
+    while not Path(f"/proc/{child.pid}/cmdline").read_bytes():  # for a moment it has none yet
+        time.sleep(0.001)
     assert f"child {child.pid}: sleep 60" in before.left_behind(grace_seconds=0)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and still not reaped
