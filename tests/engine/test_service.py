@@ -5,12 +5,12 @@ import torch
 from parts import nothing, play, vector
 from shoal.core.identity import SERVER
 from shoal.engine.pool import Pool
-from shoal.engine.protocol import Fewer, Pull, Push
+from shoal.engine.protocol import Checkpointed, Fewer, Pull, Push
 from shoal.engine.service import Keeping, Service
 
 
-def service_of(p, steps=None):
-    keeping = Keeping(state=dict, load=lambda state: None)
+def service_of(p, steps=None, checkpoint=None):
+    keeping = Keeping(state=dict, load=lambda state: None, checkpoint=checkpoint)
     pool = None if steps is None else Pool(p.me.workers, steps)
     parts = (p.me, p.channel, p.mailbox, p.coding, p.progress, p.replica, p.one_sided)
     return Service(*parts, keeping, pool)
@@ -62,3 +62,28 @@ def test_a_batch_of_a_worker_that_left_goes_to_one_that_asks():
             pass
 
     assert play(work, nothing, serve_batches, servers=1)[0] == [(1, 0, 1)]
+
+
+def test_those_who_are_stopped_first_have_the_rest_of_their_shares_in_the_checkpoint():
+    rest = []
+
+    async def stop(p):
+        await p.channel.tell(2, Checkpointed(seq=1))  # and leaves
+
+    async def stop_later(p):
+        await p.channel.transport.sleep(1.0)
+        await p.channel.tell(2, Checkpointed(seq=1))
+
+    async def serve_batches(p):
+        async def checkpoint():
+            rest.append(service.state()["pool"])
+
+        service = service_of(p, steps=4, checkpoint=checkpoint)
+        async for _ in service.messages():
+            pass
+
+    play(stop, stop_later, serve_batches, servers=1)
+    pool = Pool(2, 4)
+    pool.load(rest[0])
+    assert pool.shares == [4, 4]
+    assert len(rest) == 1

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from shoal.profiling import trials
 from shoal.profiling.step import Step
@@ -30,10 +29,18 @@ def test_virtual_time_takes_the_step_among_as_many_as_have_a_core(monkeypatch):
     assert asked == [2]  # the same is measured once
 
 
-def test_a_trial_takes_samples_in_turn():
-    data = trials._some(net_task(2, 3, batch=1).data, 7)
-    assert len(data.x) == 7
-    assert torch.equal(data.x[:3], data.x[3:6])
+def test_a_trial_takes_no_more_data_than_it_needs_and_makes_no_copies_where_there_is_less(monkeypatch):
+    taken = []
+
+    def seconds(task, strategy, workers, transport, threads, epochs):
+        taken.append((len(task.data().x), epochs))
+        return 0.01
+
+    monkeypatch.setattr(trials, "measure_step", lambda *_: Step(0.5, 0.1, 50))
+    monkeypatch.setattr(trials, "step_seconds", seconds)
+    for samples in (100, 5):  # three steps of one sample in each of four processes are needed
+        assert measure_step_among(net_task(2, samples, batch=1), 4).seconds == 0.01
+    assert taken == [(12, 1), (5, 3)]
 
 
 @pytest.mark.slow

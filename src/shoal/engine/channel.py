@@ -62,6 +62,16 @@ class Channel:
         """While inside, what the node computes takes no virtual time by itself: it is counted elsewhere."""
         return nullcontext() if self._worker is None else self._worker.apart()
 
+    def call_apart(self, listener: Callable[..., None], *about: Any) -> None:
+        """Tell an observer of something, in no virtual time."""
+        with self.apart():
+            listener(*about)
+
+    async def await_apart(self, hook: Callable[..., Awaitable[None]], *about: Any) -> None:
+        """Do what is done between two steps, such as saving them; what it computes takes no virtual time."""
+        with self.apart():
+            await hook(*about)
+
     def work(self, seconds: float) -> Awaitable[None]:
         """In virtual time, let the node compute for so long."""
         return (self.transport.sleep if self._worker is None else self._worker.work)(seconds)

@@ -354,7 +354,7 @@ class Engine:
     # -- inside --------------------------------------------------------------------------------
 
     def _bound(self, hook: Hook | None) -> Callable[[], Awaitable[None]] | None:
-        return None if hook is None else partial(hook, self)
+        return None if hook is None else partial(self.channel.await_apart, hook, self)
 
     def _show_to(self, observers: Sequence[Instrument]) -> None:
         """Have each observer called for what it listens to, and for nothing else: most listen to little."""
@@ -362,7 +362,7 @@ class Engine:
         def listeners(event: str) -> list[Any]:
             ignores = getattr(Instrument, event)
             return [
-                partial(getattr(observer, event), self)
+                partial(self.channel.call_apart, getattr(observer, event), self)
                 for observer in observers
                 if getattr(type(observer), event) is not ignores
             ]

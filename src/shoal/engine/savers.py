@@ -22,6 +22,10 @@ class Savers:
         """A worker has saved before this step."""
         self._saved.setdefault(step, {})[rank] = incarnation
 
+    def has_saved(self, rank: int) -> bool:
+        """Whether a worker has saved before a step that others have not come to yet."""
+        return any(rank in saved for saved in self._saved.values())
+
     def forget(self, rank: int) -> None:
         """A worker has died: what it has saved fits with no checkpoint to come."""
         self._clocks.pop(rank, None)

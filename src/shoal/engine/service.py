@@ -83,10 +83,8 @@ class Service:
         self._progress = progress
         self._replica = replica
         self._one_sided = one_sided
-        self._keeping = keeping
-        self._log = keeping.log
-        self._pool = pool
-        self._ledger = Ledger()
+        self._keeping, self._log = keeping, keeping.log
+        self._pool, self._ledger = pool, Ledger()
         self.samples = 0.0  # of all workers, that they have handed over
         self._pushed: dict[int, int] = {}  # worker -> its clock at its last push
         self._lost: set[int] = set()
@@ -228,8 +226,9 @@ class Service:
 
     def _describe_return(self, log: Log) -> str:
         lost = "nothing" if log.keeps_every_update else "every update after that one"
-        name, version = self._identity.name, self._progress.version
-        return f"{name} died and came back at version {version}; {lost} was lost"
+        return (
+            f"{self._identity.name} died and came back at version {self._progress.version}; {lost} was lost"
+        )
 
     async def _accepts(self, m: Message) -> bool:
         """Whether to act on this message; if so it is written to the log, and a push is decoded."""
@@ -280,6 +279,11 @@ class Service:
         if step is not None and self._keeping.checkpoint is not None:
             self._progress.save_at(step)
             await self._keeping.checkpoint()
+        if step is not None and self._pool is not None:
+            for rank in self._left:
+                self._pool.give_up(rank)  # from now on others may have the rest
+            self._hand_out()
+            await self._flush()
 
     def _is_idle(self, rank: int) -> bool:
         """Whether a worker has gone, or has nothing to do and waits for it."""
@@ -332,7 +336,8 @@ class Service:
             self._lost.add(m.src)
             self.savers.forget(m.src)
             self._ledger.fence(m.src, m.incarnation + 1)
-        if self._pool is not None and m.src < self._identity.workers:
+        is_stopped = isinstance(m, Left) and self.savers.has_saved(m.src)  # and has the rest in a checkpoint
+        if self._pool is not None and m.src < self._identity.workers and not is_stopped:
             self._pool.give_up(m.src)
 
     # -- answers -------------------------------------------------------------------------------

@@ -91,15 +91,17 @@ class VirtualTrial:
 def solve(seconds: Callable[[float], float], target: float, cost: float) -> float:
     """The cost at which `seconds`, which grows with it, comes to the target; 0 if it is more without any.
 
-    Begins with `cost`, and goes by the last two it has tried.
+    Begins with `cost`, and goes by the last two it has tried. The nearest of all that it has tried counts.
     """
     before, before_seconds = 0.0, seconds(0.0)
+    tried = [(abs(before_seconds - target), 0.0)]
     if before_seconds >= target:
         return 0.0
     for _ in range(TRIES):
         taken = seconds(cost)
-        if abs(taken - target) <= NEAR * target or taken == before_seconds:
+        tried.append((abs(taken - target), cost))
+        if tried[-1][0] <= NEAR * target or taken == before_seconds:
             break
         slope = (taken - before_seconds) / (cost - before)
-        before, before_seconds, cost = cost, taken, cost + (target - taken) / slope
-    return max(0.0, cost)
+        before, before_seconds, cost = cost, taken, max(cost / 4, cost + (target - taken) / slope)
+    return min(tried)[1]

@@ -100,7 +100,8 @@ def latency_of(found: dict[str, Any]) -> float:
 def measure_vectors() -> Handling:
     """What adding one vector to another costs: short ones, and each byte that is read or written."""
     one, other = torch.ones(ELEMENTS), torch.ones(ELEMENTS)
-    short = _fastest(lambda: [one[:1].add_(other[:1], alpha=0.5) for _ in range(1000)]) / 1000
+    first, second = one[:1], other[:1]
+    short = _fastest(lambda: [first.add_(second, alpha=0.5) for _ in range(1000)]) / 1000
     return Handling(short, max(0.0, _fastest(lambda: one.add_(other, alpha=0.5)) - short) / (3 * one.nbytes))
 
 

@@ -32,9 +32,7 @@ TIMEOUT_SECONDS = 5.0
 async def measure(transport: Transport) -> dict[str, float]:
     """Seconds per round trip of an empty message, and bytes per second of large ones, measured at rank 0.
 
-    So are the processor seconds that a message takes at both ends: of what an empty round trip takes, half is
-    for the message that is sent and half for the one that is received; the rest of a large one is for its
-    bytes.
+    So are the processor seconds that an empty message takes at each end.
     """
     bulk = torch.zeros(BULK_BYTES // 4)
     if transport.rank == 1:
@@ -45,23 +43,21 @@ async def measure(transport: Transport) -> dict[str, float]:
                 await transport.send(0, Message("pong"))
             await transport.send(0, Message("busy", count=(time.process_time() - began) / rounds))
         return {}
-    trips, empty, theirs_empty = await _round_trips(transport, Message("ping"), ROUNDS)
-    bulk_trips, full, theirs_full = await _round_trips(transport, Message("ping", (bulk,)), BULK_ROUNDS)
+    began = time.process_time()
+    trips, theirs = await _round_trips(transport, Message("ping"), ROUNDS)
+    ours = (time.process_time() - began) / ROUNDS
+    bulk_trips, _ = await _round_trips(transport, Message("ping", (bulk,)), BULK_ROUNDS)
     return {
         "round_trip": statistics.median(trips),
         "bandwidth": BULK_BYTES / min(bulk_trips),
-        "message": (empty + theirs_empty) / 4,
-        "send_byte": max(0.0, full - empty) / BULK_BYTES,
-        "receive_byte": max(0.0, theirs_full - theirs_empty) / BULK_BYTES,
+        "message": (ours + theirs) / 4,  # a round trip is two that are sent and two that are received
     }
 
 
-async def _round_trips(transport: Transport, m: Message, rounds: int) -> tuple[list[float], float, float]:
-    """Seconds of each round trip, and the processor seconds of one here and at the other process."""
-    began = time.process_time()
+async def _round_trips(transport: Transport, m: Message, rounds: int) -> tuple[list[float], float]:
+    """Seconds of each round trip, and the processor seconds of one at the other process."""
     trips = [await _round_trip(transport, m) for _ in range(rounds)]
-    busy = (time.process_time() - began) / rounds
-    return trips, busy, (await transport.recv(TIMEOUT_SECONDS)).count
+    return trips, (await transport.recv(TIMEOUT_SECONDS)).count
 
 
 async def _round_trip(transport: Transport, m: Message) -> float:

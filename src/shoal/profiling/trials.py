@@ -38,9 +38,11 @@ def net_task(width: int, steps: int, batch: int = BATCH) -> Task:
     return Task("net", partial(_net, width), partial(_noise, width, steps * batch), F.mse_loss, batch=batch)
 
 
-def step_seconds(task: Task, strategy: Strategy, workers: int, transport: str, threads: int = 1) -> float:
+def step_seconds(
+    task: Task, strategy: Strategy, workers: int, transport: str, threads: int = 1, epochs: int = 1
+) -> float:
     """Seconds of a step, averages included, while so many processes train all of a task's data together."""
-    settings = {"workers": workers, "transport": transport, "threads": threads, "tests": 0}
+    settings = {"workers": workers, "transport": transport, "threads": threads, "epochs": epochs, "tests": 0}
     result = run_processes(Plan(task, strategy, Identity(), **settings), Audience(None))  # type: ignore[arg-type]
     steps: int = max(node["steps"] for node in result.nodes if node["role"] == "worker")
     return result.seconds / steps
@@ -52,9 +54,10 @@ def measure_step_among(task: Task, processes: int, seed: int = 0, threads: int =
     They do not talk to each other. All are as slow as the slowest: those that average wait for it.
     """
     alone = measure_step(task, seed, threads)
-    steps = max(2, ceil(TRIAL_SECONDS / alone.seconds))
-    some = replace(task, data=partial(_some, task.data, steps * task.batch * processes))
-    seconds = step_seconds(some, Local(period=NEVER), processes, "processes", threads)
+    needed = max(2, ceil(TRIAL_SECONDS / alone.seconds)) * task.batch * processes
+    epochs = ceil(needed / len(task.data().x))
+    some = replace(task, data=partial(_some, task.data, needed)) if epochs == 1 else task
+    seconds = step_seconds(some, Local(period=NEVER), processes, "processes", threads, epochs)
     return replace(alone, seconds=seconds)
 
 
@@ -83,10 +86,9 @@ def _is_hashable(task: Task) -> bool:
 
 
 def _some(data: Callable[[], Data], samples: int) -> Data:
-    """So many samples to train with, in turn where there are fewer."""
+    """The first samples, to train with."""
     whole = data()
-    index = torch.arange(samples) % len(whole.x)
-    return Data(whole.x[index], whole.y[index], whole.test_x[:1], whole.test_y[:1])
+    return Data(whole.x[:samples], whole.y[:samples], whole.test_x[:1], whole.test_y[:1])
 
 
 def _net(width: int) -> nn.Module:

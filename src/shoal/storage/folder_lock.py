@@ -24,6 +24,9 @@ from shoal.storage.whole_files import PART, cannot_write
 NAME = "run.lock"
 RUN = "; its hosts know it as "
 
+NAME_SECONDS, OWN_SECONDS = 0.5, 3.0
+"""How long a lock may be without the name of its run, and without that of this run if another host has it."""
+
 LOG = logging.getLogger("shoal")
 
 
@@ -73,6 +76,7 @@ def _locked(folder: Path, run: str | None) -> int | None:
             if is_ours and _is_still(path, file):
                 os.truncate(file, 0)
                 os.write(file, (_who() + ("" if run is None else RUN + run)).encode())
+                os.fsync(file)  # for the other hosts
                 return file
         except BaseException:
             os.close(file)
@@ -88,8 +92,8 @@ def _lock(file: int, folder: Path, run: str | None) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        who, _, theirs = _holder(file).partition(RUN)
-        if run is not None and theirs == run:
+        who, is_same = _holder(folder / NAME, run)
+        if is_same:
             return False
         raise CheckpointError(
             f"another run uses the checkpoints in {folder}: {who}. Stop it, or name another folder."
@@ -105,13 +109,21 @@ def _lock(file: int, folder: Path, run: str | None) -> bool:
     return True
 
 
-def _holder(file: int) -> str:
-    """What the file says of the run that has locked it, which it writes a moment later."""
-    for _ in range(10):
-        if who := os.pread(file, 4096, 0).decode(errors="replace").strip():
-            return who
+def _holder(path: Path, run: str | None) -> tuple[str, bool]:
+    """What the file says of the run that has locked it, and whether that is this one, on another host.
+
+    It is written a moment after it is locked: until then it is empty, or has the name of a run before.
+    """
+    who, until = "", time.monotonic() + (OWN_SECONDS if run is not None else NAME_SECONDS)
+    while time.monotonic() < until:
+        with suppress(OSError):
+            who, _, theirs = path.read_text(errors="replace").strip().partition(RUN)
+            if run is not None and theirs == run:
+                return who, True
+            if who and run is None:
+                break
         time.sleep(0.05)
-    return "it does not say which"
+    return who or "it does not say which", False
 
 
 def _is_still(path: Path, file: int) -> bool:

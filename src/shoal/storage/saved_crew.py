@@ -159,7 +159,9 @@ class SavedCrew:
         """What a user is told when the run goes on with other nodes."""
         workers = "worker", len(self.members), len(me.first_workers), "the data left is dealt again"
         servers = "server", self.servers, me.nodes - me.workers, "the model is cut anew"
-        differ = [pair for pair in (workers, servers) if pair[1] != pair[2]] or [workers]
+        differ = [pair for pair in (workers, servers) if pair[1] != pair[2]]
+        if not differ:
+            return f"resuming step {step} of a run of which a worker had died: {workers[-1]}"
         was = " and ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n, _, _ in differ)
         now = " and ".join(str(n) for _, _, n, _ in differ)
         so = ", ".join(consequence for *_, consequence in differ)

@@ -29,6 +29,7 @@ class SignsOfLife:
         lose: Callable[[int, str], None],
     ) -> None:
         self._patience, self._send, self._lose = patience, send, lose
+        self._lock = threading.Lock()
         self._deadlines = {peer: time.monotonic() + patience for peer in peers}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{name} signs of life", daemon=True)
@@ -36,12 +37,14 @@ class SignsOfLife:
 
     def heard(self, peer: int, under_way: int = 0) -> None:
         """A peer has said something, which so many bytes follow."""
-        if peer in self._deadlines:
-            self._deadlines[peer] = time.monotonic() + self._patience + under_way / SLOWEST
+        with self._lock:
+            if peer in self._deadlines:
+                self._deadlines[peer] = time.monotonic() + self._patience + under_way / SLOWEST
 
     def forget(self, peer: int) -> None:
         """A peer has gone."""
-        self._deadlines.pop(peer, None)
+        with self._lock:
+            self._deadlines.pop(peer, None)
 
     def end(self) -> None:
         """Send no more."""
@@ -54,13 +57,19 @@ class SignsOfLife:
             now = time.monotonic()
             stopped = max(0.0, now - before - 3 * pause)  # this process: not the peers' fault
             before = now
-            for peer, deadline in list(self._deadlines.items()):
+            for peer in list(self._deadlines):
                 self._send(peer)
-                if now > deadline + stopped:
-                    self.forget(peer)
-                    self._lose(peer, self._reason)
-                elif stopped and peer in self._deadlines:
-                    self._deadlines[peer] += stopped
+            for peer in self._silent(now, stopped):
+                self._lose(peer, self._reason)
+
+    def _silent(self, now: float, stopped: float) -> list[int]:
+        """Those whose time is over, which are forgotten; the others have so much longer."""
+        with self._lock:
+            silent = [peer for peer, deadline in self._deadlines.items() if now > deadline + stopped]
+            self._deadlines = {
+                peer: deadline + stopped for peer, deadline in self._deadlines.items() if peer not in silent
+            }
+        return silent
 
     @property
     def _reason(self) -> str:
