@@ -24,7 +24,6 @@ class MuLoCo(Strategy):
     """Muon takes the steps of hidden matrices; the user's optimizer, with its rate, those of all others."""
 
     sends = Sends.DIFFERENCES
-    needs_matrices = True
 
     period: int = 30  # H: inner steps in a round
     rate: float = 0.9  # outer learning rate
@@ -45,6 +44,10 @@ class MuLoCo(Strategy):
     @property
     def mixes_steps(self) -> bool:
         return True  # Muon's momentum goes on under whichever optimizer steps
+
+    @property
+    def looks_at(self) -> str:
+        return "all matrices of a model"
 
     def steps_per_update(self, workers: int) -> float:
         return workers * (1 - self.momentum) / self.rate  # outer momentum lengthens steps on a slope

@@ -174,6 +174,14 @@ class Node(AnyNode):
         """
         return await self.engine.averages.gather(parts, merge, merges)
 
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The workers whose vectors are in the last mean or gather, by rank."""
+        members = self.engine.membership
+        if members is None:
+            return tuple(range(self.size))
+        return () if members.outcome is None else members.outcome.contributors
+
     def push(
         self, dst: int, v: Tensor, count: float | None = None, like: Push | None = None
     ) -> Operation[None]:
