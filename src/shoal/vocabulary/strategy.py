@@ -81,7 +81,7 @@ class Strategy(ABC):
 
     @property
     def one_rate(self) -> bool:
-        """Whether its servers have a rule of their own, with one learning rate for all parameters."""
+        """Whether it, or its servers, have a rule of their own, with one learning rate for all parameters."""
         return False
 
     @property
