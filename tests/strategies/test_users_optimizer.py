@@ -1,6 +1,7 @@
 """The user's optimizer at the server: it is the script's own, in every group, on its schedule."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import shoal
 from loops import OPTIMIZERS, STEPS, LoopReplica, trained_plainly
 from sampling import covering, mostly_soak, sampled
 from shoal.core.identity import NodeIdentity
@@ -33,6 +35,7 @@ from shoal.strategies import (
     Sync,
     SyncServer,
 )
+from shoal.testing import blobs
 from shoal.vocabulary.gathering import Gathering
 
 PROMISED = [ASGD(), SSP(), SyncServer(), Downpour()]
@@ -288,6 +291,9 @@ def test_a_weight_decay_that_would_do_nothing_is_refused(workers):
     with pytest.raises(ValueError, match="the weight_decay of SGD would do nothing"):
         check_optimizer(DecoupledMomentum(), optimizer, workers, 1)
     check_optimizer(MuLoCo(), optimizer, workers, 1)
+    task = replace(blobs(), optimizer=partial(torch.optim.SGD, weight_decay=0.1))
+    with pytest.raises(ValueError, match="would do nothing"):
+        shoal.run(task, "demo", workers=workers, transport="sim")
 
 
 @pytest.mark.parametrize("count", [3.0, 7.0, 63.0])
