@@ -46,7 +46,8 @@ Where your optimizer runs in a script that calls `attach`: two workers, or one w
 
 - Several optimizers, stepped at different times: `attach([model, other], [optimizer, another])`.
   A server must not mix their gradients: `softsync` needs `wait=true` then, `downpour` `n_push=1`.
-- One worker under a strategy without a server is as `single`.
+- One worker under a strategy without a server is as `single`. Only `muloco` steps hidden matrices by Muon
+  then, too, and `demo`, which is not in the table, takes all steps itself.
 - `sandblaster` is an optimizer itself, and trains with `shoal.run` and `shoal.minimize` alone.
 - An optimizer of your own works as Adam does. With several servers the step of an element must depend on
   that element alone; `attach` tries it out.

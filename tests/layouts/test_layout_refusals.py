@@ -12,6 +12,7 @@ from shoal.layouts.assembly import assembled
 from shoal.layouts.group_part import HeldPiece
 from shoal.layouts.split_words import layers_of_stages
 from shoal.programs.models.hybrid import halves
+from shoal.strategies import Local
 from shoal.testing import blobs
 
 PIPELINE = "pipeline:group=2"
@@ -29,6 +30,7 @@ PIPELINE = "pipeline:group=2"
         ({"layout": PIPELINE, "checkpoint": "there"}, "no process holds the whole model"),
         ({"layout": "tensor:group=2", "codec": "low_rank"}, "needs whole matrices"),
         ({"layout": "tensor:group=2", "strategy": "muloco"}, "looks at all matrices of a model"),
+        ({"layout": PIPELINE, "strategy": Local(penalty=1.0)}, "looks at the norms of whole layers"),
         ({"layout": "data:group=2"}, "is one process"),
         ({"layout": "tensor:group=0"}, "group=0 must be at least 1"),
         ({"layout": "branches"}, "has no branches"),

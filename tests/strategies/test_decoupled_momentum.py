@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, nan
 
 import pytest
 import torch
 
+from shoal.core.errors import Diverged
 from shoal.core.parameter_chunks import ParameterChunks
 from shoal.core.vector import Layout
 from shoal.engine.engine import Instrument
@@ -50,6 +52,13 @@ def trained(strategy, problem, workers=2, steps=2, elements=2, **options):
     run = simulate(strategy, problem, workers=workers, steps=steps, start=start, observers=[seen], **options)
     assert all(torch.equal(node.x, run.nodes[0].x) for node in run.nodes)
     return run.worker(0).x, seen
+
+
+@pytest.mark.parametrize("value", [inf, nan])
+def test_a_momentum_that_is_not_finite_ends_the_run(value):
+    problem = Slopes(lr=0.1, gradients=((1.0, 1.0), (1.0, value)))
+    with pytest.raises(Diverged, match=r"worker 1: the momentum is no longer finite at step 0: .* smaller"):
+        trained(DecoupledMomentum(), problem)
 
 
 def test_two_steps_by_hand():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from blockwise import Bowls
 
+from shoal.codecs import OneBit
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Network
 from shoal.strategies import DiLoCo, StreamingDiLoCo
@@ -95,6 +96,12 @@ def test_an_exchange_may_take_a_whole_period_and_costs_time_at_the_end_alone():
     hides = simulate(eager(8), Slope(), **options).seconds
     assert waits == pytest.approx(32 + 4 * 6)
     assert hides < 32 + 20
+
+
+def test_the_last_exchange_of_a_fragment_is_in_the_codec_s_stream_of_it():
+    # after ten steps of turns of two, what was done since the last turn of a fragment is exchanged at the end
+    run = simulate(eager(4, 2), SLOPES, workers=2, steps=10, start=[0.0] * 2, codec=OneBit())
+    assert {key.rpartition(" ")[0] for key in run.worker(0).coding.state()} == {"fragment 0", "fragment 1"}
 
 
 def test_overlap_and_mixing_are_refused():

@@ -1,10 +1,13 @@
 """HALoS: worked out on paper, and its identities."""
 
+from collections import defaultdict
+
 import pytest
 import torch
 from blockwise import Bowls
 from central import Trail
 
+from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults
 from shoal.strategies import AsyncDiLoCo, HALoS
 from shoal.testing.problems import Quadratic, Slope, simulate
@@ -100,12 +103,55 @@ def test_every_sample_is_passed_on_whatever_the_exchange():
         assert run.server.merged == 40
 
 
-def test_workers_whose_region_dies_turn_to_the_server_above():
-    faults = Faults(noticed_after=0.1).kill(rank=5, moment=4.5)
-    run = simulate(
-        HALoS(period=2, exchange=2), Slope(), workers=4, steps=10, compute=Compute(1.0), faults=faults
+COUNTS = {"period": 2, "mixing": 0.0, "rate": 1.0, "momentum": 0.0, "buffer": 1, "dynamic": False, **PLAIN}
+
+
+def killed(rank, moment, exchange, workers):
+    """Ten steps of everybody on a slope of 1, in which one is killed: the model above counts the samples."""
+    faults = Faults(noticed_after=0.1).kill(rank=rank, moment=moment)
+    return simulate(
+        HALoS(exchange=exchange, **COUNTS),
+        Slope(),
+        workers=workers,
+        steps=10,
+        compute=Compute(1.0),
+        faults=faults,
     )
-    assert {0, 1, 2, 3} <= set(run.finished)
+
+
+def test_workers_whose_region_dies_turn_to_the_server_above():
+    # with an exchange at 4.0 it dies holding nothing; without one, two rounds of its two workers are lost
+    for exchange, expected in ((2, 40), (100, 40 - 2 * 2 * 2)):
+        run = killed(rank=5, moment=4.5, exchange=exchange, workers=4)
+        assert {0, 1, 2, 3} <= set(run.finished)
+        assert (run.server.merged, run.server.x.item()) == (expected, -expected)
+
+
+@pytest.mark.parametrize("moment", [2.5, 4.5, 7.5, 9.5])
+def test_a_region_passes_on_what_its_last_worker_left(moment):
+    for exchange in (3, 100):
+        run = killed(rank=1, moment=moment, exchange=exchange, workers=2)
+        assert (run.server.merged, run.server.x.item()) == (20, -20)
+
+
+class Rounds(Instrument):
+    """Samples of each push of a worker, by its rank."""
+
+    def __init__(self):
+        self.lengths = defaultdict(list)
+
+    def send(self, node, dst, m):
+        if m.tag == "push":
+            self.lengths[node.rank].append(m.count)
+
+
+def test_a_slower_worker_takes_fewer_steps_rounded_up():
+    # it takes 2.5 times as long: 8 / 2.5 = 3.2, so 4 steps in every round but the first
+    pushes = Rounds()
+    compute = Compute(1.0, slow={1: 2.5})
+    simulate(HALoS(period=8), Slope(), workers=2, steps=24, compute=compute, observers=[pushes])
+    assert pushes.lengths[1] == [8, 4, 4, 4, 4]
+    assert set(pushes.lengths[0]) == {8}
 
 
 @pytest.mark.parametrize(

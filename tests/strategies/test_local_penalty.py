@@ -1,14 +1,14 @@
 """EDiT's penalty on model averages: worked out on paper, and its identities."""
 
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, inf, nan, sin, sqrt
 
 import pytest
 import torch
 
 from shoal.core.vector import Layout
 from shoal.engine.engine import Instrument
-from shoal.sim import Compute, Faults
+from shoal.sim import Compute, Faults, Network
 from shoal.strategies import Local
 from shoal.testing.problems import Problem, Slope, simulate
 
@@ -127,6 +127,49 @@ def test_the_others_go_on_without_a_dead_worker():
     slopes = Slope(gradients=(1.0, 3.0))
     options = {"workers": 2, "steps": 2, "compute": Compute(1.0), "faults": faults, "elastic": True}
     assert simulate(Local(**ONE), slopes, **options).worker(0).x.item() == pytest.approx(-2.5379, abs=1e-4)
+
+
+def test_who_dies_between_the_weights_and_the_mean_leaves_weights_that_sum_to_one():
+    # norms arrive at 1.1; from then on the displacements travel, until 1.3
+    faults = Faults(noticed_after=0.1).kill(rank=1, moment=1.15)
+    options = {"compute": Compute(1.0), "network": Network(latency=0.1), "faults": faults, "elastic": True}
+    seen = Steps()
+    simulate(Local(**ONE), Slope(gradients=(1.0, 3.0)), workers=2, steps=2, observers=[seen], **options)
+    assert seen.x == pytest.approx([0.0, -1.0, -2.0])
+
+
+def test_warm_up_steps_are_plain_means_and_tell_nothing_of_blocks():
+    @dataclass(frozen=True)
+    class Noise(Problem):
+        def gradient(self, rank, step, x):
+            return torch.full_like(x, 1 + 0.1 * sin(1.7 * step + rank))
+
+    run = simulate(Local(period=4, warmup=130, penalty=1.0), Noise(), workers=2, steps=330)
+    assert run.worker(0).x.item() == pytest.approx(-330, rel=0.01)
+    warm = simulate(Local(period=4, warmup=1, penalty=1.0), Slope(gradients=(1.0, 3.0)), workers=2, steps=1)
+    assert warm.worker(0).x.item() == -2.0
+
+
+def test_a_lasting_rise_in_norms_does_not_stop_training():
+    @dataclass(frozen=True)
+    class Rise(Problem):
+        def gradient(self, rank, step, x):
+            return torch.full_like(x, (1 if step < 150 else 2) + 0.05 * sin(1.7 * step + rank))
+
+    seen = lengths(Rise(), steps=200)
+    assert seen.length(150) == 0.0
+    assert all(seen.length(step) > 1.9 for step in range(175, 200))
+
+
+@pytest.mark.parametrize("value", [inf, nan])
+def test_a_displacement_that_is_not_finite_has_no_weight_and_is_forgotten(value):
+    @dataclass(frozen=True)
+    class Broken(Problem):
+        def gradient(self, rank, step, x):
+            return torch.full_like(x, value if rank == 1 and step in (0, 125) else 1 + 0.01 * (step % 3))
+
+    seen = lengths(Broken())
+    assert [seen.length(step) for step in (0, 1, 125, 126)] == pytest.approx([1.0, 1.01, 1.02, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,36 @@ def test_without_hidden_matrices_it_is_diloco():
 @pytest.mark.parametrize(
     ("shapes", "hidden"),
     [
-        ({"embedding.weight": [9, 4], "blocks.0.weight": [4, 4], "blocks.0.bias": [4]}, ["blocks.0.weight"]),
+        (
+            {
+                "embedding.weight": [9, 4],
+                "blocks.0.weight": [4, 4],
+                "blocks.0.bias": [4],
+                "out.weight": [9, 4],
+            },
+            ["blocks.0.weight"],
+        ),
+        (
+            {
+                "model.embed_tokens.weight": [9, 4],
+                "pos_emb": [9, 4],
+                "a.compose.weight": [4, 4],
+                "head": [9, 4],
+            },
+            ["a.compose.weight"],
+        ),
+        (
+            {
+                "layer.0.multihead_attn.in_proj_weight": [4, 4],
+                "multi_head.q": [4, 4],
+                "output.weight": [9, 4],
+            },
+            ["layer.0.multihead_attn.in_proj_weight", "multi_head.q"],
+        ),
+        (
+            {"layer.0.attention.output.dense.weight": [4, 4], "classifier.weight": [2, 4]},
+            ["layer.0.attention.output.dense.weight"],
+        ),
         ({"0.weight": [8, 4], "2.weight": [8, 8], "4.weight": [2, 8]}, ["0.weight", "2.weight"]),
         ({"conv.weight": [4, 3, 3, 3], "a": [3, 3], "lm_head": [3, 3]}, ["a"]),
         ({"weight": [3, 4], "bias": [3]}, []),

@@ -1,5 +1,7 @@
 """NoLoCo: worked out on paper, and its identities."""
 
+from functools import partial
+
 import pytest
 import torch
 from blockwise import Bowls, path
@@ -109,10 +111,12 @@ def test_who_lost_its_partner_takes_the_outer_step_alone():
 
 
 def test_a_message_has_two_vectors_and_goes_to_one_partner_a_round():
-    run, _ = watch(NoLoCo(period=2), [0.0] * 8, Slope(), steps=8)
-    vectors = [node.meter.bytes_sent for node in run.nodes]
-    assert max(vectors) - min(vectors) <= 3 * (104 + 8 + 16)  # but for the mean at the end
-    assert min(vectors) >= 4 * (104 + 2 * 8)
+    at_the_end, after_four_rounds = (
+        [node.meter.bytes_sent for node in watch(NoLoCo(period=2), [0.0] * 8, Slope(), steps=steps)[0].nodes]
+        for steps in (0, 8)
+    )
+    sent = [all_ - end for all_, end in zip(after_four_rounds, at_the_end, strict=True)]
+    assert sent == [4 * (104 + 2 * 8)] * 8
 
 
 def test_a_pull_by_which_pairs_drift_apart_is_refused():
@@ -123,8 +127,30 @@ def test_a_pull_by_which_pairs_drift_apart_is_refused():
     assert max(paths.at(59)) - min(paths.at(59)) > 6
 
 
-def watch_unchecked(strategy, steps):
-    places = torch.linspace(0, 6, 16).tolist()
+@pytest.mark.parametrize(
+    ("group", "workers", "limit"),
+    [
+        (2, 2, 3.8),  # 2 (1 + 0.9): all in one group
+        (3, 5, 3.8),
+        (2, 16, 0.38),
+        (3, 9, 0.38 / 0.7),
+        (4, 16, 0.38 / 0.55),
+    ],
+)
+def test_a_larger_group_bears_a_stronger_pull(group, workers, limit):
+    strategy = partial(NoLoCo, period=1, momentum=0.9, group=group)
+    strategy(pull=0.99 * limit).check(Setting(workers=workers))
+    with pytest.raises(ValueError, match="drives the models apart"):
+        strategy(pull=1.01 * limit).check(Setting(workers=workers))
+    apart = []
+    for factor in (0.8, 2.0):
+        _, paths = watch_unchecked(strategy(pull=factor * limit), steps=200, workers=workers)
+        apart.append(max(paths.at(199)) - min(paths.at(199)))
+    assert apart[0] < 1 and apart[1] > 60  # they began 6 apart
+
+
+def watch_unchecked(strategy, steps, workers=16):
+    places = torch.linspace(0, 6, workers).tolist()
     object.__setattr__(strategy, "check", lambda setting: None)
     return watch(strategy, places, Quadratic(lr=0.0), steps=steps)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, nan
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.core.bits import bytes_of, from_bytes, to_bytes
 from shoal.core.chunk_selection import ChunkSelection
-from shoal.core.errors import WireError
+from shoal.core.errors import Diverged, WireError
 from shoal.core.parameter_chunks import ParameterChunks, chunks_of
 from shoal.core.vector import Layout
 from shoal.engine.engine import Instrument
@@ -38,6 +39,14 @@ class Rough(Problem):
 
     def gradient(self, rank, step, x):
         return torch.sin(torch.arange(len(x), dtype=x.dtype) * (1.7 + rank) + step) + 0.1 * x
+
+
+@pytest.mark.parametrize("values", ["2bit", "signmag", "exact"])
+@pytest.mark.parametrize("value", [inf, nan])
+def test_a_displacement_that_is_not_finite_ends_the_run(value, values):
+    problem = Slopes(lr=0.1, gradients=((1.0, 1.0, 1.0, value),))
+    with pytest.raises(Diverged, match="the displacement is no longer finite at step 0: element 3 is"):
+        simulate(SparseLoCo(period=1, values=values), problem, workers=2, steps=2, start=[0.0] * 4)
 
 
 class Errors(Instrument):

@@ -1,6 +1,7 @@
 """The user's optimizer at the server: it is the script's own, in every group, on its schedule."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import shoal
 from loops import OPTIMIZERS, STEPS, LoopReplica, trained_plainly
 from sampling import covering, mostly_soak, sampled
 from shoal.core.identity import NodeIdentity
@@ -23,14 +25,17 @@ from shoal.strategies import (
     ASGD,
     DCASGD,
     SSP,
+    DecoupledMomentum,
     Downpour,
     Hierarchical,
     Hogwild,
+    MuLoCo,
     SoftSync,
     StalenessAware,
     Sync,
     SyncServer,
 )
+from shoal.testing import blobs
 from shoal.vocabulary.gathering import Gathering
 
 PROMISED = [ASGD(), SSP(), SyncServer(), Downpour()]
@@ -268,6 +273,27 @@ def test_the_paper_s_rules_refuse_several_rates():
     check_optimizer(Downpour(), optimizer, 2, 1)
     with pytest.raises(ValueError, match="the server's rule of Downpour has one learning rate"):
         check_optimizer(Downpour(optimizer="adagrad"), optimizer, 2, 1)
+
+
+@pytest.mark.parametrize("strategy", [DecoupledMomentum(), MuLoCo()])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_strategies_that_step_themselves_refuse_several_rates(strategy, workers):
+    groups = [{"params": [nn.Parameter(torch.zeros(2))], "lr": rate} for rate in (0.1, 0.2)]
+    with pytest.raises(ValueError, match=r"has one learning rate, and the groups of SGD have several"):
+        check_optimizer(strategy, torch.optim.SGD(groups), workers, 1)
+    groups[1]["lr"] = 0.1
+    check_optimizer(strategy, torch.optim.SGD(groups), workers, 1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_weight_decay_that_would_do_nothing_is_refused(workers):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, weight_decay=0.1)
+    with pytest.raises(ValueError, match="the weight_decay of SGD would do nothing"):
+        check_optimizer(DecoupledMomentum(), optimizer, workers, 1)
+    check_optimizer(MuLoCo(), optimizer, workers, 1)
+    task = replace(blobs(), optimizer=partial(torch.optim.SGD, weight_decay=0.1))
+    with pytest.raises(ValueError, match="would do nothing"):
+        shoal.run(task, "demo", workers=workers, transport="sim")
 
 
 @pytest.mark.parametrize("count", [3.0, 7.0, 63.0])

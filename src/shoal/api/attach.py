@@ -197,9 +197,9 @@ def _check_optimizers(
     """Raise ValueError if the strategy, or a checkpoint, cannot do with one of them, or with several."""
     for one in optimizers:
         check_optimizer(strategy, one, workers, place.servers)
-        if strategy.needs_matrices and (place.group > 1 or any(map(is_distributed, held_by(one)))):
+        if strategy.looks_at and (place.group > 1 or any(map(is_distributed, held_by(one)))):
             raise ValueError(
-                f"{type(strategy).__name__} looks at all matrices of a model, and each process of a group "
+                f"{type(strategy).__name__} looks at {strategy.looks_at}, and each process of a group "
                 "holds some or parts of them; take 'diloco'"
             )
         if (

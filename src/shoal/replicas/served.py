@@ -133,6 +133,7 @@ def _part(part: slice, value: Tensor) -> Tensor:
 def check_optimizer(strategy: Strategy, optimizer: torch.optim.Optimizer, workers: int, shards: int) -> None:
     """Raise ValueError for an optimizer that this strategy could not run as it is."""
     name, here = type(optimizer).__name__, type(strategy).__name__
+    _check_own_rule(strategy, optimizer)
     if workers == 1 and not strategy.servers:
         return
     if needs_closure(optimizer):
@@ -145,11 +146,6 @@ def check_optimizer(strategy: Strategy, optimizer: torch.optim.Optimizer, worker
             "SparseAdam steps the rows that a sparse gradient has, and workers exchange whole gradients; "
             "take Adagrad or SGD, which step alike with both, or dense embeddings and Adam"
         )
-    if strategy.own_optimizer and any(group.get("weight_decay") for group in optimizer.param_groups):
-        raise ValueError(
-            f"{here} takes its steps without the optimizer, so the weight_decay of {name} would do nothing; "
-            "take weight_decay=0, and the option of the strategy, l2 or weight_decay"
-        )
     if strategy.plain_sgd_only and not is_plain_sgd(optimizer):
         raise ValueError(
             f"{here} takes every step itself, as plain SGD with one learning rate, and the optimizer is "
@@ -160,13 +156,26 @@ def check_optimizer(strategy: Strategy, optimizer: torch.optim.Optimizer, worker
             f"{here} runs the optimizer at the server, where step hooks and a step() of your own would not "
             "see your model; clip or change gradients in your loop, before step()"
         )
-    if strategy.one_rate and len({float(group["lr"]) for group in optimizer.param_groups}) > 1:
-        raise ValueError(
-            f"the server's rule of {here} has one learning rate, and the groups of {name} have several; "
-            "leave out its option optimizer, to run your own there"
-        )
     if strategy.steps_at_server and shards > 1 and not steps_each_element(optimizer):
         raise ValueError(
             f"{name} looks at whole tensors, and each of {shards} servers has a slice of the model, which "
             "may cut them; take --servers 1"
         )
+
+
+def _check_own_rule(strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for options that the strategy's own rule would ignore, however few the workers."""
+    name, here = type(optimizer).__name__, type(strategy).__name__
+    if strategy.own_optimizer and any(group.get("weight_decay") for group in optimizer.param_groups):
+        raise ValueError(
+            f"{here} takes its steps without the optimizer, so the weight_decay of {name} would do nothing; "
+            "take weight_decay=0, and the option of the strategy, l2 or weight_decay"
+        )
+    if strategy.one_rate and len({float(group["lr"]) for group in optimizer.param_groups}) > 1:
+        rule = f"the server's rule of {here}" if strategy.servers else f"the rule of {here}"
+        way = (
+            "leave out its option optimizer, to run your own there"
+            if strategy.servers
+            else "take one for all"
+        )
+        raise ValueError(f"{rule} has one learning rate, and the groups of {name} have several; {way}")

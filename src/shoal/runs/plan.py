@@ -147,7 +147,8 @@ class Plan:
 
         Every strategy runs plain SGD. To make one would import torch's compiler, which takes a second.
         """
-        if self.task.optimizer is not torch.optim.SGD and (self.workers > 1 or self.strategy.servers):
+        steps_itself = self.strategy.servers or self.strategy.own_optimizer
+        if self.task.optimizer is not torch.optim.SGD and (self.workers > 1 or steps_itself):
             optimizer = self.task.optimizer([nn.Parameter(torch.zeros(2, 2))], lr=self.task.lr)
             check_optimizer(self.strategy, optimizer, self.workers, self.servers)
 

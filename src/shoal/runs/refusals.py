@@ -99,9 +99,9 @@ def check_layout(layout: ModelLayout, task: Task, strategy: Strategy, codec: Cod
             f"a layout and strategy {word!r}: its workers go at their own speed, and the processes of a "
             "group cannot; take 'sync', 'bmuf', 'diloco' or another whose workers step together"
         )
-    if strategy.needs_matrices:
+    if strategy.looks_at:
         raise ValueError(
-            f"a layout and strategy {word!r}: it looks at all matrices of a model, and each process holds "
+            f"a layout and strategy {word!r}: it looks at {strategy.looks_at}, and each process holds "
             "some or parts of them; take 'diloco'"
         )
     if codec.needs_products or (codec.needs_matrices and layout.cuts_matrices):

@@ -36,6 +36,10 @@ class DecoupledMomentum(Strategy):
         between(0, 1, decay=self.decay)
 
     @property
+    def one_rate(self) -> bool:
+        return True
+
+    @property
     def mixes_steps(self) -> bool:
         return True  # its momentum and its steps have one learning rate
 
@@ -49,6 +53,7 @@ class DecoupledMomentum(Strategy):
             momentum.mul_(self.decay).add_(g, alpha=w.lr)
 
         async for _ in w.blocks(1, descend=accumulate):
+            w.check_finite("the momentum", momentum)
             lr, parts = w.lr, self._encode(selection, waves, momentum)
             update = await w.gather(parts, partial(self._merge, selection, waves, w.x))
             w.x.mul_(1 - lr * self.weight_decay).sub_(update.sign_(), alpha=lr)

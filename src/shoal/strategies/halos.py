@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar
 
 import torch
 
 from shoal.core.identity import SERVER
 from shoal.core.limits import above, at_least, between
-from shoal.engine.protocol import Pull, Push, RolledBack
+from shoal.engine.protocol import Fewer, Pull, Push, RolledBack
 from shoal.vocabulary.delayed_nesterov import DelayedNesterov
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.paces import Paces
@@ -20,7 +21,7 @@ from shoal.vocabulary.strategy import Sends, Setting, Strategy
 class HALoS(Strategy):
     """Workers trade with the server of their region, which now and then trades with the one above.
 
-    Nobody waits for anybody else. Workers whose server dies turn to the one above.
+    No worker waits for another, only for its server. Workers whose server dies turn to the one above.
     """
 
     sends = Sends.DIFFERENCES
@@ -75,7 +76,7 @@ class HALoS(Strategy):
                 paces.begin()
                 await w.pull(region, out=w.x)
                 start.copy_(w.x)
-                steps[1] = paces.steps(self.period) if self.dynamic else self.period
+                steps[1] = paces.steps(self.period, ceil) if self.dynamic else self.period
             w.descend(await w.grad())
             steps[0] += 1
             if steps[0] >= steps[1] or w.is_last(t):
@@ -107,8 +108,12 @@ class HALoS(Strategy):
         await w.pull(region)
         await w.pull(region)
 
+    def region_of(self, worker: int, workers: int) -> int:
+        """The number of a worker's region, from 0."""
+        return worker * self.groups // workers
+
     def _region(self, w: Node) -> int:
-        return SERVER - 1 - w.rank * self.groups // w.size
+        return SERVER - 1 - self.region_of(w.rank, w.size)
 
 
 class Region:
@@ -142,8 +147,14 @@ class Region:
                     await self._trade()
                 self._read[m.src] = True
                 await s.reply(m, s.x)
+            elif isinstance(m, Fewer):  # it may have been the last, whose pulls would bring this about
+                if self._is_own(m.src) and self._since[0] > 0:
+                    await self._trade()
             elif isinstance(m, RolledBack):  # some of what it holds may have been passed on: never twice
                 self._begin_anew()
+
+    def _is_own(self, worker: int) -> bool:
+        return self._options.region_of(worker, self._node.size) == self._node.role - 1
 
     async def _trade(self) -> None:
         s = self._node

@@ -5,6 +5,7 @@ With a penalty it is EDiT's average, in which workers that went astray count les
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -41,12 +42,19 @@ class Local(Blockwise):
         if self.penalty is None and self.clip != type(self).clip:
             raise ValueError(f"clip={self.clip:g} belongs to a penalty; give penalty=1 too")
 
+    @property
+    def looks_at(self) -> str:
+        return "" if self.penalty is None else "the norms of whole layers"
+
     async def worker(self, w: Node) -> None:
         average = w.keep("average", w.x)
         penalty = None if self.penalty is None else Penalty(w, self.penalty, self.clip)
-        async for _ in w.blocks(self.block_steps(w), self.warmup):
+        async for t in w.blocks(self.block_steps(w), self.warmup):
             displacement = w.x - average
-            average += await (w.mean(displacement) if penalty is None else penalty.merge(displacement))
+            if penalty is None or t < self.warmup:  # a single step's norm says nothing of a block's
+                average += await w.mean(displacement)
+            else:
+                average += await penalty.merge(displacement)
             w.x.copy_(average)
             if self.reset_momentum:
                 w.reset_momentum()
@@ -64,7 +72,7 @@ class Penalty:
         nothing = torch.zeros(len(self._layers), dtype=torch.float64)
         self._mean, self._variance = w.keep("norms", nothing), w.keep("variances of norms", nothing)
         self._scores = w.keep("z-scores", torch.zeros(WINDOW, len(self._layers), dtype=torch.float64))
-        self._number = w.keep("averages", torch.tensor(0))
+        self._number = w.keep("averages", nothing.long())  # finite norms so far, of each layer
 
     async def merge(self, displacement: Tensor) -> Tensor:
         """The weighted mean of all workers' displacements, each layer no longer than the clip."""
@@ -74,38 +82,64 @@ class Penalty:
             norms = torch.where(self._note(norms), inf, norms)  # an outlier has no weight
         else:  # this worker's data has ended
             norms.fill_(inf)
-        found = await w.gather((norms,), self._weigh, merges=False)
-        median, total, samples = torch.split(found, len(self._layers))
-        weights = torch.exp(-norms / median / self._temperature - total).nan_to_num(0.0)
-        weights *= samples / (own or 1.0)  # a mean weighs by samples, too
-        for layer, weight in zip(self._layers, weights.tolist(), strict=True):
-            displacement[layer] *= weight
+        rank = torch.tensor([w.rank], dtype=norms.dtype)
+        found = await w.gather((torch.cat((rank, norms)),), self._weigh, merges=False)
+        shares = Shares(found.view(-1, 2 + len(self._layers)))
+        self._scale(displacement, shares.factors(w.rank))
         merged = await w.mean(displacement)
-        for layer in self._layers:
-            merged[layer] *= min(1.0, self._clip / (float(merged[layer].norm()) + 1e-6))
+        self._scale(merged, shares.rest(w.contributors))
+        lengths = torch.stack([merged[layer].norm() for layer in self._layers])
+        self._scale(merged, (self._clip / (lengths + 1e-6)).clamp(max=1.0))
         return merged
 
+    def _scale(self, v: Tensor, factors: Tensor) -> None:
+        for layer, factor in zip(self._layers, factors.tolist(), strict=True):
+            if factor:
+                v[layer] *= factor
+            else:  # also where it is not finite
+                v[layer].zero_()
+
     def _weigh(self, given: list[tuple[float, tuple[Tensor, ...]]]) -> Tensor:
-        """For each layer the median norm, the logarithm of all weights' sum, and all samples."""
-        norms = torch.stack([parts[0].cpu() for _, parts in given])
+        """A row for each worker: its rank, its samples, and its share in each layer; all in one vector."""
+        brought = torch.stack([parts[0].cpu() for _, parts in given])
+        samples = torch.tensor([[weight] for weight, _ in given], dtype=brought.dtype)
+        ranks, norms = brought[:, :1], brought[:, 1:]
         finite = torch.where(norms.isfinite(), norms, torch.nan)
         median = torch.nanquantile(finite, 0.5, dim=0).nan_to_num(1.0).clamp(min=1e-30)
-        total = torch.logsumexp(-norms / median / self._temperature, dim=0)
-        return torch.cat((median, total, torch.full_like(median, sum(weight for weight, _ in given))))
+        shares = torch.softmax(-norms / median / self._temperature, dim=0).nan_to_num(0.0)
+        return torch.cat((ranks, samples, shares), dim=1).flatten()
 
     def _note(self, norms: Tensor) -> Tensor:
-        """Which of the norms are outliers beside this worker's earlier ones, into which the others go."""
-        if self._number == 0:
-            self._mean.copy_(norms)
+        """Which of the norms are outliers beside this worker's earlier ones, to which it adds the finite."""
+        is_finite, number = norms.isfinite(), self._number
+        self._mean.copy_(torch.where(is_finite & (number == 0), norms, self._mean))
+        away = torch.where(is_finite, norms - self._mean, 0.0)
         deviation = self._variance.sqrt()
-        scores = torch.where(deviation > 0, (norms - self._mean) / deviation, 0.0)
+        scores = torch.where(deviation > 0, away / deviation, 0.0)
         limit = OUTLIER * self._scores.std(dim=0).clamp(min=1.0)
-        is_outlier = (scores > limit) & (self._number >= WINDOW)
-        self._scores[int(self._number) % WINDOW] = torch.where(is_outlier, 0.0, scores)
-        away = torch.where(is_outlier, 0.0, norms - self._mean)
+        is_outlier = ~is_finite | ((scores > limit) & (number >= WINDOW))
+        self._scores[number % WINDOW, torch.arange(len(number))] = torch.where(is_outlier, 0.0, scores)
+        # outliers count here, too: else a lasting rise would stop training for good
         self._mean.add_(away, alpha=MEMORY)
-        rest = torch.where(is_outlier, 0.0, norms - self._mean)
-        fresh = (1 - MEMORY) * (self._variance + MEMORY * away * rest)
-        self._variance.copy_(torch.where(is_outlier, self._variance, fresh))
-        self._number += 1
+        fresh = (1 - MEMORY) * (self._variance + MEMORY * (1 - MEMORY) * away**2)
+        self._variance.copy_(torch.where(is_finite, fresh, self._variance))
+        self._number += is_finite
         return is_outlier
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How much each worker counts in each layer, though a mean weighs by samples."""
+
+    table: Tensor  # a row for each worker: its rank, its samples, its shares
+
+    def factors(self, rank: int) -> Tensor:
+        """What a worker multiplies each layer by before the mean."""
+        _, samples, *shares = self.table[self.table[:, 0] == rank].flatten()
+        return torch.stack(shares) * self.table[:, 1].sum() / (samples or 1.0)
+
+    def rest(self, contributors: Sequence[int]) -> Tensor:
+        """What the mean is to be multiplied by: 1, unless somebody died before it."""
+        came = self.table[[row[0] in contributors for row in self.table]]
+        part = came[:, 1].sum() / self.table[:, 1].sum()
+        return (part / came[:, 2:].sum(dim=0)).nan_to_num(0.0, posinf=0.0)

@@ -16,7 +16,8 @@ from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Sends, Strategy
 
 SCALES = {"spectral": "original", "rms": "match_rms_adamw"}  # to torch's words
-OUTER_LAYERS = re.compile(r"emb|pos|wte|wpe|head|output|classifier")
+EMBEDDING = re.compile(r"(.*_)?(emb|embed|embedder|embeddings?)(_.*)?|wte|wpe|pos")  # a part of a name
+HEAD = re.compile(r"(?!multi_)(.*_)?head|classifier")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,6 @@ class MuLoCo(Strategy):
     """Muon takes the steps of hidden matrices; the user's optimizer, with its rate, those of all others."""
 
     sends = Sends.DIFFERENCES
-    needs_matrices = True
 
     period: int = 30  # H: inner steps in a round
     rate: float = 0.9  # outer learning rate
@@ -43,8 +43,16 @@ class MuLoCo(Strategy):
         one_of(tuple(SCALES), scale=self.scale)
 
     @property
+    def one_rate(self) -> bool:
+        return True  # Muon's steps have that of the first group
+
+    @property
     def mixes_steps(self) -> bool:
         return True  # Muon's momentum goes on under whichever optimizer steps
+
+    @property
+    def looks_at(self) -> str:
+        return "all matrices of a model"
 
     def steps_per_update(self, workers: int) -> float:
         return workers * (1 - self.momentum) / self.rate  # outer momentum lengthens steps on a slope
@@ -70,13 +78,18 @@ class MuLoCo(Strategy):
 
 
 def hidden_matrices(pieces: list[Piece]) -> list[Piece]:
-    """The matrices of a model without embeddings and output layer, by their names.
+    """The matrices of a model without embeddings and output layer, by the dotted parts of their names.
 
-    Where no name says which they are, the last matrix is the output layer.
+    Where no name says which the output layer is, it is the last matrix.
     """
     matrices = [piece for piece in pieces if len(piece.shape) == 2 and piece.whole]
-    hidden = [piece for piece in matrices if not OUTER_LAYERS.search(piece.name)]
-    return hidden[:-1] if len(hidden) == len(matrices) else hidden
+    inner = [piece for piece in matrices if not any(map(EMBEDDING.fullmatch, piece.name.split(".")))]
+    hidden = [piece for piece in inner if not _is_output(piece.name.split("."))]
+    return hidden[:-1] if len(hidden) == len(inner) else hidden
+
+
+def _is_output(parts: list[str]) -> bool:
+    return parts[0] == "output" or any(map(HEAD.fullmatch, parts))  # a layer of a block may have an output
 
 
 class HiddenSteps:

@@ -38,11 +38,11 @@ class NoLoCo(Decentral):
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
-        limit = 2 * (1 - self.momentum**2)
-        if setting.workers > self.group == 2 and self._gamma >= limit:
+        formula, limit = self._limit(setting.workers)
+        if setting.workers > 1 and self._gamma >= limit:
             raise ValueError(
-                f"pull={self._gamma:g} with momentum={self.momentum:g} drives the models of pairs apart: it "
-                f"must stay below 2 (1 - momentum^2) = {limit:g}"
+                f"pull={self._gamma:g} with momentum={self.momentum:g} drives the models apart: in groups of "
+                f"{min(self.group, setting.workers)} it must stay below {formula} = {limit:g}"
             )
 
     def steps_per_update(self, workers: int) -> float:
@@ -72,6 +72,16 @@ class NoLoCo(Decentral):
         order = torch.randperm(workers, generator=stream(self.seed, "groups", t // self.period)).tolist()
         groups = max(1, workers // self.group)
         return [k for k in order[order.index(rank) % groups :: groups] if k != rank]
+
+    def _limit(self, workers: int) -> tuple[str, float]:
+        """The pull from which on models drift apart in the mean square; a formula, and its value."""
+        mu, n = self.momentum, self.group
+        if workers // n <= 1:  # all meet in every round
+            return "2 (1 + momentum)", 2 * (1 + mu)
+        if n == 2:
+            return "2 (1 - momentum^2)", 2 * (1 - mu**2)
+        formula = "2 (1 - momentum^2) / (1 - momentum + 2 momentum / group)"
+        return formula, 2 * (1 - mu**2) / (1 - mu + 2 * mu / n)
 
     @property
     def _gamma(self) -> float:

@@ -55,6 +55,7 @@ class SparseLoCo(Strategy):
         selection = self._selection(w)
         async for _ in w.blocks(self.period):
             error.mul_(self.decay).add_(start - w.x)
+            w.check_finite("the displacement", error)
             parts = self._encode(selection, error)
             start.sub_(await w.gather(parts, partial(self._merge, selection, w.x)), alpha=self.rate)
             w.x.copy_(start)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 
 from torch import Tensor
 
+from shoal.core.errors import Diverged, advice_on_overflow
 from shoal.core.identity import SERVER
 from shoal.core.replica import NoMoreSteps, Parameters
 from shoal.core.transport import Message
@@ -141,6 +142,15 @@ class Node(AnyNode):
             replica.apply(g, push.rate, push.numbers, scale)
         channel.meter.compute_seconds += channel.now() - began
 
+    def check_finite(self, what: str, v: Tensor) -> None:
+        """Raise Diverged if an element of what this worker is about to send is not finite."""
+        flaw = self.engine.coding.flaw(v)
+        if flaw is not None:
+            raise Diverged(
+                f"{self.engine.identity.name}: {what} is no longer finite at step {self.t}: {flaw}. "
+                f"{advice_on_overflow(self.lr)}"
+            )
+
     def reset_momentum(self) -> None:
         """Zero the local optimizer's velocity; adaptive second moments stay."""
         self.engine.replica.reset_momentum()
@@ -173,6 +183,14 @@ class Node(AnyNode):
         These samples count as merged then, unless `merges` is false: another mean follows.
         """
         return await self.engine.averages.gather(parts, merge, merges)
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The workers whose vectors are in the last mean or gather, by rank."""
+        members = self.engine.membership
+        if members is None:
+            return tuple(range(self.size))
+        return () if members.outcome is None else members.outcome.contributors
 
     def push(
         self, dst: int, v: Tensor, count: float | None = None, like: Push | None = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import floor
+
 import torch
 
 from shoal.core.transport import Message
@@ -31,11 +34,17 @@ class Paces:
         for rank in w.others:
             await w.send(rank, Message(PACE, rate=pace))
 
-    def steps(self, period: int) -> int:
-        """Local steps of the next round: fewer than `period`, the slower this worker is than the fastest."""
+    def steps(self, period: int, rounded: Callable[[float], int] = floor) -> int:
+        """Local steps of the next round: fewer than `period`, the slower this worker is than the fastest.
+
+        A whole number of them: papers differ in whether it is `rounded` down or up.
+        """
         w = self._node
         for m in w.poll(PACE):
             self._known[m.src] = m.rate
         own = float(self._known[w.rank])
         known = [float(self._known[k]) for k in (w.rank, *w.others) if self._known[k] > 0]
-        return max(1, int(period * min(known) / own + ROUNDING)) if own > 0 else period
+        if own <= 0:
+            return period
+        steps = period * min(known) / own
+        return max(1, rounded(steps + (ROUNDING if rounded is floor else -ROUNDING)))

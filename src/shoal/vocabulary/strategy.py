@@ -66,7 +66,6 @@ class Strategy(ABC):
     one_sided: ClassVar[bool] = False  # whether workers change the server's memory without its help
     plain_sgd_only: ClassVar[bool] = False  # whether it takes a gradient's step itself, as `x -= lr * g`
     own_optimizer: ClassVar[bool] = False  # whether no optimizer of the user's takes any step
-    needs_matrices: ClassVar[bool] = False  # whether it looks at all matrices of a model, which must be whole
     default_codec: ClassVar[str] = "none"  # how messages are compressed where nobody says so
     recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
@@ -82,7 +81,7 @@ class Strategy(ABC):
 
     @property
     def one_rate(self) -> bool:
-        """Whether its servers have a rule of their own, with one learning rate for all parameters."""
+        """Whether it, or its servers, have a rule of their own, with one learning rate for all parameters."""
         return False
 
     @property
@@ -92,6 +91,11 @@ class Strategy(ABC):
         So it is where nobody waits for all, and with a velocity or a learning rate for the whole model.
         """
         return False
+
+    @property
+    def looks_at(self) -> str:
+        """What it looks at that every worker must have whole, in words; "" if nothing."""
+        return ""
 
     @property
     def deal(self) -> Deal:
