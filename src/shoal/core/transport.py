@@ -223,6 +223,10 @@ class Lends(Protocol):
 class Works(Protocol):
     """A transport in virtual time, where what a node computes takes time because it says so."""
 
+    def counts_work(self) -> bool:
+        """Whether what the node computes on vectors takes time, but for what it does `apart`."""
+        ...
+
     def charge(self, work: str, nbytes: int) -> None:
         """The node does this work ("encode", "decode") on so many bytes before anything else."""
         ...

@@ -34,6 +34,7 @@ class Channel:
         self._identity = identity
         self._incarnation = identity.incarnation
         self._worker = cast(Works, transport) if offers(type(transport), Works) else None
+        self.counts_work = self._worker is not None and self._worker.counts_work()
         self._lender = cast(Lends, transport) if offers(type(transport), Lends) else None
 
     async def send(self, dst: int, m: Message, lend: bool = False) -> None:

@@ -82,7 +82,7 @@ class Gradients:
         channel, progress = self._channel, self._progress
         began = channel.now()
         try:
-            work = self._apart(compute)
+            work = self._apart(compute) if channel.counts_work else compute()
             gradient = await (work if handlers is None else self._attentively(work, handlers))
         except NoMoreSteps:
             progress.end_data()

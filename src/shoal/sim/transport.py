@@ -176,8 +176,11 @@ class SimTransport:
         if peer._farewell is not None:
             peer._tell(self.rank)
             return
-        with self.apart():
-            parts = m.parts and tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])
+        if self.vector_work is None:
+            parts = _copies(m)
+        else:
+            with self.vector_work.apart():
+                parts = _copies(m)
         self._switch.carry(self.rank, dst, m.copied(self.rank, parts))
 
     async def recv(self, timeout: float | None = None) -> Message:
@@ -212,6 +215,10 @@ class SimTransport:
         if self._machine is not None:
             rate: float = getattr(self._machine, work)
             self._owed += rate * nbytes
+
+    def counts_work(self) -> bool:
+        """Whether what the node computes on vectors takes time."""
+        return self.vector_work is not None
 
     def apart(self) -> AbstractContextManager[None]:
         """While inside, what the node computes on vectors takes no time by itself."""
@@ -384,3 +391,7 @@ class SimTransport:
         if peer not in self._told and self._farewell is not None:
             self._told.add(peer)
             self._switch.carry(self.rank, peer, Message(self._farewell, src=self.rank))
+
+
+def _copies(m: Message) -> tuple[Tensor, ...]:
+    return m.parts and tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])
