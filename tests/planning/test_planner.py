@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from shoal.planning.plan_check import PlanWatch, contender_of, rows_of
 from shoal.planning.plan_page import plan_page
 from shoal.planning.plan_text import account, commands, lines, pays, winner
 from shoal.planning.run_time import RunCost
-from shoal.planning.short_runs import Allowance, TrialRun, needed
+from shoal.planning.short_runs import Allowance, Bench, TrialRun, needed
 from shoal.planning.survivors import survivors, undominated
 from shoal.planning.training_plan import Forecast, TrainingPlan
 from shoal.planning.workload import UNCOMPRESSED, CodecCost, Workload
@@ -287,3 +288,11 @@ def test_only_settings_that_nobody_beats_are_tried():
     workload = Workload("t", 100_000, 16, 1000)
     chosen = survivors(costs, workload, Objective(), 1e4, 2)
     assert {c.word for c in chosen} == {"bmuf", "sync"}  # the best of each family comes first
+
+
+def test_a_setting_that_cannot_be_run_does_not_end_the_plan():
+    told: list[str] = []
+    task = replace(TASK, optimizer=partial(torch.optim.SGD, momentum=0.9))
+    bench = Bench(task, Network(1e-3, 1e8), Compute(0.02), PROFILE, tell=told.append)
+    assert bench.run(Contender("strom", 2, codec="none"), 160, 0).diverged
+    assert told[-1].startswith("strom-2, none cannot be run: ")

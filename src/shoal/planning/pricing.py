@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from shoal.planning.contenders import SINGLE, Contender, contenders
+from shoal.planning.contenders import SINGLE, Contender, contenders, one_sided_words
 from shoal.planning.forecasting import forecast_all
 from shoal.planning.message_time import Wire
 from shoal.planning.noise_scale import useful_workers
@@ -60,7 +60,15 @@ class Pricing:
         """The cost of every setting; `own_loop` for a script."""
         epochs, workload = self.objective.epochs, self.workload
         steps = epochs * -(-workload.samples // workload.batch)
-        listed = contenders(self.workers, steps, workload.codecs, words=words, own_loop=own_loop)
+        apart = one_sided_words() if self.site.network is not None else {}
+        listed = contenders(
+            self.workers,
+            steps,
+            workload.codecs,
+            words=words,
+            refused={**workload.refused, **apart},
+            own_loop=own_loop,
+        )
         enough = [c for c in listed if workload.samples >= c.workers]
         return {c: run_cost(c, workload, self.site, epochs) for c in enough}
 

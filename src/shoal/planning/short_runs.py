@@ -113,6 +113,11 @@ class Bench:
                 curve = []
         except Diverged:
             curve, seconds, sent = [], 0.0, 0.0
+        except ValueError as error:
+            if contender == SINGLE:
+                raise
+            self.tell(f"{contender.name} cannot be run: {error}")
+            curve, seconds, sent = [], 0.0, 0.0
         taken = process_time() - began
         self.taken += taken
         return TrialRun(contender, seed, epochs * len(data.x), curve, seconds, sent, taken)
