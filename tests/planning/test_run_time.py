@@ -18,7 +18,7 @@ from shoal.cli.compare import check_strategies
 from shoal.codecs import CODECS
 from shoal.collectives import LinkCost
 from shoal.launch.join import choose_codec, choose_mean
-from shoal.planning.contenders import PLANNED, SINGLE, Contender, contenders, crews, one_sided_words
+from shoal.planning.contenders import PLANNED, SINGLE, Contender, contenders, crews
 from shoal.planning.probing import refused_by
 from shoal.planning.run_time import OWN_PASSES, expected_largest, run_cost
 from shoal.planning.workload import UNCOMPRESSED, CodecCost, Site, Workload
@@ -161,10 +161,6 @@ def test_what_the_optimizer_cannot_run_is_left_out_and_refused_by_name():
     with pytest.raises(ValueError, match="takes every step itself, as plain SGD"):
         contenders(4, 1000, ("none",), words=["strom"], refused=refused)
     assert not refused_by(torch.optim.SGD([nn.Parameter(torch.zeros(2, 2))], lr=0.1))
-
-
-def test_shared_memory_is_left_out_on_a_network():
-    assert list(one_sided_words()) == ["hogwild"]
 
 
 def test_the_largest_of_many_draws():

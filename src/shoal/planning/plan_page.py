@@ -10,7 +10,7 @@ from statistics import median
 
 from shoal.planning.contenders import Contender, contenders, crews, one_sided_words
 from shoal.planning.forecasting import score_after
-from shoal.planning.plan_text import cells, commands, conclusion, headers, network_text, shown
+from shoal.planning.plan_text import cells, commands, conclusion, headers, network_text, row_name, shown
 from shoal.planning.run_time import run_cost
 from shoal.planning.surroundings import Machines
 from shoal.planning.survivors import guessed_ratio, machines
@@ -32,7 +32,7 @@ def plan_page(plan: TrainingPlan, file: Path) -> str:
     lead, *more = conclusion(plan)
     body = [f'<p class="lead">{escape(lead)}</p>', *(f"<p>{escape(sentence)}</p>" for sentence in more)]
     body += [f"<pre>{escape(line)}</pre>" for line in commands(plan, file)]
-    rows = [[forecast.contender.name, *cells(plan, forecast)] for forecast in shown(plan)]
+    rows = [[row_name(forecast), *cells(plan, forecast)] for forecast in shown(plan)]
     body.append(
         html_table(
             ["setting", *(" ".join(h.replace("-\n", "").split()) for h in headers(plan))], rows, "Settings"

@@ -33,8 +33,13 @@ def plan_table(plan: TrainingPlan) -> Table:
     for forecast in shown(plan):
         chosen = forecast.contender == plan.choice.contender
         style = "bold green" if chosen else "dim" if forecast.given_up else None
-        table.add_row(escape(forecast.contender.name), *cells(plan, forecast), style=style)
+        table.add_row(escape(row_name(forecast)), *cells(plan, forecast), style=style)
     return table
+
+
+def row_name(forecast: Forecast) -> str:
+    """The name of a setting, and whether it was given up after a shorter run than others."""
+    return f"{forecast.contender.name} (given up)" if forecast.given_up else forecast.contender.name
 
 
 def shown(plan: TrainingPlan) -> list[Forecast]:
@@ -103,7 +108,26 @@ def winner(plan: TrainingPlan) -> str:
     told = f"For {plan.objective.text} there is no winner: {_listed(names)} are equal within the noise."
     if plan.is_by_time:
         return f"{told} They were not trained; {chosen} is likely to need the fewest samples."
-    return f"{told} {chosen} needs the fewest machines and bytes of them."
+    return f"{told} {_preferred(plan)}"
+
+
+def _preferred(plan: TrainingPlan) -> str:
+    """Why the choice is preferred to its equals."""
+    chosen, equals = plan.choice, [f for f in plan.equals if not f.given_up]
+    among = "of those not given up" if len(equals) < len(plan.equals) else "of them"
+    name = chosen.contender.name
+    if len(equals) == 1:
+        return f"The others were given up after a shorter run than {name}."
+    if plan.objective.by_epochs:
+        return f"{name} takes the least time {among}."
+    if sum(f.machines == chosen.machines for f in equals) == 1:
+        return f"{name} needs the fewest {nodes_text(plan)} {among}."
+    return f"{name} sends least {among} that need as few {nodes_text(plan)}."
+
+
+def nodes_text(plan: TrainingPlan) -> str:
+    """What nodes are: machines on a network, or processes of one."""
+    return "processes" if plan.network is None else "machines"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -116,6 +140,10 @@ def pays(plan: TrainingPlan) -> str:
     """Whether more than one worker is worth it."""
     choice, alone = plan.choice, plan.single
     if choice.contender == alone.contender:
+        if len(plan.forecasts) == 1:
+            return "Does it pay? There is nothing to compare one worker with."
+        if not plan.is_by_time and plan.tried == [alone]:
+            return "Does it pay? No: nothing that was tried learnt as one worker does."
         if all(f.cost.seconds >= alone.cost.seconds for f in plan.forecasts if f is not alone):
             return "Does it pay? No: here every other setting takes longer for an epoch than one worker."
         return "Does it pay? No: one worker is as good as any other setting."
@@ -123,11 +151,11 @@ def pays(plan: TrainingPlan) -> str:
     times = ratio_text(up)
     if choice.ratio is not None and alone in plan.equals:
         return f"Does it pay? Perhaps: {times} as fast as one worker, within the noise of it."
+    told = f"Does it pay? {times} as fast as one worker, "
+    if plan.network is None:
+        return f"{told}with {choice.machines} processes on one machine."
     cost = choice.machines / up if up else 0.0
-    return (
-        f"Does it pay? {times} as fast as one worker, on {choice.machines} machines: "
-        f"{cost:.2g} times its machine-hours."
-    )
+    return f"{told}on {choice.machines} machines: {cost:.2g} times its machine-hours."
 
 
 def reasons(plan: TrainingPlan) -> list[str]:
@@ -144,7 +172,8 @@ def account(plan: TrainingPlan) -> str:
     share = total / run if run else 0.0
     long = {part: seconds for part, seconds in plan.taken.items() if seconds >= SHOWN_SECONDS}
     parts = ", ".join(f"{part} {seconds_text(seconds)} s" for part, seconds in long.items())
-    told = f"The plan took {seconds_text(total)} s ({parts}), {share:.0%} of the machine-seconds of its run"
+    unit = "process-seconds" if plan.network is None else "machine-seconds"
+    told = f"The plan took {seconds_text(total)} s ({parts}), {share:.0%} of the {unit} of its run"
     return f"{told}." if share <= 0.1 else f"{told}: for so short a run, just try it."
 
 
@@ -160,7 +189,8 @@ def command(plan: TrainingPlan, contender: Contender, file: Path) -> str:
         words = ["shoal", "run", "--plan", str(file), "--strategy", contender.word, *contender.arguments]
         return shlex.join([*words, *plan.script])
     words = ["shoal", "compare", "--task", plan.task, "--strategies", contender.word, *contender.arguments]
-    words += ["--epochs", str(contender_epochs(plan, contender))]
+    words += ["--epochs", str(contender_epochs(plan, contender)), "--batch", str(plan.workload.batch)]
+    words += [] if plan.lr is None else ["--lr", f"{plan.lr:.17g}"]
     if contender.workers > 1 and plan.scale_lr != "none":
         words += ["--scale-lr", plan.scale_lr]
     return shlex.join([*words, *([] if plan.network is None else ["--sim"]), "--plan", str(file)])
