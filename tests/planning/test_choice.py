@@ -126,6 +126,11 @@ def test_what_was_given_up_within_the_noise_is_no_loser():
     assert [row_name(f) for f in vague.equals] == ["sync-4", "bmuf-4 (given up)"]
 
 
+def test_where_all_that_may_be_chosen_was_given_up_one_of_them_is():
+    made = hand_made(Objective(fewest_bytes=True), sync=(10.0, 1.0, 1.5), bmuf=(40.0, 1.0, 1.5))
+    assert given_up(made, "sync").choice.contender.word == "sync"  # the only one faster than one worker
+
+
 def test_what_came_to_nothing_is_never_chosen():
     failed = hand_made(sync=(10.0, inf, 1.0), bmuf=(9.0, inf, 1.0))
     assert not failed.is_by_time
@@ -176,8 +181,13 @@ def test_of_a_run_with_another_learning_rate_only_time_and_bytes_are_compared(
 
 
 def test_servers_are_part_of_a_setting():
-    config = {"workers": 4, "servers": 2}
-    assert contender_of({"strategy": "asgd", "config": config}).servers == 2
+    config = {"workers": 4, "servers": 6}
+    assert contender_of({"strategy": "asgd", "config": config}).servers == 6
+    groups = {**config, "strategy.groups": 2}
+    nodes = Contender("hierarchical", 4, {"groups": 2}).strategy.servers
+    assert contender_of({"strategy": "hierarchical", "config": groups}).servers == 6 // nodes
+    assert contender_of({"strategy": "hierarchical", "config": {**groups, "arguments": []}}).servers == 6
+    assert contender_of({"strategy": "my own", "config": config}).servers == 1
 
 
 def test_a_slow_worker_that_was_planned_is_no_news():

@@ -18,7 +18,6 @@ from shoal.planning.surroundings import Machines
 from shoal.planning.training_plan import Forecast, TrainingPlan
 from shoal.report.reading import Record, run_names
 from shoal.report.units import MISSING, bytes_text, finite, ratio_text, seconds_text
-from shoal.strategies import STRATEGIES
 
 FIRST_STEPS = 10  # of a worker, before anything is said of its speed
 OFF = 1.5  # times as long as planned: a step, or what lies between steps
@@ -35,9 +34,19 @@ def contender_of(record: Record) -> Contender:
     }
     workers = int(config.get("workers") or record.get("workers") or 1)
     word, codec = str(record.get("strategy")), str(config.get("codec") or "none")
-    strategy = STRATEGIES.make(word) if word in STRATEGIES else None
-    shards = int(config.get("servers") or 1) // max(1, strategy.servers if strategy else 1)
-    return Contender(word, workers, dotted, codec, max(1, shards))
+    given = Contender(word, workers, dotted, codec)
+    return replace(given, servers=_shards(config, given))
+
+
+def _shards(config: Mapping[str, Any], given: Contender) -> int:
+    """Shards of each server. The record of a task counts all servers, that of a script the shards of one."""
+    told = int(config.get("servers") or 1)
+    if "arguments" in config:
+        return told
+    try:
+        return max(1, told // max(1, given.strategy.servers))
+    except ValueError:  # a strategy with options of another version, or none of Shoal's
+        return 1
 
 
 def other_batch(plan: TrainingPlan, record: Record) -> str:

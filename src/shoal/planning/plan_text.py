@@ -113,14 +113,14 @@ def winner(plan: TrainingPlan) -> str:
 
 def _preferred(plan: TrainingPlan) -> str:
     """Why the choice is preferred to its equals."""
-    chosen, equals = plan.choice, [f for f in plan.equals if not f.given_up]
-    among = "of those not given up" if len(equals) < len(plan.equals) else "of them"
+    chosen, finalists = plan.choice, plan.finalists
+    among = "of those not given up" if len(finalists) < len(plan.equals) else "of them"
     name = chosen.contender.name
-    if len(equals) == 1:
+    if len(finalists) == 1:
         return f"The others were given up after a shorter run than {name}."
     if plan.objective.by_epochs:
         return f"{name} takes the least time {among}."
-    if sum(f.machines == chosen.machines for f in equals) == 1:
+    if sum(f.machines == chosen.machines for f in finalists) == 1:
         return f"{name} needs the fewest {nodes_text(plan)} {among}."
     return f"{name} sends least {among} that need as few {nodes_text(plan)}."
 

@@ -132,10 +132,14 @@ class TrainingPlan:
         """
         if self.is_by_time:
             return min(self.equals, key=lambda f: guessed_ratio(f.contender, self.workload, self.noise))
-        ended = [f for f in self.equals if not f.given_up]
         if self.objective.by_epochs:
-            return min(ended, key=lambda f: f.cost.seconds)
-        return min(ended, key=lambda f: (f.machines, f.sent))
+            return min(self.finalists, key=lambda f: f.cost.seconds)
+        return min(self.finalists, key=lambda f: (f.machines, f.sent))
+
+    @property
+    def finalists(self) -> list[Forecast]:
+        """Of those that may be the best, the ones that ran to the end; all of them if none did."""
+        return [f for f in self.equals if not f.given_up] or self.equals
 
     @property
     def is_by_time(self) -> bool:
