@@ -126,6 +126,15 @@ def test_what_was_given_up_within_the_noise_is_no_loser():
     assert [row_name(f) for f in vague.equals] == ["sync-4", "bmuf-4 (given up)"]
 
 
+def test_where_one_worker_is_among_equals_it_may_still_pay():
+    vague = hand_made(sync=(20.0, 1.0, 2.0))
+    assert vague.choice.contender == SINGLE
+    assert (
+        pays(vague)
+        == "Does it pay? Perhaps: sync-4 may be 1.5 x as fast as one worker, within the noise of it."
+    )
+
+
 def test_where_all_that_may_be_chosen_was_given_up_one_of_them_is():
     made = hand_made(Objective(fewest_bytes=True), sync=(10.0, 1.0, 1.5), bmuf=(40.0, 1.0, 1.5))
     assert given_up(made, "sync").choice.contender.word == "sync"  # the only one faster than one worker

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, isinf
+from math import inf, isinf, log, sqrt
 
 import pytest
+import torch
+from torch import nn
 
+from shoal.core.task import Data, Task
+from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued, ratio_of
+from shoal.planning.short_runs import Allowance, Bench, TrialRun, race
+from shoal.sim import Compute
 
 
 def curve(slower: float = 1.0, points: int = 12, noise: float = 0.0) -> list[dict[str, float]]:
@@ -104,3 +110,20 @@ def test_a_ratio_falls_towards_one_as_training_goes_on():
     better = Estimate(0.8, 0.7, 0.9)
     assert continued(better, 10_000, 1_000_000).value == 0.8
     assert continued(Estimate(inf, inf, inf), 10, 100) == Estimate(inf, inf, inf)
+
+
+class WrittenDown(Bench):
+    """Short runs that were written down: one worker's seeds differ by a fifth of the samples."""
+
+    def run(self, contender: Contender, samples: int, seed: int) -> TrialRun:
+        slower = (1.0, 1.2)[seed] if contender == SINGLE else 3.0
+        return TrialRun(contender, seed, samples, curve(slower), 1.0, 0.0, taken=0.01)
+
+
+def test_the_doubt_of_a_seed_is_the_standard_deviation_of_one_workers_runs():
+    task = Task("t", lambda: nn.Linear(1, 1), lambda: Data(*[torch.zeros(4, 1)] * 4), batch=1)
+    bench = WrittenDown(task, None, lambda _: Compute(), None)
+    found = race(bench, [Contender("sync", 2)], Allowance(100.0, 12_000, 1e-5), lambda _, ratio: ratio)
+    assert found is not None
+    assert found.baseline.seeds == 2
+    assert found.seed_spread == pytest.approx(log(1.2) / sqrt(2), rel=0.1)

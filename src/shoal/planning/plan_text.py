@@ -140,13 +140,7 @@ def pays(plan: TrainingPlan) -> str:
     """Whether more than one worker is worth it."""
     choice, alone = plan.choice, plan.single
     if choice.contender == alone.contender:
-        if len(plan.forecasts) == 1:
-            return "Does it pay? There is nothing to compare one worker with."
-        if not plan.is_by_time and plan.tried == [alone]:
-            return "Does it pay? No: nothing that was tried learnt as one worker does."
-        if all(f.cost.seconds >= alone.cost.seconds for f in plan.forecasts if f is not alone):
-            return "Does it pay? No: here every other setting takes longer for an epoch than one worker."
-        return "Does it pay? No: one worker is as good as any other setting."
+        return f"Does it pay? {_stays_alone(plan)}"
     up = speed_up(plan, choice)
     times = ratio_text(up)
     if choice.ratio is not None and alone in plan.equals:
@@ -156,6 +150,22 @@ def pays(plan: TrainingPlan) -> str:
         return f"{told}with {choice.machines} processes on one machine."
     cost = choice.machines / up if up else 0.0
     return f"{told}on {choice.machines} machines: {cost:.2g} times its machine-hours."
+
+
+def _stays_alone(plan: TrainingPlan) -> str:
+    """Why one worker is the choice."""
+    alone = plan.single
+    if len(plan.forecasts) == 1:
+        return "There is nothing to compare one worker with."
+    if not plan.is_by_time and plan.tried == [alone]:
+        return "No: nothing that was tried learnt as one worker does."
+    if all(f.cost.seconds >= alone.cost.seconds for f in plan.forecasts if f is not alone):
+        return "No: here every other setting takes longer for an epoch than one worker."
+    fastest = max(plan.equals, key=lambda f: speed_up(plan, f) or 0.0)
+    if fastest is not alone and not plan.is_by_time:
+        times = ratio_text(speed_up(plan, fastest))
+        return f"Perhaps: {row_name(fastest)} may be {times} as fast as one worker, within the noise of it."
+    return "No: one worker is as good as any other setting."
 
 
 def reasons(plan: TrainingPlan) -> list[str]:
