@@ -135,6 +135,10 @@ def test_where_one_worker_is_among_equals_it_may_still_pay():
     )
 
 
+def test_hardly_faster_within_the_noise_does_not_pay():
+    assert pays(hand_made(sync=(29.0, 1.0, 2.0))).endswith("No: one worker is as good as any other setting.")
+
+
 def test_where_all_that_may_be_chosen_was_given_up_one_of_them_is():
     made = hand_made(Objective(fewest_bytes=True), sync=(10.0, 1.0, 1.5), bmuf=(40.0, 1.0, 1.5))
     assert given_up(made, "sync").choice.contender.word == "sync"  # the only one faster than one worker
@@ -153,8 +157,9 @@ def test_after_so_many_epochs_the_soonest_of_equals_wins():
 
 
 def test_the_command_has_the_batch_and_the_learning_rate():
-    (line, *_) = commands(hand_made(sync=(10.0, 1.0, 1.01)), Path("p"))
-    assert "--batch 10 --lr 0.05" in line
+    made = replace(hand_made(sync=(10.0, 1.0, 1.01)), lr=0.3)
+    (line, *_) = commands(made, Path("p"))
+    assert "--batch 10 --lr 0.3 " in line  # as it was written, not with all its digits
 
 
 CONFIG = {"workers": 4, "batch": 10, "lr": 0.2, "lr_factor": 4.0, "scale_lr": "auto"}

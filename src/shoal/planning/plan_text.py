@@ -22,6 +22,7 @@ ROWS = 10
 MOST_COMMANDS = 3
 MOST_NAMED = 4
 SHOWN_SECONDS = 0.05
+WORTH_A_WORD = 1.1  # times as fast as one worker
 
 
 def plan_table(plan: TrainingPlan) -> Table:
@@ -162,8 +163,9 @@ def _stays_alone(plan: TrainingPlan) -> str:
     if all(f.cost.seconds >= alone.cost.seconds for f in plan.forecasts if f is not alone):
         return "No: here every other setting takes longer for an epoch than one worker."
     fastest = max(plan.equals, key=lambda f: speed_up(plan, f) or 0.0)
-    if fastest is not alone and not plan.is_by_time:
-        times = ratio_text(speed_up(plan, fastest))
+    up = speed_up(plan, fastest) or 0.0
+    if up > WORTH_A_WORD and not plan.is_by_time:
+        times = ratio_text(up)
         return f"Perhaps: {row_name(fastest)} may be {times} as fast as one worker, within the noise of it."
     return "No: one worker is as good as any other setting."
 
@@ -200,7 +202,7 @@ def command(plan: TrainingPlan, contender: Contender, file: Path) -> str:
         return shlex.join([*words, *plan.script])
     words = ["shoal", "compare", "--task", plan.task, "--strategies", contender.word, *contender.arguments]
     words += ["--epochs", str(contender_epochs(plan, contender)), "--batch", str(plan.workload.batch)]
-    words += [] if plan.lr is None else ["--lr", f"{plan.lr:.17g}"]
+    words += [] if plan.lr is None else ["--lr", str(plan.lr)]
     if contender.workers > 1 and plan.scale_lr != "none":
         words += ["--scale-lr", plan.scale_lr]
     return shlex.join([*words, *([] if plan.network is None else ["--sim"]), "--plan", str(file)])
