@@ -32,6 +32,11 @@ PROFILE = Profile(
         (("--task", "digits", "--strategies", "bmfu"), "unknown strategy 'bmfu'. Did you mean 'bmuf'?"),
         (("none.py",), "there is no script 'none.py'"),
         (("train.py", "--batch", "4"), "--batch is for a task; a script has its own"),
+        (("train.py", "--seed", "0"), "--seed is for a task; a script has its own"),
+        (("train.py", "--scale-lr", "auto"), "--scale-lr is for a task; a script sets its own"),
+        (("train.py", "--no-trials"), "--trials and --no-trials are for a task"),
+        (("train.py", "--epochs", "3"), "--epochs is for a task"),
+        (("--task", "digits", "--target", "-1"), "--target -1: an accuracy, or a loss, is a positive number"),
         (("--task", "digits", "-n", "0"), "-n 0: a run needs at least 1 worker"),
     ],
 )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from math import inf, isinf
+from dataclasses import replace
+from math import inf, isinf, log, sqrt
 
 import pytest
+import torch
+from torch import nn
 
+from shoal.core.task import Data, Task
+from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued, ratio_of
+from shoal.planning.short_runs import Allowance, Bench, TrialRun, race
+from shoal.sim import Compute
 
 
 def curve(slower: float = 1.0, points: int = 12, noise: float = 0.0) -> list[dict[str, float]]:
@@ -50,13 +57,32 @@ def test_too_few_points_are_no_law():
     assert Baseline.of([[]]) is None
 
 
-@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("slower", [1.0, 2.0, 3.0])
 def test_the_ratio_of_samples_is_read_off(slower: float):
     baseline = Baseline.of([curve()])
     assert baseline is not None
     ratio = ratio_of([curve(slower)], baseline, seed_spread=0.0)
     assert ratio.value == pytest.approx(slower, rel=0.05)
     assert ratio.low < slower < ratio.high
+
+
+def test_beyond_the_lowest_loss_of_one_worker_a_ratio_is_one_and_in_doubt():
+    baseline = Baseline.of([curve()])
+    assert baseline is not None
+    ratio = ratio_of([curve(0.4)], baseline, seed_spread=0.0)
+    assert ratio.value == 1
+    assert ratio.low < 0.4
+
+
+def test_one_worker_is_the_mean_of_its_seeds_however_long_and_their_doubt_is_added():
+    short, long = curve(0.8, points=6), curve(1.25)
+    both = Baseline.of([short, long])
+    assert both is not None
+    assert both.seeds == 2
+    assert both.points[2] == (3000.0, pytest.approx((short[2]["test_loss"] + long[2]["test_loss"]) / 2))
+    assert both.points[-1] == (12_000.0, pytest.approx(long[-1]["test_loss"]))
+    one, two = (ratio_of([curve(3.0)], replace(both, seeds=n), 0.3) for n in (1, 2))
+    assert one.high > two.high
 
 
 def test_a_run_that_came_to_nothing_has_no_ratio():
@@ -79,6 +105,25 @@ def test_a_ratio_falls_towards_one_as_training_goes_on():
     near, far = continued(early, 10_000, 10_000), continued(early, 10_000, 1_000_000)
     assert 4.0 > near.value > far.value > 1
     assert far.high / far.value > near.high / near.value > 1
+    # after as many samples of its own a setting has come less far than where one worker is after them
+    assert continued(early, 10_000, 1_000_000, own=True).value > far.value
     better = Estimate(0.8, 0.7, 0.9)
     assert continued(better, 10_000, 1_000_000).value == 0.8
     assert continued(Estimate(inf, inf, inf), 10, 100) == Estimate(inf, inf, inf)
+
+
+class WrittenDown(Bench):
+    """Short runs that were written down: one worker's seeds differ by a fifth of the samples."""
+
+    def run(self, contender: Contender, samples: int, seed: int) -> TrialRun:
+        slower = (1.0, 1.2)[seed] if contender == SINGLE else 3.0
+        return TrialRun(contender, seed, samples, curve(slower), 1.0, 0.0, taken=0.01)
+
+
+def test_the_doubt_of_a_seed_is_the_standard_deviation_of_one_workers_runs():
+    task = Task("t", lambda: nn.Linear(1, 1), lambda: Data(*[torch.zeros(4, 1)] * 4), batch=1)
+    bench = WrittenDown(task, None, lambda _: Compute(), None)
+    found = race(bench, [Contender("sync", 2)], Allowance(100.0, 12_000, 1e-5), lambda _, ratio: ratio)
+    assert found is not None
+    assert found.baseline.seeds == 2
+    assert found.seed_spread == pytest.approx(log(1.2) / sqrt(2), rel=0.1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from shoal.planning.noise_scale import LEAST_UPDATES, NoiseScale, estimates, useful_workers
+from shoal.core.task import Data, Task
+from shoal.planning.noise_scale import LEAST_UPDATES, NoiseScale, estimates, measure_noise, useful_workers
 
 
 def test_estimates_worked_out_by_hand():
@@ -32,6 +34,18 @@ def test_nothing_is_told_too_early():
     assert noise.value is None
     noise.add([torch.ones(3), torch.ones(3)], 4)
     assert noise.value == 0
+
+
+def test_a_loss_that_is_no_number_has_no_noise_scale():
+    noise = NoiseScale()
+    for k in range(LEAST_UPDATES):
+        noise.add([torch.full((3,), float("nan") if k == 1 else 1.0), torch.ones(3)], 4)
+    assert noise.value is None
+
+
+def test_a_batch_of_one_sample_makes_no_update():
+    task = Task("t", lambda: nn.Linear(1, 1), lambda: Data(*[torch.zeros(4, 1)] * 4), batch=1)
+    assert measure_noise(task, task.data()).updates == 0
 
 
 def test_it_says_how_many_workers_are_of_use():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,20 +13,17 @@ from torch import nn
 
 import shoal
 from shoal.core.task import Data, Task
-from shoal.planning import planner
+from shoal.planning import planner, surroundings
 from shoal.planning.contenders import SINGLE, Contender
-from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw
 from shoal.planning.objectives import Objective, duration
-from shoal.planning.plan_check import PlanWatch, contender_of, rows_of
+from shoal.planning.plan_check import contender_of, rows_of
 from shoal.planning.plan_page import plan_page
-from shoal.planning.plan_text import account, commands, lines, pays, winner
-from shoal.planning.run_time import RunCost
-from shoal.planning.short_runs import Allowance, TrialRun, needed
-from shoal.planning.survivors import survivors, undominated
-from shoal.planning.training_plan import Forecast, TrainingPlan
-from shoal.planning.workload import UNCOMPRESSED, CodecCost, Workload
+from shoal.planning.plan_text import commands, lines, pays
+from shoal.planning.short_runs import Allowance, Bench, TrialRun, needed
+from shoal.planning.surroundings import Machines
+from shoal.planning.training_plan import TrainingPlan
 from shoal.sim import Compute, Network
-from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
+from shoal.sim.hardware import Handling, Machine, Profile, Speeds, Wiring
 
 WIRING = Wiring(Handling(5e-5, 1e-9), Handling(5e-5, 1e-9), 1e-4, 1e9)
 PROFILE = Profile(
@@ -188,82 +186,11 @@ def test_what_is_asked_for_is_read_and_checked():
         Objective(target=0.9, within=60)
     with pytest.raises(ValueError, match="--fewest-bytes and --price: ask for one"):
         Objective(fewest_bytes=True, price=2.5)
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="an accuracy, or a loss, is a positive number"):
+            Objective(target=wrong)
     assert Objective(target=0.97).percent == 97
     assert Objective(target=97).percent == 97
-
-
-COST = RunCost(10.0, 1e6, 1e3, 100.0, 1.0)
-LAW = PowerLaw(0.0, 0.5, 5.0, 10, 5.0, 0.01)
-
-
-def hand_made(objective: Objective | None = None, **seconds: tuple[float, float, float]) -> TrainingPlan:
-    """A plan of sync on 4 workers and so on: seconds of an epoch, ratio of samples, doubt about it."""
-    forecasts = [Forecast(SINGLE, replace(COST, seconds=30.0, nbytes=0.0), Estimate(1, 1, 1))]
-    for word, (epoch, ratio, doubt) in seconds.items():
-        estimate = Estimate(ratio, ratio / doubt, ratio * doubt)
-        forecasts.append(Forecast(Contender(word, 4), replace(COST, seconds=epoch), estimate))
-    workload = Workload("t", 1000, 10, 1000, codecs={"none": UNCOMPRESSED, "one_bit": CodecCost(1 / 32)})
-    baseline = Baseline([(1.0, 1.0)], LAW, LAW)
-    return TrainingPlan(
-        "t",
-        None,
-        workload,
-        PROFILE,
-        Network(1e-3, 1e6),
-        Compute(0.1),
-        objective or Objective(),
-        "auto",
-        forecasts,
-        3,
-        (3, "for a reason"),
-        baseline=baseline,
-    )
-
-
-def test_no_winner_is_named_within_the_noise():
-    clear = hand_made(sync=(10.0, 1.0, 1.05), bmuf=(20.0, 1.0, 1.05))
-    assert [f.contender.word for f in clear.equals] == ["sync"]
-    assert winner(clear).endswith(": sync-4.")
-    vague = hand_made(sync=(10.0, 1.0, 1.5), bmuf=(11.0, 1.0, 1.5))
-    assert [f.contender.word for f in vague.equals] == ["sync", "bmuf"]
-    assert "there is no winner: sync-4 and bmuf-4 are equal within the noise" in winner(vague)
-
-
-def test_the_order_depends_on_what_is_asked_for():
-    figures = {"sync": (25.0, 1.0, 1.01), "bmuf": (10.0, 1.5, 1.01)}
-    assert hand_made(**figures).choice.contender.word == "bmuf"
-    assert hand_made(Objective(by_epochs=True), **figures).choice.contender.word in ("single", "sync")
-    assert hand_made(Objective(price=1.0), **figures).choice.contender == SINGLE
-    assert hand_made(Objective(fewest_bytes=True), **figures).choice.contender.word == "sync"
-
-
-def test_a_plan_that_cost_more_than_a_tenth_of_its_run_says_so():
-    cheap = replace(hand_made(sync=(10.0, 1.0, 1.1)), taken={"trials": 1.0})
-    assert account(cheap).endswith("of its run.")
-    assert "just try it" in account(replace(cheap, taken={"trials": 1e4}))
-
-
-def test_a_slow_worker_makes_the_plan_speak_up_once():
-    said: list[str] = []
-    watch = PlanWatch(hand_made(sync=(10.0, 1.0, 1.01), adpsgd=(12.0, 1.0, 1.01)), said.append)
-    watch.begin({"strategy": "sync", "config": {"workers": 4, "codec": "none"}})
-    for _ in range(2):
-        for rank in range(4):
-            busy = 1.0 if rank == 2 else 0.2
-            watch.update(
-                {"role": "worker", "rank": rank, "step": 20, "seconds": 10.0, "compute_fraction": busy}
-            )
-    assert len(said) == 1
-    assert said[0].startswith("a step of worker 2 takes 5.0 x as long as planned; adpsgd-4 would be better")
-
-
-def test_nothing_is_said_while_all_goes_as_planned():
-    said: list[str] = []
-    watch = PlanWatch(hand_made(sync=(10.0, 1.0, 1.01)), said.append)
-    watch.begin({"strategy": "sync", "config": {"workers": 4, "codec": "none"}})
-    for rank in range(4):
-        watch.update({"role": "worker", "rank": rank, "step": 20, "seconds": 2.1, "compute_fraction": 0.95})
-    assert not said
 
 
 def test_as_many_enter_as_can_take_enough_steps():
@@ -277,13 +204,47 @@ def test_as_many_enter_as_can_take_enough_steps():
     assert Allowance(1.0, 1_000_000, 1e-4).rest(entrants, 10, alone) == ([], 0)
 
 
-def test_only_settings_that_nobody_beats_are_tried():
-    fast, gentle, beaten = (Contender("bmuf", n, {"period": p}) for n, p in ((8, 16), (4, 4), (8, 64)))
-    costs = {SINGLE: COST, fast: replace(COST, seconds=2.0), gentle: replace(COST, seconds=4.0)}
-    costs[beaten] = replace(COST, seconds=3.0)
-    assert undominated([fast, gentle, beaten], costs) == [fast, gentle]
-    sync = Contender("sync", 4)
-    costs[sync] = replace(COST, seconds=5.0)
-    workload = Workload("t", 100_000, 16, 1000)
-    chosen = survivors(costs, workload, Objective(), 1e4, 2)
-    assert {c.word for c in chosen} == {"bmuf", "sync"}  # the best of each family comes first
+def test_a_setting_that_cannot_be_run_does_not_end_the_plan():
+    told: list[str] = []
+    task = replace(TASK, optimizer=partial(torch.optim.SGD, momentum=0.9))
+    bench = Bench(task, Network(1e-3, 1e8), lambda _: Compute(0.02), PROFILE, tell=told.append)
+    assert bench.run(Contender("strom", 2, codec="none"), 160, 0).diverged
+    assert told[-1].startswith("strom-2, none cannot be run: ")
+
+
+WHERE = {"network": "1Gbit,200us", "compute": "20ms", "profile": PROFILE, "strategies": ["sync"]}
+
+
+def test_a_goal_that_only_accuracy_tells_needs_trials():
+    for goal in ({"target": 0.9}, {"within": "10s"}):
+        with pytest.raises(ValueError, match="asks for an accuracy, which --no-trials leaves unknown"):
+            planner.plan(TASK, 2, trials=False, **goal, **WHERE)
+    made = planner.plan(TASK, 2, trials=False, epochs=3, **WHERE)
+    assert "the best accuracy after 3 epochs plays no part in that order" in made.notes
+    assert made.objective.epochs == 3
+    assert not made.objective.by_epochs
+
+
+def test_shared_memory_is_left_out_on_a_network():
+    with pytest.raises(ValueError, match="'hogwild' shares the memory of one machine"):
+        planner.plan(TASK, 2, trials=False, **{**WHERE, "strategies": ["hogwild"]})
+
+
+def test_one_worker_is_not_compared_with_anything():
+    made = planner.plan(TASK, 1, trials=False, **WHERE)
+    assert pays(made) == "Does it pay? There is nothing to compare one worker with."
+
+
+def test_a_step_is_measured_as_virtual_time_does(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[int, int]] = []
+
+    def measured(task: Task, machine: Machine, processes: int, seed: int = 0, threads: int = 1) -> Compute:
+        asked.append((processes, threads))
+        return Compute(0.01)
+
+    monkeypatch.setattr(surroundings, "compute_here", measured)
+    here, apart = Machines(PROFILE, None, TASK), Machines(PROFILE, Network(1e-3, 1e8), TASK)
+    for nodes in (1, 2, 4):
+        here(nodes, "none")
+        apart(nodes, "none")
+    assert asked == [(1, 2), (1, 2), (2, 1)]  # processes and threads: two cores here, two of each machine

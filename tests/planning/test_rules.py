@@ -47,8 +47,26 @@ def test_each_rule_has_its_place():
     assert rule_for(replace(USUAL, nbytes=1e5, spread=0.3)).number == 4
     assert rule_for(replace(USUAL, nbytes=5e6)).number == 5
     assert rule_for(replace(USUAL, nbytes=1e8)).number == 6
-    assert rule_for(replace(USUAL, slowest=3.0)).number == 7
+    assert rule_for(replace(USUAL, nbytes=1e5, slowest=3.0)).number == 7
     assert rule_for(replace(USUAL, nbytes=1e8, by_epochs=True)).number == 3
+
+
+def test_the_first_rule_that_applies_wins():
+    small, slow_link = replace(USUAL, nbytes=1e5), replace(USUAL, nbytes=1e8)
+    assert rule_for(replace(slow_link, by_epochs=True, spread=0.3, slowest=3.0)).number == 3
+    assert rule_for(replace(small, spread=0.3, slowest=3.0)).number == 4
+    assert rule_for(replace(USUAL, nbytes=5e6, spread=0.3, slowest=3.0)).number == 5
+    assert rule_for(replace(slow_link, spread=0.3, slowest=3.0)).number == 6
+
+
+def test_averages_now_and_then_need_a_period_of_samples_for_each_pair_of_workers():
+    slow = replace(USUAL, nbytes=1e8, batch=4)
+    enough = slow.period * 4 * 8**2
+    assert "fewer workers" not in rule_for(replace(slow, samples=enough)).because
+    assert rule_for(replace(slow, samples=enough - 1, slowest=3.0)).number == 7
+    told = rule_for(replace(slow, samples=enough - 1))
+    assert told.number == 6
+    assert told.because.endswith("take fewer workers")
 
 
 def test_a_slow_link_asks_for_a_period_that_leaves_averages_a_twentieth_of_the_time():

@@ -11,11 +11,15 @@ from time import process_time
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from shoal.cli.compare import check_strategies
 from shoal.codecs import CODECS
 from shoal.collectives import LinkCost
-from shoal.launch.join import choose_mean
+from shoal.launch.join import choose_codec, choose_mean
 from shoal.planning.contenders import PLANNED, SINGLE, Contender, contenders, crews
+from shoal.planning.probing import refused_by
 from shoal.planning.run_time import OWN_PASSES, expected_largest, run_cost
 from shoal.planning.workload import UNCOMPRESSED, CodecCost, Site, Workload
 from shoal.sim import Compute, Network
@@ -131,6 +135,32 @@ def test_every_number_of_workers_and_only_what_goes_together():
     assert {c.workers for c in listed} == {1, 2, 4, 8}
     assert not [c for c in listed if c.word == "dpsgd" and c.codec != "none"]  # it sends models exactly
     assert max(c.period for c in listed if c.workers == 8) * 4 <= 1000 / 8
+
+
+def parsed(arguments: list[str], word: str) -> Contender:
+    """The setting that `shoal compare` reads from such words, but for its strategy."""
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    dotted = {name.removeprefix("--strategy."): v for name, v in given.items() if name.startswith("--s")}
+    options = check_strategies(word, dotted)[word]
+    codec = choose_codec(given.get("--codec"), STRATEGIES.make(word, **options))
+    return Contender(word, int(given["-n"]), options, CODECS.text_of(codec))
+
+
+def test_the_printed_words_ask_for_the_same_setting():
+    listed = contenders(4, 1000, ("none", "threshold", "one_bit"))
+    assert {c.codec for c in listed if c.word == "strom"} == {"none", "threshold", "one_bit"}
+    for contender in listed:
+        assert parsed(contender.arguments, contender.word) == contender
+    assert len({c.name for c in listed if c.word == "strom"}) == 6
+
+
+def test_what_the_optimizer_cannot_run_is_left_out_and_refused_by_name():
+    refused = refused_by(torch.optim.SGD([nn.Parameter(torch.zeros(2, 2))], lr=0.1, momentum=0.9))
+    assert list(refused) == ["strom"]
+    assert "strom" not in {c.word for c in contenders(4, 1000, ("none",), refused=refused)}
+    with pytest.raises(ValueError, match="takes every step itself, as plain SGD"):
+        contenders(4, 1000, ("none",), words=["strom"], refused=refused)
+    assert not refused_by(torch.optim.SGD([nn.Parameter(torch.zeros(2, 2))], lr=0.1))
 
 
 def test_the_largest_of_many_draws():

@@ -52,6 +52,8 @@ def test_a_script_is_timed_ended_early_and_planned(tmp_path: Path, monkeypatch: 
     assert made.workload.samples == 6400
     assert made.workload.batch == 32
     assert made.workload.optimizer == pytest.approx(1)  # its momentum
+    assert list(made.workload.refused) == ["strom"]  # it takes plain SGD alone
+    assert {c.contender.word for c in made.forecasts}.isdisjoint({"strom", "hogwild"})
     assert 0.05 <= made.compute.mean < 1
     assert made.choice.contender.workers == 8
     assert "ordered by time alone" in made.notes[0]

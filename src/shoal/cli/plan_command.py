@@ -96,7 +96,7 @@ def plan(
     goals = {"target": target, "within": within, "epochs": epochs, "price": price}
     goals["fewest_bytes"] = fewest_bytes
     if task is None:
-        refuse_for_script(batch=batch, lr=lr)
+        refuse_for_script(ctx)
         made = plan_for([*ctx.args, *ctx.meta[PASSED]], workers, goals, settings, quiet)
     else:
         settings |= {"scale_lr": scale_lr, "trials": trials, "seed": seed}
@@ -104,11 +104,22 @@ def plan(
     show(made, save, report)
 
 
-def refuse_for_script(**given: float | None) -> None:
+FOR_TASKS = {
+    **dict.fromkeys(("batch", "lr", "seed"), "a script has its own"),
+    "scale_lr": "a script sets its own learning rate",
+    "trials": "a script is never trained for a plan",
+    "epochs": "a script has its own, and tells no accuracy before it has run",
+}
+"""Options that only a task can be told, and why a script cannot."""
+
+
+def refuse_for_script(ctx: typer.Context) -> None:
     """Raise ValueError for what only a task can be told."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"--{name} is for a task; a script has its own")
+    for name, why in FOR_TASKS.items():
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--trials and --no-trials are" if name == "trials" else f"--{name.replace('_', '-')} is"
+            raise ValueError(f"{option} for a task; {why}")
 
 
 def check_words(task: str | None, strategies: str | None, scale_lr: str, script: list[str]) -> None:
@@ -164,7 +175,7 @@ def plan_for(
         raise ValueError(f"there is no script {script[0]!r}")
     limit = None if goals["within"] is None else duration(goals["within"])
     objective = Objective(
-        goals["epochs"] or DEFAULT_EPOCHS,
+        DEFAULT_EPOCHS,
         goals["target"],
         limit,
         fewest_bytes=goals["fewest_bytes"],

@@ -26,14 +26,32 @@ PLANNED = (
 """Strategies whose exchanges have a formula in `run_time`; a plan looks at no others."""
 
 
-def check_planned(words: Iterable[str]) -> None:
-    """Raise ValueError for a strategy that no plan looks at."""
-    for word in words:
+def planned(words: Iterable[str] | None, refused: Mapping[str, str]) -> list[str]:
+    """The strategies to look at: all that can run, or those that were named.
+
+    `refused` says of some why they cannot run. Raises ValueError if one was named that cannot be planned.
+    """
+    if words is None:
+        return [word for word in PLANNED if word not in refused]
+    named = list(words)
+    for word in named:
         if word not in (*PLANNED, "single"):
             raise ValueError(
                 f"no plan looks at {word!r}: there is no formula for what it exchanges; try it with "
                 "shoal compare"
             )
+        if word in refused:
+            raise ValueError(refused[word])
+    return [word for word in named if word != "single"]
+
+
+def one_sided_words() -> dict[str, str]:
+    """Strategies whose workers write into the memory of a server, and why no network can run them."""
+    return {
+        word: f"{word!r} shares the memory of one machine; leave --network out, or take 'asgd'"
+        for word in PLANNED
+        if _made(word, ()).one_sided
+    }
 
 
 @dataclass(frozen=True)
@@ -65,14 +83,15 @@ class Contender:
     def name(self) -> str:
         """bmuf-8, every 16, one_bit."""
         often = f" every {self.period}" if self.period > 1 else ""
-        coded = f", {self.codec}" if self.codec != "none" else ""
+        plain = self.codec == "none" == self.strategy.default_codec
+        coded = "" if plain else f", {self.codec}"
         return f"{self.word}-{self.workers}{often}{coded}" if self.workers > 1 else self.word
 
     @property
     def arguments(self) -> list[str]:
         """The words of the command line that ask for it, but for the strategy's own."""
         dotted = [word for name, value in self.options.items() for word in (f"--strategy.{name}", str(value))]
-        coded = ["--codec", self.codec] if self.codec != "none" else []
+        coded = ["--codec", self.codec] if self.codec != self.strategy.default_codec else []
         return ["-n", str(self.workers), *dotted, *coded]
 
 
@@ -102,16 +121,16 @@ def contenders(
     codecs: Iterable[str],
     *,
     words: Iterable[str] | None = None,
+    refused: Mapping[str, str] | None = None,
     own_loop: bool = False,
 ) -> list[Contender]:
     """One worker, and every setting on up to `most` workers.
 
-    `steps` is the length of the run on one worker, and `codecs` are words. `own_loop`: for a script.
+    `steps` is the length of the run on one worker, and `codecs` are words. `refused` says of strategies why
+    they cannot run. `own_loop`: for a script.
     """
-    words = None if words is None else list(words)
-    check_planned(words or ())
     known, found = list(codecs), [SINGLE]
-    for word in PLANNED if words is None else [word for word in words if word != "single"]:
+    for word in planned(words, refused or {}):
         for workers in crews(most):
             for options in _options(word, max(1, steps // workers)):
                 found += _coded(word, workers, options, known, own_loop)

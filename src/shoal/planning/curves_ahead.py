@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, isfinite, log, sqrt
+from math import exp, hypot, inf, isfinite, log, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -94,6 +94,7 @@ class Baseline:
     points: Sequence[tuple[float, float]]
     loss: PowerLaw
     error: PowerLaw | None  # of the error rate in per cent; None where labels are not classes
+    seeds: int = 1
 
     @classmethod
     def of(cls, curves: Sequence[Sequence[Mapping[str, Any]]]) -> Baseline | None:
@@ -108,9 +109,12 @@ class Baseline:
         law = PowerLaw.fit(sorted(point for curve in losses for point in curve))
         if law is None:
             return None
-        rows = [list(row) for row in zip(*losses, strict=False)]
-        mean = [(fmean(m for m, _ in row), fmean(y for _, y in row)) for row in rows]
-        return cls(_falling(mean), law, PowerLaw.fit(sorted(errors)))
+        return cls(_falling(_mean(losses)), law, PowerLaw.fit(sorted(errors)), len(losses))
+
+    @property
+    def lowest(self) -> float:
+        """The lowest loss that one worker has come to."""
+        return self.points[-1][1]
 
     def samples_to(self, loss: float) -> float:
         """Samples that one worker needs to this loss: read off the curve, beyond it by the power law."""
@@ -124,6 +128,22 @@ class Baseline:
         return last * exp((log(lowest) - log(loss)) / self.loss.slope)
 
 
+def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """At each test of the longest curve: the mean loss of all that come so far, straight between tests."""
+    longest = max(curves, key=lambda curve: curve[-1][0] if curve else 0.0)
+    return [(m, fmean(_at(curve, m) for curve in curves if curve and m <= curve[-1][0])) for m, _ in longest]
+
+
+def _at(curve: Sequence[tuple[float, float]], samples: float) -> float:
+    before = curve[0]
+    for m, y in curve:
+        if m >= samples:
+            share = (samples - before[0]) / (m - before[0]) if m > before[0] else 1.0
+            return before[1] + max(0.0, share) * (y - before[1])
+        before = (m, y)
+    return before[1]
+
+
 def _falling(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The lowest loss so far at each point."""
     lowest, found = inf, []
@@ -133,9 +153,11 @@ def _falling(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return found
 
 
-def log_ratios(curve: Sequence[Mapping[str, Any]], baseline: Baseline) -> list[float]:
+def log_ratios(curve: Sequence[Mapping[str, Any]], baseline: Baseline, *, capped: bool = True) -> list[float]:
     """At each test of the later half: the logarithm of samples needed over those of one worker.
 
+    Beyond the lowest loss of one worker nobody has seen how many that needs: `capped` takes as many there as
+    the run, if the power law says more.
     None at all for a run that learnt nothing: whose loss is hardly below that of the untrained model.
     """
     last = float(curve[-1]["samples"]) if curve else 0.0
@@ -145,7 +167,8 @@ def log_ratios(curve: Sequence[Mapping[str, Any]], baseline: Baseline) -> list[f
     for point in curve:
         lowest = min(lowest, float(point["test_loss"]))
         if point["samples"] >= last / 2 and isfinite(lowest):
-            found.append(log(point["samples"] / max(1.0, baseline.samples_to(lowest))))
+            ratio = log(point["samples"] / max(1.0, baseline.samples_to(lowest)))
+            found.append(max(0.0, ratio) if capped and lowest < baseline.lowest else ratio)
     return found
 
 
@@ -154,7 +177,8 @@ def ratio_of(
 ) -> Estimate:
     """Samples needed over those of one worker, from the curves of one or more seeds.
 
-    Doubt comes from the tests of a run, which differ, and from `seed_spread`, by which runs do.
+    Doubt comes from the tests of a run, which differ, from `seed_spread`, by which runs do and one worker's
+    do, too, and from how far the ratio lies beyond what one worker has shown.
     """
     each = [log_ratios(curve, baseline) for curve in curves]
     known = [ratios for ratios in each if ratios]
@@ -163,18 +187,26 @@ def ratio_of(
     means = [fmean(ratios) for ratios in known]
     within = max(stdev(r) / sqrt(max(1, len(r) / CLOSE)) if len(r) > 1 else seed_spread for r in known)
     between = max(seed_spread, LEAST_SPREAD, stdev(means) if len(means) > 1 else 0.0)
-    far = INTERVAL * sqrt((within**2 + between**2) / len(known))
+    runs = (within**2 + between**2) / len(known)
+    far = INTERVAL * sqrt(runs + seed_spread**2 / baseline.seeds)
+    seen = [
+        fmean(log_ratios(curve, baseline, capped=False)) for curve, r in zip(curves, each, strict=True) if r
+    ]
+    far = hypot(far, fmean(means) - fmean(seen))
     value = fmean(means)
     return Estimate(exp(value), exp(value - far), exp(value + far))
 
 
-def continued(ratio: Estimate, trained: float, goal: float) -> Estimate:
-    """The ratio of a setting, from a run on `trained` samples, where one worker is after `goal` samples."""
+def continued(ratio: Estimate, trained: float, goal: float, *, own: bool = False) -> Estimate:
+    """The ratio of a setting, from a run on `trained` samples, where one worker is after `goal` samples.
+
+    `own`: where the setting itself is after so many.
+    """
     if not isfinite(ratio.value) or goal <= 0:
         return ratio
     value, further = ratio.value, 1.0
     for _ in range(20):  # the setting is there after `value` times as many
-        further = max(1.0, value * goal / (MIDDLE * trained))
+        further = max(1.0, (1.0 if own else value) * goal / (MIDDLE * trained))
         value = 1 + (ratio.value - 1) * further**-FALL if ratio.value > 1 else ratio.value
     doubt = INTERVAL * FAR_DOUBT * log(further) / log(10)
     far = sqrt(log(ratio.high / ratio.value) ** 2 + doubt**2)

@@ -37,14 +37,14 @@ def forecast_all(
         goal = _goal(objective, found.baseline, cost, workload.samples)
         ratio = tried[contender].ratio
         if contender != SINGLE:
-            ratio = continued(ratio, tried[contender].samples, goal)
+            ratio = continued(ratio, tried[contender].samples, goal, own=objective.asks_score)
         one = _forecast(contender, cost, ratio, workload.samples, objective, found.baseline)
         forecasts.append(replace(one, given_up=tried[contender].given_up))
     return forecasts
 
 
 def _goal(objective: Objective, baseline: Baseline, cost: RunCost, epoch: int) -> float:
-    """Samples of one worker up to which ratios are continued: to the goal, or while there is time."""
+    """Samples up to which ratios are continued: one worker's to the goal, or the setting's own."""
     if objective.within is not None:
         return objective.within / cost.seconds * epoch
     return goal_samples(objective, baseline, epoch)

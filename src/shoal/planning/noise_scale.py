@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -44,8 +45,8 @@ class NoiseScale:
     @property
     def value(self) -> float | None:
         """B_simple in samples; None as long as nobody can tell."""
-        if self.updates < LEAST_UPDATES or self._slope <= 0:
-            return None
+        if self.updates < LEAST_UPDATES or not (self._slope > 0 and isfinite(self._spread)):
+            return None  # not a number, too, after a loss that was none
         return self._spread / self._slope  # both lack the same factor, 1 - decay ** updates
 
 
@@ -65,14 +66,17 @@ def useful_workers(noise: float, batch: int) -> tuple[int, int]:
     return max(1, round(noise / batch)), max(1, round(4 * noise / batch))
 
 
-def measure_noise(task: Task, data: Data, updates: int = 2 * LEAST_UPDATES, seed: int = 0) -> float | None:
-    """The noise scale early in training: each step compares the gradients of the halves of its batch."""
+def measure_noise(task: Task, data: Data, updates: int = 2 * LEAST_UPDATES, seed: int = 0) -> NoiseScale:
+    """The noise scale early in training: each step compares the gradients of the halves of its batch.
+
+    A batch of one sample, or a larger one than the data, makes no update.
+    """
     half, threads = task.batch // PARTS, torch.get_num_threads()
     if half < 1 or len(data.x) < task.batch:
-        return None
+        return NoiseScale()
     torch.set_num_threads(1)  # as the short runs do, whose time is foretold by this
     try:
-        return _measured(task, data, updates, seed, half).value
+        return _measured(task, data, updates, seed, half)
     finally:
         torch.set_num_threads(threads)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from shoal.planning.run_time import RunCost
 from shoal.sim.models import quantity
@@ -38,9 +39,11 @@ class Objective:
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ValueError(f"--epochs {self.epochs}: a run needs at least 1 epoch")
-        if self.within is not None and self.within <= 0:
+        if self.target is not None and not 0 < self.target < inf:
+            raise ValueError(f"--target {self.target:g}: an accuracy, or a loss, is a positive number")
+        if self.within is not None and not self.within > 0:
             raise ValueError(f"--within {self.within:g} s: a time limit is positive")
-        if self.price is not None and self.price <= 0:
+        if self.price is not None and not self.price > 0:
             raise ValueError(f"--price {self.price:g}: a price is positive")
         asked = {"--target": self.target is not None, "--within": self.within is not None}
         if all(asked.values()):
@@ -63,6 +66,11 @@ class Objective:
         if self.price is not None:
             return ratio * cost.seconds * machines
         return ratio * cost.seconds
+
+    @property
+    def by_time(self) -> Objective:
+        """What is left to ask for where no accuracy is known."""
+        return replace(self, target=None, within=None, by_epochs=False)
 
     @property
     def asks_score(self) -> bool:

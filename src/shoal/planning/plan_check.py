@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isclose
 from typing import Any
 
 from rich import box
@@ -17,7 +18,6 @@ from shoal.planning.surroundings import Machines
 from shoal.planning.training_plan import Forecast, TrainingPlan
 from shoal.report.reading import Record, run_names
 from shoal.report.units import MISSING, bytes_text, finite, ratio_text, seconds_text
-from shoal.sim import Compute, Network
 
 FIRST_STEPS = 10  # of a worker, before anything is said of its speed
 OFF = 1.5  # times as long as planned: a step, or what lies between steps
@@ -34,15 +34,51 @@ def contender_of(record: Record) -> Contender:
     }
     workers = int(config.get("workers") or record.get("workers") or 1)
     word, codec = str(record.get("strategy")), str(config.get("codec") or "none")
-    return Contender(word, workers, dotted, codec)
+    given = Contender(word, workers, dotted, codec)
+    return replace(given, servers=_shards(config, given))
+
+
+def _shards(config: Mapping[str, Any], given: Contender) -> int:
+    """Shards of each server. The record of a task counts all servers, that of a script the shards of one."""
+    told = int(config.get("servers") or 1)
+    if "arguments" in config:
+        return told
+    try:
+        return max(1, told // max(1, given.strategy.servers))
+    except ValueError:  # a strategy with options of another version, or none of Shoal's
+        return 1
+
+
+def other_batch(plan: TrainingPlan, record: Record) -> str:
+    """Which batch a run has that was not planned; nothing that was predicted holds then."""
+    batch = finite((record.get("config") or {}).get("batch"))
+    if batch is None or batch == plan.workload.batch:
+        return ""
+    return f"a batch of {batch:g}, not {plan.workload.batch}"
+
+
+def other_rate(plan: TrainingPlan, record: Record) -> str:
+    """Which learning rate a run has that was not planned. Its time and bytes are as predicted even so."""
+    config = record.get("config") or {}
+    rate = finite(config.get("lr"))
+    if rate is None or plan.lr is None:
+        return ""
+    own, scaled = rate / (finite(config.get("lr_factor")) or 1.0), str(config.get("scale_lr") or "none")
+    if not isclose(own, plan.lr, rel_tol=1e-6):
+        return f"a learning rate of {own:g}, not {plan.lr:g}"
+    if int(config.get("workers") or 1) > 1 and scaled != plan.scale_lr:
+        return f"--scale-lr {scaled}, not {plan.scale_lr}"
+    return ""
 
 
 def forecast_of(plan: TrainingPlan, record: Record) -> Forecast | None:
     """What the plan predicted of this run: as it was priced there, or priced now by the same formulas."""
+    if other_batch(plan, record):
+        return None
     given = contender_of(record)
     same = (f for f in plan.forecasts if f.contender.codec == given.codec and _alike(f.contender, given))
     if (known := next(same, None)) is not None:
-        return known
+        return replace(known, ratio=None) if other_rate(plan, record) else known
     if given.codec not in plan.workload.codecs or given.word not in (*PLANNED, SINGLE.word):
         return None
     site = Machines(plan.profile, plan.network, None, plan.compute)
@@ -53,7 +89,7 @@ def forecast_of(plan: TrainingPlan, record: Record) -> Forecast | None:
 
 
 def _alike(planned: Contender, given: Contender) -> bool:
-    if (planned.word, planned.workers) != (given.word, given.workers):
+    if (planned.word, planned.workers, planned.servers) != (given.word, given.workers, given.servers):
         return False
     return planned.word == "single" or planned.strategy == given.strategy
 
@@ -102,10 +138,16 @@ def error(predicted: float, measured: float) -> str:
 
 
 def where(plan: TrainingPlan, records: Sequence[Record]) -> str:
-    """A sentence if the runs were made elsewhere than planned; else nothing."""
+    """A sentence for each run with other settings than planned, and one if they were made elsewhere."""
+    told = []
+    for record, name in zip(records, run_names(records), strict=True):
+        if batch := other_batch(plan, record):
+            told.append(f"{name} is not compared with the plan: it has {batch}.")
+        elif rate := other_rate(plan, record):
+            told.append(f"The accuracy of {name} is not compared with the plan: it has {rate}.")
     if plan.network is not None and any(record.get("transport") != "sim" for record in records):
-        return f"The plan was for {network_text(plan.network)}; these runs were made elsewhere."
-    return ""
+        told.append(f"The plan was for {network_text(plan.network)}; these runs were made elsewhere.")
+    return "\n".join(told)
 
 
 @dataclass
@@ -134,21 +176,29 @@ class PlanWatch:
         workers = self.forecast.contender.workers
         if len(self._steps) < workers:
             return
-        planned = self.plan.compute.mean
-        slowest = max(self._steps, key=self._steps.__getitem__)
-        factor = self._steps[slowest] / planned if planned else 1.0
-        if factor > OFF:
-            self._tell_step(slowest, factor)
+        factors = self._factors()
+        slowest = max(factors, key=factors.__getitem__)
+        if factors[slowest] > OFF:
+            self._tell_step(slowest, factors)
         else:
             self._look_at_link(seconds / done - self._steps[int(event["rank"])])
 
-    def _tell_step(self, rank: int, factor: float) -> None:
-        typical = sorted(self._steps.values())[len(self._steps) // 2] / self.plan.compute.mean
-        all_slow = typical > OFF
-        who = "a step" if all_slow else f"a step of worker {rank}"
-        compute = replace(self.plan.compute, mean=self.plan.compute.mean * typical)
-        if not all_slow:
-            compute = Compute(self.plan.compute.mean, self.plan.compute.jitter, {rank: factor})
+    def _factors(self) -> dict[int, float]:
+        """How many times as long as planned the step of each worker takes."""
+        assert self.forecast is not None
+        planned, slow = self.forecast.cost.busy, self.plan.compute.slow
+        if not planned:
+            return dict.fromkeys(self._steps, 1.0)
+        return {rank: step / (planned * slow.get(rank, 1.0)) for rank, step in self._steps.items()}
+
+    def _tell_step(self, rank: int, factors: Mapping[int, float]) -> None:
+        compute, factor = self.plan.compute, factors[rank]
+        typical = sorted(factors.values())[len(factors) // 2]
+        if typical > OFF:
+            who, compute = "a step", replace(compute, mean=compute.mean * typical)
+        else:
+            slower = {**compute.slow, rank: factor * compute.slow.get(rank, 1.0)}
+            who, compute = f"a step of worker {rank}", replace(compute, slow=slower)
         told = f"{who} takes {ratio_text(factor)} as long as planned"
         self._tell("step", told, Machines(self.plan.profile, self.plan.network, None, compute))
 
@@ -156,11 +206,11 @@ class PlanWatch:
         assert self.forecast is not None
         cost, network = self.forecast.cost, self.plan.network
         planned = cost.waiting / cost.steps if cost.steps else 0.0
-        is_long = between > OFF * planned and between > (OFF - 1) * self.plan.compute.mean
+        is_long = between > OFF * planned and between > (OFF - 1) * cost.busy
         if network is None or not is_long or not planned:
             return
         factor = between / planned
-        slower = Network(network.latency * factor, network.bandwidth / factor, network.loss, network.retry)
+        slower = replace(network, latency=network.latency * factor, bandwidth=network.bandwidth / factor)
         told = (
             f"what lies between two steps takes {ratio_text(factor)} as long as planned: the link is slower"
         )

@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from shoal.planning.contenders import Contender, contenders, crews
+from shoal.planning.contenders import Contender, contenders, crews, one_sided_words
 from shoal.planning.forecasting import score_after
-from shoal.planning.plan_text import cells, commands, conclusion, headers, network_text, shown
+from shoal.planning.plan_text import cells, commands, conclusion, headers, network_text, row_name, shown
 from shoal.planning.run_time import run_cost
 from shoal.planning.surroundings import Machines
 from shoal.planning.survivors import guessed_ratio, machines
@@ -32,7 +32,7 @@ def plan_page(plan: TrainingPlan, file: Path) -> str:
     lead, *more = conclusion(plan)
     body = [f'<p class="lead">{escape(lead)}</p>', *(f"<p>{escape(sentence)}</p>" for sentence in more)]
     body += [f"<pre>{escape(line)}</pre>" for line in commands(plan, file)]
-    rows = [[forecast.contender.name, *cells(plan, forecast)] for forecast in shown(plan)]
+    rows = [[row_name(forecast), *cells(plan, forecast)] for forecast in shown(plan)]
     body.append(
         html_table(
             ["setting", *(" ".join(h.replace("-\n", "").split()) for h in headers(plan))], rows, "Settings"
@@ -146,7 +146,9 @@ def best_by_place(
 ) -> Mapping[tuple[int, str], tuple[Contender, float]]:
     """For each number of workers and bandwidth: the setting that is soonest, and how much over one worker."""
     steps = plan.objective.epochs * -(-plan.workload.samples // plan.workload.batch)
-    listed = contenders(numbers[-1], steps, plan.workload.codecs, own_loop=plan.script is not None)
+    refused = {**plan.workload.refused, **one_sided_words()}
+    own_loop = plan.script is not None
+    listed = contenders(numbers[-1], steps, plan.workload.codecs, refused=refused, own_loop=own_loop)
     tried = {f.contender: f.ratio.value for f in plan.tried if f.ratio is not None}
     guesses = {c: guessed_ratio(c, plan.workload, plan.noise) for c in listed}
     off = [ratio / guesses[c] for c, ratio in tried.items() if c in guesses and c.workers > 1]

@@ -22,6 +22,7 @@ ROWS = 10
 MOST_COMMANDS = 3
 MOST_NAMED = 4
 SHOWN_SECONDS = 0.05
+WORTH_A_WORD = 1.1  # times as fast as one worker
 
 
 def plan_table(plan: TrainingPlan) -> Table:
@@ -33,8 +34,13 @@ def plan_table(plan: TrainingPlan) -> Table:
     for forecast in shown(plan):
         chosen = forecast.contender == plan.choice.contender
         style = "bold green" if chosen else "dim" if forecast.given_up else None
-        table.add_row(escape(forecast.contender.name), *cells(plan, forecast), style=style)
+        table.add_row(escape(row_name(forecast)), *cells(plan, forecast), style=style)
     return table
+
+
+def row_name(forecast: Forecast) -> str:
+    """The name of a setting, and whether it was given up after a shorter run than others."""
+    return f"{forecast.contender.name} (given up)" if forecast.given_up else forecast.contender.name
 
 
 def shown(plan: TrainingPlan) -> list[Forecast]:
@@ -103,7 +109,26 @@ def winner(plan: TrainingPlan) -> str:
     told = f"For {plan.objective.text} there is no winner: {_listed(names)} are equal within the noise."
     if plan.is_by_time:
         return f"{told} They were not trained; {chosen} is likely to need the fewest samples."
-    return f"{told} {chosen} needs the fewest machines and bytes of them."
+    return f"{told} {_preferred(plan)}"
+
+
+def _preferred(plan: TrainingPlan) -> str:
+    """Why the choice is preferred to its equals."""
+    chosen, finalists = plan.choice, plan.finalists
+    among = "of those not given up" if len(finalists) < len(plan.equals) else "of them"
+    name = chosen.contender.name
+    if len(finalists) == 1:
+        return f"The others were given up after a shorter run than {name}."
+    if plan.objective.by_epochs:
+        return f"{name} takes the least time {among}."
+    if sum(f.machines == chosen.machines for f in finalists) == 1:
+        return f"{name} needs the fewest {nodes_text(plan)} {among}."
+    return f"{name} sends least {among} that need as few {nodes_text(plan)}."
+
+
+def nodes_text(plan: TrainingPlan) -> str:
+    """What nodes are: machines on a network, or processes of one."""
+    return "processes" if plan.network is None else "machines"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -116,18 +141,33 @@ def pays(plan: TrainingPlan) -> str:
     """Whether more than one worker is worth it."""
     choice, alone = plan.choice, plan.single
     if choice.contender == alone.contender:
-        if all(f.cost.seconds >= alone.cost.seconds for f in plan.forecasts if f is not alone):
-            return "Does it pay? No: here every other setting takes longer for an epoch than one worker."
-        return "Does it pay? No: one worker is as good as any other setting."
+        return f"Does it pay? {_stays_alone(plan)}"
     up = speed_up(plan, choice)
     times = ratio_text(up)
     if choice.ratio is not None and alone in plan.equals:
         return f"Does it pay? Perhaps: {times} as fast as one worker, within the noise of it."
+    told = f"Does it pay? {times} as fast as one worker, "
+    if plan.network is None:
+        return f"{told}with {choice.machines} processes on one machine."
     cost = choice.machines / up if up else 0.0
-    return (
-        f"Does it pay? {times} as fast as one worker, on {choice.machines} machines: "
-        f"{cost:.2g} times its machine-hours."
-    )
+    return f"{told}on {choice.machines} machines: {cost:.2g} times its machine-hours."
+
+
+def _stays_alone(plan: TrainingPlan) -> str:
+    """Why one worker is the choice."""
+    alone = plan.single
+    if len(plan.forecasts) == 1:
+        return "There is nothing to compare one worker with."
+    if not plan.is_by_time and plan.tried == [alone]:
+        return "No: nothing that was tried learnt as one worker does."
+    if all(f.cost.seconds >= alone.cost.seconds for f in plan.forecasts if f is not alone):
+        return "No: here every other setting takes longer for an epoch than one worker."
+    fastest = max(plan.equals, key=lambda f: speed_up(plan, f) or 0.0)
+    up = speed_up(plan, fastest) or 0.0
+    if up > WORTH_A_WORD and not plan.is_by_time:
+        times = ratio_text(up)
+        return f"Perhaps: {row_name(fastest)} may be {times} as fast as one worker, within the noise of it."
+    return "No: one worker is as good as any other setting."
 
 
 def reasons(plan: TrainingPlan) -> list[str]:
@@ -144,7 +184,8 @@ def account(plan: TrainingPlan) -> str:
     share = total / run if run else 0.0
     long = {part: seconds for part, seconds in plan.taken.items() if seconds >= SHOWN_SECONDS}
     parts = ", ".join(f"{part} {seconds_text(seconds)} s" for part, seconds in long.items())
-    told = f"The plan took {seconds_text(total)} s ({parts}), {share:.0%} of the machine-seconds of its run"
+    unit = "process-seconds" if plan.network is None else "machine-seconds"
+    told = f"The plan took {seconds_text(total)} s ({parts}), {share:.0%} of the {unit} of its run"
     return f"{told}." if share <= 0.1 else f"{told}: for so short a run, just try it."
 
 
@@ -160,7 +201,8 @@ def command(plan: TrainingPlan, contender: Contender, file: Path) -> str:
         words = ["shoal", "run", "--plan", str(file), "--strategy", contender.word, *contender.arguments]
         return shlex.join([*words, *plan.script])
     words = ["shoal", "compare", "--task", plan.task, "--strategies", contender.word, *contender.arguments]
-    words += ["--epochs", str(contender_epochs(plan, contender))]
+    words += ["--epochs", str(contender_epochs(plan, contender)), "--batch", str(plan.workload.batch)]
+    words += [] if plan.lr is None else ["--lr", str(plan.lr)]
     if contender.workers > 1 and plan.scale_lr != "none":
         words += ["--scale-lr", plan.scale_lr]
     return shlex.join([*words, *([] if plan.network is None else ["--sim"]), "--plan", str(file)])

@@ -84,6 +84,11 @@ def plan(
     )
     if workers < 1:
         raise ValueError(f"workers={workers}: a run needs at least 1 worker")
+    if not trials and (target is not None or limit is not None):
+        goal = "--target" if target is not None else "--within"
+        raise ValueError(
+            f"{goal} asks for an accuracy, which --no-trials leaves unknown; leave one of them out"
+        )
     links = Network.parse(network) if isinstance(network, str) else network
     step = Compute.parse(compute) if isinstance(compute, str) else compute
     timings = Timings()
@@ -118,12 +123,17 @@ class Planner:
         noise, second = self.noise() if trials else (None, 0.0)
         found = self.race(inside, noise, second) if trials and len(inside) > 1 else None
         objective = self.resolved(found)
-        made = self.pricing.plan(costs, inside, objective, self.scale_lr, noise, found)
-        alone = found is None and len(inside) > 1
-        untrained = ["nothing was trained: accuracy is not predicted, and settings are ordered by time alone"]
-        return replace(
-            made, notes=[*(untrained if alone else []), *notes(made)], taken=dict(self.timings.taken)
-        )
+        made = self.pricing.plan(costs, inside, objective, (self.task.lr, self.scale_lr), noise, found)
+        told = [] if found is not None or len(inside) == 1 else self.untrained()
+        return replace(made, notes=[*told, *notes(made)], taken=dict(self.timings.taken))
+
+    def untrained(self) -> list[str]:
+        """What to say where no short run was made."""
+        told = ["nothing was trained: accuracy is not predicted, and settings are ordered by time alone"]
+        asked = self.pricing.objective
+        if asked != asked.by_time:
+            told.append(f"{asked.text} plays no part in that order")
+        return told
 
     def noise(self) -> tuple[float | None, float]:
         """The noise scale, and the processor seconds that a sample takes here."""
@@ -131,7 +141,8 @@ class Planner:
             self.tell("comparing gradients of half batches")
             updates, began = 200, process_time()
             found = measure_noise(self.task, self.task.data(), updates, self.seed)
-            return found, (process_time() - began) / (updates * self.task.batch)
+            samples = found.updates * self.task.batch
+            return found.value, (process_time() - began) / samples if samples else 0.0
 
     def race(self, inside: Mapping[Contender, RunCost], noise: float | None, second: float) -> Race | None:
         """Try the few best; None if there is no room for it."""
@@ -153,7 +164,10 @@ class Planner:
         entrants = survivors(short, workload, objective, noise, AT_FIRST)
         if not entrants:  # too short for so many: whoever is left after the first run
             entrants = survivors(inside, workload, objective, noise, AT_FIRST)
-        compute = site.step(max(1, site.profile.cores))
+
+        def compute(c: Contender) -> Compute:
+            return site(machines(c), c.codec, machines(c) > c.workers).compute
+
         bench = Bench(self.task, site.network, compute, site.profile, self.scale_lr, self.seed, self.tell)
         with self.timings.of("trials"):
             return race(bench, entrants, allowance, score)
@@ -164,7 +178,9 @@ class Planner:
         Raises ValueError for a target that nobody reaches.
         """
         objective = self.pricing.objective
-        if objective.target is None or found is None:
+        if found is None:
+            return objective.by_time
+        if objective.target is None:
             return objective
         objective = replace(objective, is_loss=found.baseline.error is None)
         epochs = goal_samples(objective, found.baseline, 1) / self.pricing.workload.samples

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from shoal.planning.contenders import SINGLE, Contender, contenders
+from shoal.planning.contenders import SINGLE, Contender, contenders, one_sided_words
 from shoal.planning.forecasting import forecast_all
 from shoal.planning.message_time import Wire
 from shoal.planning.noise_scale import useful_workers
 from shoal.planning.objectives import Objective
+from shoal.planning.plan_text import speed_up
 from shoal.planning.rules import Situation, rule_for, warnings
 from shoal.planning.run_time import RunCost, run_cost
 from shoal.planning.short_runs import Race
@@ -60,7 +61,15 @@ class Pricing:
         """The cost of every setting; `own_loop` for a script."""
         epochs, workload = self.objective.epochs, self.workload
         steps = epochs * -(-workload.samples // workload.batch)
-        listed = contenders(self.workers, steps, workload.codecs, words=words, own_loop=own_loop)
+        apart = one_sided_words() if self.site.network is not None else {}
+        listed = contenders(
+            self.workers,
+            steps,
+            workload.codecs,
+            words=words,
+            refused={**workload.refused, **apart},
+            own_loop=own_loop,
+        )
         enough = [c for c in listed if workload.samples >= c.workers]
         return {c: run_cost(c, workload, self.site, epochs) for c in enough}
 
@@ -89,6 +98,8 @@ class Pricing:
             max([1.0, *slow]),
             costs[SINGLE].seconds * self.objective.epochs,
             by_epochs=self.objective.by_epochs,
+            samples=self.workload.samples,
+            batch=self.workload.batch,
         )
 
     def plan(
@@ -96,12 +107,12 @@ class Pricing:
         costs: Costs,
         inside: Costs,
         objective: Objective,
-        scale_lr: str,
+        rates: tuple[float | None, str],
         noise: float | None = None,
         found: Race | None = None,
         script: Sequence[str] | None = None,
     ) -> TrainingPlan:
-        """The plan that these figures make."""
+        """The plan that these figures make; `rates` are the learning rate and how it is scaled."""
         rule = rule_for(self.situation(costs))
         return TrainingPlan(
             self.workload.task,
@@ -111,7 +122,7 @@ class Pricing:
             self.site.network,
             self.site(1, "none").compute,
             objective,
-            scale_lr,
+            *rates,
             forecast_all(inside, self.workload, objective, found),
             len(costs),
             (rule.number, rule.because),
@@ -123,6 +134,12 @@ class Pricing:
 def notes(made: TrainingPlan) -> list[str]:
     """What to beware of with the choice of a plan."""
     told = warnings(made.choice.contender, made.workload)
+    choice, up = made.choice.contender, speed_up(made, made.choice)
+    if up is not None and choice.workers > 1 and up > choice.workers:
+        told.append(
+            f"{choice.workers} workers are predicted to be {up:.3g} times as fast as one, which is more than "
+            "they can be: trust the order, not the figure"
+        )
     if made.noise is not None:
         fine, most = useful_workers(made.noise, made.workload.batch)
         told.append(

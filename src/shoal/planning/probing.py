@@ -12,8 +12,11 @@ from shoal.core.codec import Codec
 from shoal.core.sparse_vectors import SparseCodec
 from shoal.core.task import Task
 from shoal.core.vector import Piece, trainable
+from shoal.planning.contenders import PLANNED
 from shoal.planning.workload import UNCOMPRESSED, CodecCost, Workload
 from shoal.replicas.module import build_model
+from shoal.replicas.served import check_optimizer
+from shoal.strategies import STRATEGIES
 
 MOST_ELEMENTS = 1 << 20
 """Of the vector that is compressed to see how much shorter it gets."""
@@ -35,7 +38,20 @@ def probe(task: Task, codecs: Sequence[str], seed: int = 0) -> Workload:
         optimizer_vectors(model, task),
         codec_costs(codecs, layout.numel, pieces),
         connected_share(model),
+        refused_by(task.optimizer([nn.Parameter(torch.zeros(2, 2))], lr=task.lr)),
     )
+
+
+def refused_by(*optimizers: torch.optim.Optimizer) -> dict[str, str]:
+    """The strategies that could not run one of these optimizers on several workers, and why."""
+    found: dict[str, str] = {}
+    for word in PLANNED:
+        try:
+            for optimizer in optimizers:
+                check_optimizer(STRATEGIES.make(word), optimizer, workers=2, shards=1)
+        except ValueError as error:
+            found[word] = str(error)
+    return found
 
 
 def connected_share(model: nn.Module) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import inf, isfinite, log2
 
 from shoal.collectives import LinkCost
 from shoal.collectives.choice import ALGORITHMS, cheapest
@@ -50,6 +50,8 @@ class Situation:
     job: float | None = None  # seconds of the whole job on one worker
     fits: bool = True  # whether the model fits into a machine's memory
     by_epochs: bool = False  # whether accuracy per epoch counts, not time
+    samples: float = inf  # of the training data
+    batch: int = 1
 
     @property
     def mean_seconds(self) -> float:
@@ -67,7 +69,12 @@ class Situation:
     @property
     def period(self) -> int:
         """Steps between two averages such that these take a twentieth of the time."""
-        return max(1, round(self.ratio / SMALL_TALK))
+        return max(1, round(self.ratio / SMALL_TALK)) if isfinite(self.ratio) else 1
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether there are samples for the block momentum of so many workers: a period for each pair."""
+        return self.samples >= self.period * self.batch * self.workers**2
 
 
 @dataclass(frozen=True)
@@ -106,18 +113,21 @@ def _rules(s: Situation) -> Iterator[Rule]:
         )
     if s.job is not None and s.job < SHORT_JOB:
         yield Rule(2, f"the whole job takes {s.job:.2g} s on one worker: stay on one machine")
-    even = s.spread <= UNEVEN and s.slowest <= 1 + UNEVEN
-    if s.ratio <= QUIET and even:
-        yield Rule(3, f"{r}: average gradients at every step")
-    if s.by_epochs and even:
+    uneven, has_slow = s.spread > UNEVEN, s.slowest > 1 + UNEVEN
+    if s.by_epochs:
         yield Rule(3, "accuracy per epoch is what counts: average gradients at every step")
-    if s.slowest > 1 + UNEVEN:
-        yield Rule(7, f"the slowest worker takes {s.slowest:.2g} times as long: wait for nobody")
-    if s.ratio <= QUIET:
+    if s.ratio <= QUIET and not (uneven or has_slow):
+        yield Rule(3, f"{r}: average gradients at every step")
+    if s.ratio <= QUIET and uneven:
         yield Rule(4, f"step times differ by {s.spread:.0%}: do not wait for the slowest")
-    if s.ratio <= SLOW_LINK:
+    if QUIET < s.ratio <= SLOW_LINK:
         yield Rule(5, f"{r}: compress the gradients")
-    yield Rule(6, f"{r}: average models every {s.period} steps or so, so that it takes 5 % of the time")
+    seldom = f"{r}: average models every {s.period} steps or so, so that it takes 5 % of the time"
+    if s.ratio > SLOW_LINK and s.has_enough:
+        yield Rule(6, seldom)
+    if has_slow:
+        yield Rule(7, f"the slowest worker takes {s.slowest:.2g} times as long: wait for nobody")
+    yield Rule(6, f"{seldom}; for so many workers there are few samples: take fewer workers")
 
 
 REASONS = {

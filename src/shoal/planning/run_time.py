@@ -29,6 +29,11 @@ class RunCost:
     steps: float  # of each worker in an epoch
     waiting: float  # seconds of an epoch in which a worker does not compute
 
+    @property
+    def busy(self) -> float:
+        """Seconds of a step in which a worker computes."""
+        return (self.seconds - self.waiting) / self.steps if self.steps else 0.0
+
 
 def expected_largest(of: int) -> float:
     """The mean of the largest of so many standard normal draws (Blom 1958); exact to a few per cent."""

@@ -48,5 +48,5 @@ def plan_script(
     pricing = Pricing(probed.workload, workers, site, asked, memory)
     with timings.of("formulas"):
         costs = pricing.price(strategies, own_loop=True)
-    made = pricing.plan(costs, pricing.fitting(costs), asked, "none", script=list(script))
+    made = pricing.plan(costs, pricing.fitting(costs), asked, (None, "none"), script=list(script))
     return replace(made, notes=[*probed.notes, *notes(made)], taken=dict(timings.taken))

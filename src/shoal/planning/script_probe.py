@@ -25,7 +25,7 @@ from torch import nn
 from shoal.api.attach import when_attached
 from shoal.api.attachment import Attachment
 from shoal.core.errors import ShoalError, WorkerFailed
-from shoal.planning.probing import codec_costs, connected_share
+from shoal.planning.probing import codec_costs, connected_share, refused_by
 from shoal.planning.workload import CodecCost, Workload
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.wrapped import unwrap_optimizer
@@ -46,11 +46,16 @@ class StepWatch:
 
     attachment: Attachment
     model: nn.Module
-    optimizer: torch.optim.Optimizer  # the first
+    optimizers: Sequence[torch.optim.Optimizer]
     codecs: Sequence[str]
     taken: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     _before: float = 0.0
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The first one, whose steps are counted."""
+        return self.optimizers[0]
 
     def begin(self) -> None:
         """From now on look at every step of the optimizer."""
@@ -105,8 +110,16 @@ class StepWatch:
             "itemsize": next(model.parameters()).element_size(),
             "optimizer": sum(v.numel() for v in kept if v.numel() > 1) / max(1, layout.numel),
             "connected": connected_share(model),
+            "refused": refused_by(*map(without_own_step, self.optimizers)),
             "codecs": {word: asdict(cost) for word, cost in costs.items()},
         }
+
+
+def without_own_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer as it was before attach() put a step() of its own there, which looks like a user's."""
+    twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+    vars(twin).update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    return twin
 
 
 @dataclass(frozen=True)
@@ -156,7 +169,8 @@ def _read(name: str, seen: dict[str, Any]) -> ProbedScript:
         notes.append(
             f"it does not read through shoal.shard: an epoch stands for {STEPS_WITHOUT_DATA:,} steps"
         )
-    figures = {key: seen[key] for key in ("batch", "parameters", "itemsize", "optimizer", "connected")}
+    kept = ("batch", "parameters", "itemsize", "optimizer", "connected", "refused")
+    figures = {key: seen[key] for key in kept}
     codecs = {word: CodecCost(**cost) for word, cost in seen["codecs"].items()}
     workload = Workload(task=name, samples=samples, codecs=codecs, **figures)
     return ProbedScript(workload, Compute(seen["seconds"], seen["jitter"]), notes)
@@ -170,7 +184,7 @@ def main() -> None:
 
     def listen(attachment: Attachment, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         words = [word for word in codecs.split(",") if word]
-        watches.append(StepWatch(attachment, model, unwrap_optimizer(optimizers[0]), words))
+        watches.append(StepWatch(attachment, model, [unwrap_optimizer(one) for one in optimizers], words))
         watches[-1].begin()
 
     when_attached(listen)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
-from statistics import fmean
+from statistics import fmean, stdev
 from time import process_time
 from typing import Any
 
@@ -65,7 +65,7 @@ class Bench:
 
     task: Task
     network: Network | None
-    compute: Compute
+    compute: Callable[[Contender], Compute]
     profile: Profile | None
     scale_lr: str = "auto"
     seed: int = 0
@@ -103,7 +103,7 @@ class Bench:
                 seed=seed,
                 transport="sim",
                 network=self.network,
-                compute=self.compute,
+                compute=self.compute(contender),
                 profile=self.profile,
                 scale_lr=self.scale_lr if contender.workers > 1 else "none",
                 tests=TESTS,
@@ -112,6 +112,11 @@ class Bench:
             if not isfinite(result.test_loss or 0.0):
                 curve = []
         except Diverged:
+            curve, seconds, sent = [], 0.0, 0.0
+        except ValueError as error:
+            if contender == SINGLE:
+                raise
+            self.tell(f"{contender.name} cannot be run: {error}")
             curve, seconds, sent = [], 0.0, 0.0
         taken = process_time() - began
         self.taken += taken
@@ -181,13 +186,13 @@ def race(bench: Bench, entrants: Sequence[Contender], allowance: Allowance, scor
     if not inside:
         return None
     first += [bench.run(SINGLE, samples, bench.seed + k) for k in range(1, SEEDS)]
-    longest = max((trial.curve for trial in first if trial.curve), key=_samples, default=[])
-    baseline = Baseline.of([longest])
+    curves = [trial.curve for trial in first if trial.curve]
+    baseline = Baseline.of(curves) if curves else None
     if baseline is None:
         return None
-    ratios = [log_ratios(trial.curve, baseline) for trial in first if trial.curve]
+    ratios = [log_ratios(curve, baseline, capped=False) for curve in curves]
     apart = [fmean(each) for each in ratios if each]
-    spread = (max(apart) - min(apart)) / 2 if len(apart) > 1 else 0.0
+    spread = stdev(apart) if len(apart) > 1 else 0.0
     done = halve(inside, samples, partial(_try, bench, baseline=baseline, spread=spread), score)
     whole = sum(trial.samples for trial in first)
     seconds = sum(trial.seconds for trial in first) / whole
@@ -212,10 +217,6 @@ def halve(
         done = [*rows, *[row for row in done if row.contender not in left]]
         left = [row.contender for row in rows[:keep] if isfinite(row.ratio.value)]
     return done
-
-
-def _samples(curve: Sequence[Mapping[str, Any]]) -> float:
-    return float(curve[-1]["samples"])
 
 
 def _try(

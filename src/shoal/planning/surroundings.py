@@ -11,9 +11,9 @@ from shoal.codecs import CODECS
 from shoal.core.task import Task
 from shoal.planning.workload import Site
 from shoal.profiling.measure import measure_profile
-from shoal.profiling.step import measure_step
+from shoal.profiling.trials import compute_here
 from shoal.sim import Compute, Network
-from shoal.sim.hardware import Profile
+from shoal.sim.hardware import Machine, Profile
 
 LEFT_OUT = ("factors", "by_layer", "sparse")
 """Codecs whose size depends on more than the length of a vector."""
@@ -48,19 +48,18 @@ class Machines:
     profile: Profile
     network: Network | None  # None: all nodes are processes of one machine
     task: Task | None
-    compute: Compute | None = None  # None: the task's step, measured with the threads a process would have
-    _steps: dict[int, Compute] = field(default_factory=dict)
+    compute: Compute | None = None  # None: the task's step, measured as virtual time does
+    _steps: dict[tuple[int, int], Compute] = field(default_factory=dict)
 
     def __call__(self, nodes: int, codec: str, has_server: bool = False) -> Site:
         threads = max(1, self.profile.cores // (nodes if self.network is None else 1))
         network, machine = self.profile.of_run(nodes, codec, self.network, threads, has_server)
-        return Site(network, machine, self.step(threads))
+        return Site(network, machine, self.compute or self._measured(machine, threads))
 
-    def step(self, threads: int) -> Compute:
-        """What a step takes with so many threads."""
-        if self.compute is not None:
-            return self.compute
-        if threads not in self._steps:
+    def _measured(self, machine: Machine, threads: int) -> Compute:
+        """What a step takes with so many threads beside as many processes as a machine has cores for."""
+        busy = min(machine.cores, machine.per_host) if self.network is None else 1
+        if (busy, threads) not in self._steps:
             assert self.task is not None, "a plan without a task is told what a step takes"
-            self._steps[threads] = measure_step(self.task, threads=threads).compute()
-        return self._steps[threads]
+            self._steps[busy, threads] = compute_here(self.task, machine, busy, threads=threads)
+        return self._steps[busy, threads]

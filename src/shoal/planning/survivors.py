@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import log2, sqrt
 
 from shoal.planning.contenders import SINGLE, Contender
@@ -42,7 +42,8 @@ def survivors(
     workers than the noise of a gradient lets a step use.
     """
     most = useful_workers(noise, workload.batch)[1] if noise else 1 << 30
-    inside = [c for c in costs if c != SINGLE and c.workers <= most]
+    # post_local averages models only after its switch, which lies beyond a short run
+    inside = [c for c in costs if c.word not in (SINGLE.word, "post_local") and c.workers <= most]
     if objective.fewest_bytes or objective.by_epochs:
         alone = costs[SINGLE].seconds
         inside = [c for c in inside if costs[c].seconds < alone] or inside
@@ -50,7 +51,10 @@ def survivors(
     def guess(c: Contender) -> float:
         return objective.key(costs[c], machines(c), guessed_ratio(c, workload, noise))
 
-    ordered = sorted(undominated(inside, costs), key=guess)
+    def cost(c: Contender) -> float:
+        return costs[c].seconds if objective.by_epochs else objective.key(costs[c], machines(c), 1.0)
+
+    ordered = sorted(undominated(inside, cost), key=guess)
     best: dict[int, Contender] = {}
     for contender in ordered:
         best.setdefault(reason_for(contender).number, contender)
@@ -62,26 +66,26 @@ def survivors(
     return sorted(chosen, key=guess)[:number]
 
 
-def undominated(inside: Sequence[Contender], costs: Costs) -> list[Contender]:
-    """Those that no other one of their strategy beats in time, period, workers and codec at once."""
+def undominated(inside: Sequence[Contender], cost: Callable[[Contender], float]) -> list[Contender]:
+    """Those that no other one of their strategy beats in cost, period, workers and codec at once."""
     found = []
     for word in dict.fromkeys(c.word for c in inside):
         front: list[Contender] = []
-        for c in sorted((c for c in inside if c.word == word), key=lambda c: _order(c, costs)):
+        for c in sorted((c for c in inside if c.word == word), key=lambda c: _order(c, cost)):
             if not any(_beats(other, c) for other in front):
                 front.append(c)
         found += front
     return found
 
 
-def _order(c: Contender, costs: Costs) -> tuple[float, int, int, bool]:
-    return costs[c].seconds, c.workers, c.period, c.codec != "none"
+def _order(c: Contender, cost: Callable[[Contender], float]) -> tuple[float, int, int, bool]:
+    return cost(c), c.workers, c.period, c.codec != "none"
 
 
-def _beats(faster: Contender, c: Contender) -> bool:
-    """Whether a faster setting is also at least as gentle: as few workers, as short a period, as exact."""
-    gentle = faster.workers <= c.workers and faster.period <= c.period
-    return gentle and faster.codec in ("none", c.codec)
+def _beats(cheaper: Contender, c: Contender) -> bool:
+    """Whether a cheaper setting is also at least as gentle: as few workers, as short a period, as exact."""
+    gentle = cheaper.workers <= c.workers and cheaper.period <= c.period
+    return gentle and cheaper.codec in ("none", c.codec)
 
 
 def machines(contender: Contender) -> int:

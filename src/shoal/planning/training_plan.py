@@ -19,7 +19,7 @@ from shoal.planning.workload import CodecCost, Surroundings, Workload
 from shoal.sim import Compute, Network
 from shoal.sim.hardware import Profile
 
-FORMAT = 1
+FORMAT = 2
 FORMULA_DOUBT = 0.10
 """How far the formulas are off, in logarithms, in nine of ten cases; see tests/planning/test_run_time.py."""
 
@@ -41,6 +41,11 @@ class Forecast:
     def machines(self) -> int:
         """Nodes, servers included."""
         return machines(self.contender)
+
+    @property
+    def sent(self) -> float:
+        """Bytes that all nodes send: to the goal if that is known, or in an epoch."""
+        return self.cost.nbytes if self.nbytes is None else self.nbytes
 
     def key(self, objective: Objective) -> Estimate:
         """What is to be small, with the doubt about it."""
@@ -66,6 +71,7 @@ class TrainingPlan:
     network: Network | None
     compute: Compute  # of a worker on one machine
     objective: Objective
+    lr: float | None  # of the task; None: a script has its own
     scale_lr: str
     forecasts: Sequence[Forecast]
     looked_at: int  # settings
@@ -107,10 +113,10 @@ class TrainingPlan:
 
     @property
     def equals(self) -> list[Forecast]:
-        """The best, and those that may be as good: their difference is within the noise of both."""
+        """The best, and those that may be as good, given up or not: they differ within the noise of both."""
         first, *rest = self.ranked
         best = self._key(first)
-        return [first, *(f for f in rest if not (f.given_up or _differ(best, self._key(f))))]
+        return [first, *(f for f in rest if not _is_worse(self._key(f), best))]
 
     def _key(self, forecast: Forecast) -> Estimate:
         """What is to be small; of what was not tried, by time alone."""
@@ -119,18 +125,26 @@ class TrainingPlan:
 
     @property
     def choice(self) -> Forecast:
-        """Of those that may be the best, the one with the fewest machines, then the one that sends least.
+        """Of those that may be the best and ran to the end: the fewest machines, then the fewest bytes.
 
-        If nothing was tried, the one that is likely to need the fewest samples.
+        If accuracy after so many epochs is asked for, the soonest. If nothing was tried, the one that is
+        likely to need the fewest samples.
         """
         if self.is_by_time:
             return min(self.equals, key=lambda f: guessed_ratio(f.contender, self.workload, self.noise))
-        return min(self.equals, key=lambda f: (f.machines, f.cost.nbytes))
+        if self.objective.by_epochs:
+            return min(self.finalists, key=lambda f: f.cost.seconds)
+        return min(self.finalists, key=lambda f: (f.machines, f.sent))
+
+    @property
+    def finalists(self) -> list[Forecast]:
+        """Of those that may be the best, the ones that ran to the end; all of them if none did."""
+        return [f for f in self.equals if not f.given_up] or self.equals
 
     @property
     def is_by_time(self) -> bool:
         """Whether nothing is known but how long an epoch takes."""
-        return len(self.tried) < 2
+        return self.baseline is None
 
     @property
     def run_seconds(self) -> float:
@@ -170,12 +184,12 @@ class TrainingPlan:
             raise ValueError(f"{path} is no plan of this `shoal plan` ({error})") from None
 
 
-def _differ(one: Estimate, other: Estimate) -> bool:
-    """Whether the difference of two figures is beyond the doubt about both."""
+def _is_worse(one: Estimate, other: Estimate) -> bool:
+    """Whether a figure is larger than another one beyond the doubt about both."""
     if not (one.value and other.value):
-        return one.value != other.value
+        return one.value > other.value
     doubt = sqrt(log(one.high / one.value) ** 2 + log(other.high / other.value) ** 2)
-    return abs(log(one.value / other.value)) > doubt
+    return log(one.value / other.value) > doubt
 
 
 def _values(value: Any) -> Any:
@@ -234,7 +248,8 @@ def _baseline(entry: dict[str, Any] | None) -> Baseline | None:
     if entry is None:
         return None
     error = None if entry["error"] is None else PowerLaw(**entry["error"])
-    return Baseline([(m, y) for m, y in entry["points"]], PowerLaw(**entry["loss"]), error)
+    points = [(m, y) for m, y in entry["points"]]
+    return Baseline(points, PowerLaw(**entry["loss"]), error, entry["seeds"])
 
 
 def _compute(entry: dict[str, Any]) -> Compute:

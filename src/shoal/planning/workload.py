@@ -38,6 +38,7 @@ class Workload:
     optimizer: float = 0.0  # vectors that the optimizer keeps
     codecs: Mapping[str, CodecCost] = field(default_factory=lambda: {"none": UNCOMPRESSED})
     connected: float = 0.0  # share of the parameters in fully connected layers
+    refused: Mapping[str, str] = field(default_factory=dict)  # strategies that its optimizer has not, and why
 
     @property
     def nbytes(self) -> int:
