@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 
 import shoal
+from periodic import PERIODIC
 from sampling import covering
 from shoal.codecs import CODECS
 from shoal.sim import Compute, Network
@@ -13,18 +14,6 @@ from shoal.testing import Quadratic, blobs, simulate
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting
 
-PERIODIC = (
-    "local",
-    "post_local",
-    "bmuf",
-    "slowmo",
-    "diloco",
-    "async_diloco",
-    "muloco",
-    "noloco",
-    "easgd",
-    "eamsgd",
-)
 OPTIONS = {
     **{word: {"period": 4} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},

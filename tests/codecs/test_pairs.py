@@ -6,24 +6,13 @@ import pytest
 import torch
 from pairs import refusal, table
 
+from periodic import PERIODIC
 from shoal.codecs import CODECS
 from shoal.sim import Compute, Network
 from shoal.strategies import STRATEGIES
 from shoal.testing import Quadratic, simulate
 
 DOCS = Path(__file__).parents[2] / "docs" / "codecs.md"
-PERIODIC = (
-    "local",
-    "post_local",
-    "bmuf",
-    "slowmo",
-    "diloco",
-    "async_diloco",
-    "muloco",
-    "noloco",
-    "easgd",
-    "eamsgd",
-)
 OPTIONS = {
     **{word: {"period": 2} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},

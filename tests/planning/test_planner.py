@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 import shoal
+from profiles import PROFILE
 from shoal.core.task import Data, Task
 from shoal.planning import planner, surroundings
 from shoal.planning.contenders import SINGLE, Contender
@@ -23,18 +23,7 @@ from shoal.planning.short_runs import Allowance, Bench, TrialRun, needed
 from shoal.planning.surroundings import Machines
 from shoal.planning.training_plan import TrainingPlan
 from shoal.sim import Compute, Network
-from shoal.sim.hardware import Handling, Machine, Profile, Speeds, Wiring
-
-WIRING = Wiring(Handling(5e-5, 1e-9), Handling(5e-5, 1e-9), 1e-4, 1e9)
-PROFILE = Profile(
-    platform.node(),
-    2,
-    (1.0, 1.2),
-    Handling(1e-6, 1e-10),
-    {"grpc": WIRING, "processes": WIRING},
-    {"grpc": WIRING, "processes": WIRING},
-    {"one_bit": Speeds(1e-9, 1e-9)},
-)
+from shoal.sim.hardware import Machine
 
 
 def blobs() -> Data:

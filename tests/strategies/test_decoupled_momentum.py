@@ -1,6 +1,5 @@
 """DeMo: worked out on paper, and its identities."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
 
@@ -14,16 +13,7 @@ from shoal.engine.engine import Instrument
 from shoal.strategies import DecoupledMomentum
 from shoal.strategies.decoupled_momentum import put_spectrum, spectrum, wave
 from shoal.testing.problems import Problem, simulate
-
-
-@dataclass(frozen=True)
-class Slopes(Problem):
-    """A constant gradient for each worker, element by element."""
-
-    gradients: Sequence[Sequence[float]] = ()
-
-    def gradient(self, rank, step, x):
-        return torch.tensor(self.gradients[rank % len(self.gradients)], dtype=x.dtype)
+from slopes import Slopes
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """MuLoCo: worked out on paper, against torch's own Muon and SGD, and its identities."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +9,7 @@ from shoal.core.vector import Layout
 from shoal.strategies import DiLoCo, MuLoCo
 from shoal.strategies.muloco import hidden_matrices
 from shoal.testing.problems import Problem, Slope, simulate
+from slopes import Slopes
 
 pytestmark = pytest.mark.slow  # torch imports its compiler with the first optimizer
 
@@ -22,16 +22,6 @@ SQUARE = layout_of(hidden=[2, 2], head=[1, 2])
 NET = layout_of(first=[4, 3], bias=[4], second=[2, 4], head=[3, 2])
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of torch's Newton-Schulz iteration
 BF16 = 0.02  # it iterates in eight bits
-
-
-@dataclass(frozen=True)
-class Slopes(Problem):
-    """A constant gradient for each worker, element by element."""
-
-    gradients: Sequence[Sequence[float]] = ()
-
-    def gradient(self, rank, step, x):
-        return torch.tensor(self.gradients[rank % len(self.gradients)], dtype=x.dtype)
 
 
 @dataclass(frozen=True)
