@@ -39,9 +39,14 @@ def uses_gpu() -> bool:
     return bool(cuda.is_initialized())
 
 
+def has_bindings() -> bool:
+    """Whether NVIDIA's bindings of CUDA for Python are installed."""
+    return _runtime() is not None
+
+
 def is_supported() -> bool:
-    """Whether this process uses CUDA, may share its memory, and has NVIDIA's bindings for Python."""
-    return uses_gpu() and os.environ.get(SWITCH, "1") != "0" and _runtime() is not None
+    """Whether this process uses CUDA, and may and can share its memory."""
+    return uses_gpu() and os.environ.get(SWITCH, "1") != "0" and has_bindings()
 
 
 def uuid_of(device: torch.device | int) -> bytes:
