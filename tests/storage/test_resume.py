@@ -24,6 +24,7 @@ from shoal.strategies import (
     DCASGD,
     SSP,
     AsyncDiLoCo,
+    DecoupledDiLoCo,
     DecoupledMomentum,
     HALoS,
     Hierarchical,
@@ -70,6 +71,8 @@ WITH_A_SERVER = [
     shoal.Downpour(n_push=2, n_fetch=2),
     shoal.EASGD(period=4),
     AsyncDiLoCo(period=4),
+    DecoupledDiLoCo(period=4, fragments=2, overlap=1),
+    DecoupledDiLoCo(period=12, fragments=2, overlap=5, quorum=3),  # stops while one is under way
     HALoS(period=4, exchange=3),
     Hogwild(),
 ]

@@ -43,6 +43,17 @@ DEFAULTS = {
         "buffer": 2,
         "dynamic": True,
     },
+    "decoupled_diloco": {
+        "period": 100,
+        "fragments": 4,
+        "quorum": 1,
+        "overlap": 5,
+        "grace": 0.5,
+        "mixing": 0.5,
+        "rate": 0.7,
+        "momentum": 0.9,
+        "merge": "radial",
+    },
     "demo": {"decay": 0.999, "kept": 32, "chunk": 64, "weight_decay": 0.0},
     "async_diloco": {
         "period": 50,
