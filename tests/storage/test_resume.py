@@ -53,6 +53,7 @@ SYNCHRONOUS = [
     shoal.BMUF(period=4, warmup=2),
     SlowMo(period=4),
     shoal.DiLoCo(period=4),
+    *(kind(period=4, overlap=1) for kind in (shoal.Local, shoal.BMUF, SlowMo, shoal.DiLoCo)),
     MuLoCo(period=4),
     StreamingDiLoCo(period=6, fragments=2, overlap=2),  # stops while one is under way
     StreamingDiLoCo(period=4, fragments=2, eager=True),  # while both are
