@@ -8,6 +8,7 @@ import pytest
 import torch
 from blockwise import Bowls
 from central import Census, Trail
+from ending import simulate_loops
 
 import shoal
 from shoal.core.vector import Layout
@@ -316,6 +317,16 @@ def test_a_syncer_that_dies_goes_on_where_it_was_or_from_a_snapshot(keeps, quoru
     assert run.finished == [0, 1, 2]
     assert run.server.x.max() < 15
     assert run.server.merged == 48 or not keeps
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+@pytest.mark.parametrize("lengths", [(7, 7), (4, 9), (9, 1)])
+def test_loops_of_different_lengths_end_with_every_sample(quorum, lengths):
+    strategy = DecoupledDiLoCo(period=4, fragments=2, overlap=1, quorum=quorum)
+    run = simulate_loops(strategy, Bowls(lr=0.25), lengths, start=[8.0, 5.0], compute=Compute(1.0))
+    assert all(torch.equal(run.worker(k).x, run.server.x) for k in range(2))
+    assert run.server.x.max() < 8
+    assert run.server.merged == sum(lengths)
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from blockwise import Bowls, Path
+from ending import simulate_loops
 
 from shoal.core.errors import PeerLost
 from shoal.sim import Compute, Faults, Network
@@ -187,6 +188,16 @@ def test_a_worker_that_dies_ends_the_run(word):
             compute=Compute(1.0),
             faults=Faults(noticed_after=0.1).crash(rank=1, step=3),
         )
+
+
+@each
+@pytest.mark.parametrize("lengths", [(7, 7), (4, 9), (9, 1)])
+def test_loops_of_different_lengths_end_with_the_same_model_and_every_sample(word, lengths):
+    strategy, _ = STRATEGIES[word]
+    run = simulate_loops(strategy, Bowls(lr=0.25), lengths, start=[8.0])
+    models = [strategy.solution(Node(run.worker(k))).item() for k in range(2)]
+    assert models[0] == models[1] < 8.0
+    assert run.worker(0).merged == sum(lengths)
 
 
 @pytest.mark.parametrize("kind", [Local, BMUF, SlowMo, DiLoCo])
