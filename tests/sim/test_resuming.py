@@ -3,7 +3,6 @@
 The model counts how often each sample is in it: see `tally`.
 """
 
-import os
 import random
 import shutil
 
@@ -20,11 +19,6 @@ from shoal.storage.step_folders import step_folder, steps_in
 from shoal.vocabulary.node import Node
 
 ALL = 1000  # checkpoints to keep
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def hook(folder, strategy, every=1):

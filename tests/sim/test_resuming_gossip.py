@@ -3,7 +3,6 @@
 Each has a model of its own, so that what was trained on is counted at the data, and not in a model.
 """
 
-import os
 import random
 import shutil
 from collections import Counter
@@ -26,11 +25,6 @@ from shoal.vocabulary.node import Node
 
 SAMPLES, BATCH, EPOCHS = 40, 2, 2
 ALL = [Gossip(help=False), ADPSGD(help=False), DPSGD(), SGP(), CHOCO(), GossipGraD(), Strom()]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 class Noted(TallyReplica):

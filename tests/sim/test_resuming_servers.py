@@ -1,6 +1,5 @@
 """Runs with servers that go on with other workers, or with other servers: every push is in the model once."""
 
-import os
 import random
 import shutil
 
@@ -32,11 +31,6 @@ EXACT = [
     strategy for strategy in STRATEGIES if strategy != Hogwild()
 ]  # its additions may be in before the server knows
 UNEVEN = Compute(mean=1.0, jitter=0.2, slow={0: 2.5})
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def run(folder, strategy, workers, shards=1, faults=None, **options):

@@ -1,7 +1,6 @@
 """A run goes on with other numbers of workers and servers than wrote its checkpoint."""
 
 import logging
-import os
 import shutil
 from functools import partial
 
@@ -75,11 +74,6 @@ WITH_A_SERVER = [
     shoal.Downpour(n_push=2, n_fetch=2, fixed_shares=False),
 ]
 SAMPLES = 300
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def stopped(folder, strategy, every, **settings):

@@ -11,6 +11,7 @@ import weakref
 
 import torch
 
+from power_cuts import expect_no_power_cut
 from shoal.codecs import CODECS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
@@ -21,6 +22,7 @@ for catalogue in (STRATEGIES, CODECS, TASKS):
 for word in STRATEGIES:
     assert STRATEGIES[word]
 torch.set_num_threads(1)  # as in the tests themselves: threads wait for each other on busy cores
+expect_no_power_cut()
 gc.collect()
 gc.freeze()
 for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
