@@ -104,7 +104,9 @@ def test_workers_begin_alike_and_draw_apart():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("options", [{}, {"chains": 7, "steps": 2}, {"units": "gaussian", "lr": 0.01}])
+@pytest.mark.parametrize(
+    "options", mostly_soak([{"chains": 7, "steps": 2}, {}, {"units": "gaussian", "lr": 0.01}], few=1)
+)
 def test_a_resumed_rbm_has_the_same_weights_and_chains(options, tmp_path):
     task = rbm_task(optimizer=Momentum(first_steps=12), **options)  # 9 steps an epoch: resumed before it ends
     settings = {"workers": 1, "transport": "sim"}
@@ -179,7 +181,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["layer 1", "layer 2", "fine-tuning"])
+@pytest.mark.parametrize("where", mostly_soak(["layer 2", "layer 1", "fine-tuning"], few=1))
 def test_a_fit_that_was_stopped_goes_on_where_it_was(where, tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.runs.simulated.PROGRESS_SECONDS", 0.0)  # hear of every step
 

@@ -64,7 +64,9 @@ def test_over_grpc_they_come_back_too():
     assert [counts.unique().tolist() for counts in ended(printed)] == [[8.0]] * 3
 
 
-@pytest.mark.parametrize("samples", mostly_soak([61, 62], few=1))  # so that a pass may end with fewer samples than workers
+@pytest.mark.parametrize(
+    "samples", mostly_soak([61, 62], few=1)
+)  # so that a pass may end with fewer samples than workers
 def test_batches_of_one_sample_and_a_kill_in_the_last_step_of_a_pass(samples):
     options = ["--epochs", "2", "--batch", "1", "--pause", "0.01", "--samples", str(samples)]
     printed = run_loop(*options, *kill("2:20"))

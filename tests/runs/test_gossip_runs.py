@@ -35,7 +35,7 @@ IN_ROUNDS = [
 TRANSPORTS = ["processes", "gloo"]
 MOSTLY = ["processes", pytest.param("gloo", marks=pytest.mark.soak)]  # what differs is tested elsewhere
 EPOCHS = 15
-FEW = ("gossip", "choco")  # out of step, in rounds
+FEW = ("choco",)
 POINTS = {"gossip": 8}  # of accuracy that it may be behind: it moves two thirds as far
 LOOP = Path(__file__).with_name("uneven_loop.py")
 
@@ -261,7 +261,7 @@ class SlowForOne:
 @pytest.mark.parametrize("word", ["gossip", pytest.param("adpsgd", marks=pytest.mark.soak)])
 def test_processes_do_the_batches_of_a_slow_one(word, transport, tmp_path):
     task = dataclasses.replace(TASKS.make("digits"), loss=SlowForOne(tmp_path))
-    result = shoal.run(task, word, workers=3, epochs=10, threads=1, transport=transport)
+    result = shoal.run(task, word, workers=3, epochs=5, threads=1, transport=transport)
     slowest, *others = sorted(node["samples"] for node in result.nodes)
-    assert result.samples == slowest + sum(others) == 10 * 1437
+    assert result.samples == slowest + sum(others) == 5 * 1437
     assert slowest < 0.7 * min(others)

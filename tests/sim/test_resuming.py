@@ -166,7 +166,7 @@ def test_what_gone_workers_did_since_the_last_average_is_dealt_again(tmp_path):
     assert counts_all(run) == {1.0}
 
 
-@pytest.mark.parametrize("seed", mostly_soak(range(200), few=8))
+@pytest.mark.parametrize("seed", mostly_soak(range(200), few=4))
 def test_whoever_comes_goes_and_resumes_every_sample_is_in_the_model_once_an_epoch(seed, tmp_path):
     dice = random.Random(seed)
     settings = {

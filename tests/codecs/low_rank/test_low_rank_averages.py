@@ -322,7 +322,9 @@ def weights(strategy, **options):
     return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
 
 
-@pytest.mark.parametrize("strategy", [shoal.Sync(), shoal.DiLoCo(period=4)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "strategy", mostly_soak([shoal.DiLoCo(period=4), shoal.Sync()], few=1), ids=lambda s: type(s).__name__
+)
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(strategy, tmp_path):
     settings = {"workers": 3, "transport": "sim"}
     weights(strategy, epochs=1, checkpoint=tmp_path, **settings)
