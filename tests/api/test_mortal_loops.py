@@ -42,7 +42,7 @@ def kill(*moments: str) -> list[str]:
     ("moments", "epochs"),
     [
         (["1:3"], 8),
-        (["0:5"], 8),
+        pytest.param(["0:5"], 8, marks=pytest.mark.soak),
         (["1:4", "2:4"], 8),
         (["1:eval"], 2),
         (["0:end"], 2),
@@ -185,6 +185,7 @@ def quietly(caplog: pytest.LogCaptureFixture):
         yield
 
 
+@pytest.mark.soak  # tests/runs/test_kills.py has one in a run of Shoal's own loop
 def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_it(monkeypatch, caplog):
     listen, start_again, killed, started = Crew._listen, Crew._start_again, [], []
 

@@ -37,8 +37,7 @@ pytestmark = [
 def cases():
     """Every script with every strategy; those that the normal run leaves out are soak."""
     for script in SCRIPTS:
-        usual = {"gan": ["sync", "asgd", "gossip"]}.get(script, ["sync"])
-        usual += ["asgd"] if script in SERVED_TOO else []
+        usual = {"gan": ["sync", "asgd"]}.get(script, ["asgd" if script in SERVED_TOO else "sync"])
         for strategy in STRATEGIES:
             yield pytest.param(script, strategy, marks=() if strategy in usual else (pytest.mark.soak,))
 

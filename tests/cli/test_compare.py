@@ -59,6 +59,7 @@ def calls(monkeypatch, result):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # tests/layouts has each of them
 def test_layouts_on_the_same_processes_reach_the_same_accuracy(shoal, tmp_path):
     line = "compare --quiet --task digits --strategies single,sync -n 2 --epochs 1"
     line += " --layouts data,tensor,pipeline:schedule=gpipe,microbatches=4 --split 1-2"

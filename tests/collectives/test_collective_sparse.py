@@ -272,7 +272,7 @@ def test_a_codec_that_compresses_averages_is_refused():
         shoal.run(blobs(), "sync", workers=2, codec="one_bit", collective="sparse_doubling", transport="sim")
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5])
+@pytest.mark.parametrize("workers", mostly_soak([2, 3, 4, 5], few=2))
 def test_who_dies_in_an_average_is_named_unless_nobody_misses_it(workers):
     vectors = [whole_numbers(60, torch.arange(k, 60, 20), k) for k in range(workers)]
     total = average(vectors, network=DISTANT)

@@ -334,7 +334,7 @@ def test_the_checkpoint_of_another_crew_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [shoal.Sync(), BMUF(period=4)], ids=repr)
+@pytest.mark.parametrize("strategy", mostly_soak([BMUF(period=4), shoal.Sync()], few=1), ids=repr)
 def test_real_processes_learn_the_same(strategy):
     settings = {"crew": CREW, "epochs": 2, "collective": "stripes"}
     real, virtual = (shoal.run(blobs(), strategy, transport=t, **settings) for t in ("processes", "sim"))

@@ -180,7 +180,7 @@ def test_a_loop_that_is_killed_is_done_without(word, caplog):
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", IN_ROUNDS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("strategy", mostly_soak(IN_ROUNDS, few=2), ids=lambda s: type(s).__name__)
 def test_in_rounds_a_resumed_run_is_bit_equal(strategy, tmp_path):
     settings = {"workers": 3, "transport": "sim"}
     shoal.run(blobs(), strategy, epochs=1, checkpoint=tmp_path, **settings)

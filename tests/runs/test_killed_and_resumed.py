@@ -73,6 +73,7 @@ def test_all_are_killed_while_one_is_away_and_the_run_goes_on(workers, crews, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.soak
 def test_one_has_come_back_before_all_stop_and_the_run_goes_on(crews, tmp_path):
     with pytest.raises(Interrupted):
         run_with_a_kill(crews, tmp_path, lambda: os.kill(os.getpid(), signal.SIGINT))

@@ -94,7 +94,7 @@ def killed(*kills, back_after=float("inf")):
 EACH_SAMPLE = Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
 
 
-@pytest.mark.parametrize("strategy", ALL, ids=repr)
+@pytest.mark.parametrize("strategy", mostly_soak(ALL, few=3), ids=repr)
 @pytest.mark.parametrize("back_after", [1.0, float("inf")], ids=["back", "away"])
 def test_after_a_death_steps_count_and_the_rest_of_its_share_is_dealt_to_all(strategy, back_after, tmp_path):
     """Worker 1 dies in its fifth step of thirteen."""

@@ -307,7 +307,7 @@ LEARNERS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", mostly_soak(LEARNERS, 2), ids=str)
+@pytest.mark.parametrize("strategy", mostly_soak(LEARNERS, few=1), ids=str)
 def test_strategies_learn_with_it(strategy):
     options = {"workers": 3, "epochs": 4, "transport": "sim", "network": Network.parse("1Gbit,100us")}
     plain = shoal.run(wide_blobs(), strategy, **options)
