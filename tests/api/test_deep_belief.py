@@ -51,7 +51,7 @@ def fitted(**options) -> DBNClassifier:
 @pytest.mark.parametrize(
     ("word", "codec", "chains"),
     [
-        *mostly_soak([(word, "none", 0) for word in STRATEGIES if not STRATEGIES[word].own_optimizer], 4),
+        *mostly_soak([(word, "none", 0) for word in STRATEGIES if not STRATEGIES[word].own_optimizer], few=2),
         ("sync", "one_bit", 10),
         ("bmuf", "top_k:density=0.2", 0),
         ("asgd", "fp16", 10),
@@ -268,6 +268,7 @@ def test_both_fit_into_a_pipeline():
     assert pipe[:2].transform(BITS.numpy()).shape == (120, 10)
 
 
+@pytest.mark.soak
 def test_a_search_changes_settings_and_finds_the_better_ones():
     from sklearn.model_selection import GridSearchCV
 

@@ -118,12 +118,14 @@ def test_where_the_script_s_strategy_needs_no_keeper_a_killed_worker_ends_the_ru
         run_loop("--strategy-in-code", "gossip", "--epochs", "12", *kill("1:3"))
 
 
+@pytest.mark.soak
 def test_a_scheduler_is_brought_to_its_step_by_the_loop():
     falls = ["--gamma", "0.99", "--per-batch", "right"]
     printed = run_loop("--epochs", "8", *falls, *kill("1:3"), strategy="sync")
     assert len(ended(printed)) == 3
 
 
+@pytest.mark.soak  # tests/sim/test_resuming.py has it in virtual time
 def test_a_checkpoint_knows_what_was_dealt_again(tmp_path):
     saves = {"checkpoint": str(tmp_path), "every": 1}
     with pytest.raises(WorkerFailed, match="exit code 9"):

@@ -247,6 +247,7 @@ def test_the_step_of_one_optimizer_leaves_the_gradients_of_another():
 
 
 @pytest.mark.parametrize("strategy", mostly_soak(["bmuf", "sync"], 1))
+@pytest.mark.soak
 def test_a_script_with_two_optimizers_resumes_bit_for_bit(strategy, tmp_path):
     saved = {"strategy": strategy, "checkpoint": str(tmp_path), "every": 6}  # two steps for each batch
     straight = run("gan", strategy=strategy)

@@ -202,6 +202,7 @@ def test_a_period_too_long_for_the_run_is_pointed_out(shoal, calls):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # tests/strategies/test_ensemble.py has it alone
 def test_an_ensemble_beside_the_rest(shoal, tmp_path):
     line = "compare --quiet --strategies single,sync,local,ensemble -n 3 --epochs 2 --sim --codec fp16"
     result = shoal(line, "--json", tmp_path / "out.json", "--report", tmp_path / "out.html")

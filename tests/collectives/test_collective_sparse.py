@@ -328,7 +328,8 @@ def weights(**options):
 
 
 @pytest.mark.parametrize(
-    ("codec", "workers"), [("top_k:density=0.1", 4), ("dgc:density=0.1", 4), ("threshold:density=0.1", 3)]
+    ("codec", "workers"),
+    mostly_soak([("dgc:density=0.1", 4), ("top_k:density=0.1", 4), ("threshold:density=0.1", 3)], few=1),
 )
 def test_a_model_is_that_of_stripes_but_for_rounding(codec, workers):
     # sums in another order: the last bit of an average, over some 25 steps

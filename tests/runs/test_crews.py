@@ -345,6 +345,7 @@ def test_real_processes_learn_the_same(strategy):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_ctrl_c_in_a_later_leg_saves_and_the_same_call_goes_on(tmp_path):
     pressed = []
 

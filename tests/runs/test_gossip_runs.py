@@ -128,6 +128,7 @@ def test_a_killed_worker_comes_back_with_the_model_of_another(word, crews, caplo
     "word",  # tests/strategies/test_gossip_ends.py kills workers of all, in virtual time
     [w if w == "choco" else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
 )
+@pytest.mark.soak
 def test_over_gloo_a_killed_worker_is_done_without(word, victim, crews, caplog, tmp_path):
     result = run_with_a_kill(word, "gloo", victim, crews, caplog, tmp_path)
     said = rf"worker {victim} was ended by SIGKILL; the other 3 go on\. Nobody does its last \d+ steps"
@@ -203,6 +204,7 @@ def test_the_others_resume_too(strategy, tmp_path):
 @pytest.mark.parametrize(
     "word", ["gossip", *(pytest.param(word, marks=pytest.mark.soak) for word in ("dpsgd", "adpsgd"))]
 )
+@pytest.mark.soak
 def test_ctrl_c_saves_and_the_same_call_goes_on(word, tmp_path):
     pressed = []
 

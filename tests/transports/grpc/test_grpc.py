@@ -118,7 +118,7 @@ def test_what_to_install_is_said(module: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hub", [0, 1])
+@pytest.mark.parametrize("hub", mostly_soak([1, 0], few=1))
 def test_who_does_not_come_is_named(hub: int) -> None:
     store = dist.HashStore()
 
