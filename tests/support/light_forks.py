@@ -53,5 +53,6 @@ expect_no_power_cut()
 rehearse()
 gc.collect()
 gc.freeze()
+gc.set_threshold(20_000, 10, 10)  # as in the tests themselves
 for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
     finalizer.atexit = False
