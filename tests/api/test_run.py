@@ -61,7 +61,7 @@ IN_FOUR_EPOCHS = {"halos": {"period": 4, "exchange": 2, "rate": 0.5}}  # where t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], 6))
+@pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], few=3))
 def test_every_strategy_learns_on_real_processes(name):
     strategy = STRATEGIES.make(name, **IN_FOUR_EPOCHS.get(name, {}))
     result = shoal.run(blobs(dropout=0.0 if name == "sandblaster" else 0.1), strategy, workers=2, epochs=4)
@@ -252,7 +252,7 @@ def test_a_task_that_cannot_travel_is_refused_before_anything_starts():
         shoal.run(replace(blobs(), model=lambda: torch.nn.Linear(8, 3)), "sync", workers=2)
 
 
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+@pytest.mark.parametrize("name", mostly_soak(SYNCHRONOUS, few=4))
 def test_batch_norm_is_tested_with_the_statistics_that_were_learnt(name):
     result = shoal.run(sabotage.with_batch_norm(), SYNCHRONOUS[name], workers=2, epochs=3, transport="sim")
     assert result.model is not None

@@ -60,6 +60,7 @@ def calls(monkeypatch, result):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # tests/layouts has each of them
 def test_layouts_on_the_same_processes_reach_the_same_accuracy(shoal, tmp_path):
     line = "compare --quiet --task digits --strategies single,sync -n 2 --epochs 1"
     line += " --layouts data,tensor,pipeline:schedule=gpipe,microbatches=4 --split 1-2"
@@ -216,6 +217,7 @@ def test_a_period_too_long_for_the_run_is_pointed_out(shoal, calls):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # tests/strategies/test_ensemble.py has it alone
 def test_an_ensemble_beside_the_rest(shoal, tmp_path):
     line = "compare --quiet --strategies single,sync,local,ensemble -n 3 --epochs 2 --sim --codec fp16"
     result = shoal(line, "--json", tmp_path / "out.json", "--report", tmp_path / "out.html")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from sampling import mostly_soak
 from shoal.profiling import fitting
 from shoal.profiling.fitting import VirtualTrial, solve
 from shoal.sim.hardware import Handling, Profile, Wiring
@@ -13,8 +14,9 @@ from shoal.strategies.sync import Sync
 PROFILE = Profile("here", 2, (1.0, 1.25), Handling(1e-6, 1e-10))
 
 
-@pytest.mark.parametrize("strategy", [Sync(), ASGD()])
-def test_costs_are_found_again_from_the_time_that_they_made(strategy):
+@pytest.mark.parametrize("strategy", mostly_soak([ASGD(), Sync()], few=1))
+def test_costs_are_found_again_from_the_time_that_they_made(strategy, monkeypatch):
+    monkeypatch.setattr(fitting, "VIRTUAL_STEPS", 3)
     true = Handling(2e-4, 3e-10, 5e-5)
     wiring = Wiring(true, true)
     found = Wiring()

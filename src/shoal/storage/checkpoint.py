@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -328,7 +329,10 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Remove what is older than the newest `keep` whole steps."""
-        whole = [step for step in sorted(steps_in(self.folder), reverse=True) if self._is_complete(step)]
+        steps = sorted(steps_in(self.folder), reverse=True)
+        if len(steps) <= self._keep:
+            return  # without a look into them
+        whole = list(islice(filter(self._is_complete, steps), self._keep + 1))
         if len(whole) > self._keep:
             remove_before(self.folder, whole[self._keep - 1])
 
