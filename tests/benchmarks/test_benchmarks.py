@@ -20,6 +20,7 @@ import torch
 
 from shoal.core.errors import DataMissing
 from shoal.programs.tasks.recordings import recordings
+from shoal.programs.tasks.shakespeare import shakespeare_data
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -96,15 +97,14 @@ def test_simulator_prints_its_two_figures(in_process):
 
 
 @pytest.mark.soak
-def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(in_process, tmp_path):
+def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(tmp_path):
     picture = tmp_path / "picture.svg"
     try:
-        figures = in_process(
-            "since_2024.py",
-            *("--steps", "4", "--workers", "2", "--seeds", "0", "--only", "sync;demo", "--svg", str(picture)),
-        )
+        shakespeare_data()
     except DataMissing:
         pytest.skip("tinyshakespeare is not on this machine; set SHOAL_DATA")
+    some = ("--steps", "4", "--workers", "2", "--seeds", "0", "--only", "sync;demo", "--jobs", "2")
+    figures = printed_by("since_2024.py", *some, "--svg", str(picture))
     assert figures.keys() == {f"{m} {key}" for m in ("sync", "demo") for key in ("loss", "bytes", "seconds")}
     assert picture.read_text().count("<circle") == 2
 
@@ -257,3 +257,9 @@ def test_plans_that_have_seen_only_the_beginning(in_process):
     command = ["--task", "digits", "--workers", "2", "--epochs", "2", "--seen", "0.5", "--strategies", "sync"]
     figures = in_process("plan_ahead.py", *command)
     assert figures["median error"] <= figures["largest error"]
+
+
+def test_averages_prints_the_processor_time_of_each_collective():
+    figures = last_line("averages.py", "--workers=2", "--mib=0.25", "--times=3", "--rounds=1")
+    assert set(figures) == {"2/mapped", "2/stripes", "2/rabenseifner"}
+    assert all(milliseconds > 0 for milliseconds in figures.values())
