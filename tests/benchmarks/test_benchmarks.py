@@ -260,6 +260,7 @@ def test_plans_that_have_seen_only_the_beginning(in_process):
 
 
 def test_averages_prints_the_processor_time_of_each_collective():
-    figures = last_line("averages.py", "--workers=2", "--mib=0.25", "--times=3", "--rounds=1")
-    assert set(figures) == {"2/mapped", "2/stripes", "2/rabenseifner"}
-    assert all(milliseconds > 0 for milliseconds in figures.values())
+    few = ["--workers=2", "--collectives=mapped", "--mib=0.25", "--times=3", "--rounds=1"]
+    figures = last_line("averages.py", *few)
+    assert figures.keys() == {"2/mapped"}
+    assert figures["2/mapped"] > 0
