@@ -257,3 +257,10 @@ def test_plans_that_have_seen_only_the_beginning(in_process):
     command = ["--task", "digits", "--workers", "2", "--epochs", "2", "--seen", "0.5", "--strategies", "sync"]
     figures = in_process("plan_ahead.py", *command)
     assert figures["median error"] <= figures["largest error"]
+
+
+def test_averages_prints_the_processor_time_of_each_collective():
+    few = ["--workers=2", "--collectives=mapped", "--mib=0.25", "--times=3", "--rounds=1"]
+    figures = last_line("averages.py", *few)
+    assert figures.keys() == {"2/mapped"}
+    assert figures["2/mapped"] > 0
