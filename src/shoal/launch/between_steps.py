@@ -101,7 +101,7 @@ class BetweenSteps:
             return
         stopping = await self._stops_here(engine)
         t, work = engine.progress.t, engine.work
-        at_end = t == work.last_step
+        at_end = t == work.last_step and not work.is_ahead
         due = at_end or (self._every is not None and t % self._every == 0)
         due = due and t not in (self._begin, self._resumed_at) and not work.is_helping
         due = due and not (at_end and work.may_help)  # the checkpoint must include batches it takes over
