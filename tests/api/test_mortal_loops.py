@@ -64,6 +64,13 @@ def test_over_grpc_they_come_back_too():
     assert [counts.unique().tolist() for counts in ended(printed)] == [[8.0]] * 3
 
 
+def test_over_gloo_the_run_ends_and_says_how_it_would_go_on():
+    with pytest.raises(
+        WorkerFailed, match="worker 1 failed: it was ended by SIGKILL; over gloo the run of a"
+    ):
+        run_loop("--epochs", "8", *kill("1:3"), transport="gloo")
+
+
 @pytest.mark.parametrize(
     "samples", mostly_soak([61, 62], few=1)
 )  # so that a pass may end with fewer samples than workers
