@@ -96,6 +96,14 @@ def test_simulator_prints_its_two_figures(in_process):
     assert figures.keys() == {"events_per_second", "easgd_10x4_seconds"}
 
 
+@pytest.mark.slow
+def test_simulator_prints_real_gradients_beside_their_floor(in_process):
+    few = ("--events", "2000", "--workers", "4", "--steps", "4", "--repeats", "1")
+    figures = in_process("simulator.py", *few, "--task", "digits")
+    assert figures["bmuf_4_seconds"] > 0
+    assert figures["plain_loop_seconds"] > 0
+
+
 @pytest.mark.soak
 def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(tmp_path):
     picture = tmp_path / "picture.svg"
