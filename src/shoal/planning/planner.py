@@ -54,6 +54,8 @@ def plan(
     price: float | None = None,
     memory: int | None = None,
     strategies: Iterable[str] | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
     scale_lr: str = "auto",
     trials: bool = True,
     seed: int = 0,
@@ -67,11 +69,12 @@ def plan(
     `epochs`, 5 unless given. With `target` it is the first at that accuracy; with `within`, such as "10min",
     the most accurate by then; with `epochs` alone, the most accurate after so many; with `fewest_bytes` the
     one that sends least to get there; with `price`, that of a machine for an hour, the cheapest.
-    `memory` is what each machine has, in bytes. Without `trials` nothing is trained, and settings are ordered
-    by time alone. `tell` hears what is being done.
+    `memory` is what each machine has, in bytes. `strategies` are looked at alone; one with options, such as
+    "local:period=8", with these alone. `batch` and `lr` are instead of the task's own. Without `trials`
+    nothing is trained, and settings are ordered by time alone. `tell` hears what is being done.
     Raises ValueError for a target that nobody reaches and for a profile of another machine.
     """
-    chosen = TASKS.make(task) if isinstance(task, str) else task
+    chosen = (TASKS.read(task) if isinstance(task, str) else task).but(batch, lr)
     limit = duration(within) if isinstance(within, str) else within
     others = target is not None or limit is not None or fewest_bytes or price is not None
     objective = Objective(
@@ -101,7 +104,8 @@ def plan(
         workload = probe(chosen, codecs_of(known), seed)
         site(1, "none")
     pricing = Pricing(workload, workers, site, objective, memory)
-    return Planner(chosen, pricing, scale_lr, seed, tell, timings).plan(strategies, trials)
+    made = Planner(chosen, pricing, scale_lr, seed, tell, timings).plan(strategies, trials)
+    return replace(made, task=task) if isinstance(task, str) else made
 
 
 @dataclass
