@@ -35,6 +35,7 @@ from shoal.sim.hardware import Profile
 
 SHARE = 0.10  # of the run's machine-seconds that a plan may cost
 FREE = 20.0  # seconds that a plan may always take
+NOISE_SECONDS = 1.0  # of the processor, after which the noise scale is known well enough
 BESIDE = 1.5  # times as long as its gradients a short run takes: tests, messages, the simulator
 AT_LEAST = 4  # settings for whose short runs there is to be room
 MOST_EPOCHS = 100  # beyond which a target counts as out of reach
@@ -143,8 +144,8 @@ class Planner:
         """The noise scale, and the processor seconds that a sample takes here."""
         with self.timings.of("noise"):
             self.tell("comparing gradients of half batches")
-            updates, began = 200, process_time()
-            found = measure_noise(self.task, self.task.data(), updates, self.seed)
+            began = process_time()
+            found = measure_noise(self.task, self.task.data(), seed=self.seed, seconds=NOISE_SECONDS)
             samples = found.updates * self.task.batch
             return found.value, (process_time() - began) / samples if samples else 0.0
 
