@@ -87,7 +87,7 @@ class PlannedRuns(Study):
     only: str | None = None
     networks: str = "here/1Gbit/100Mbit"
     others: int = 1
-    longest: float = 30.0
+    longest: float = 20.0
     profile: str | None = None
     quick: bool = False  # a small task and a script, the named setting, sync and one worker alone
 
@@ -237,6 +237,7 @@ def case_row(made: TrainingPlan, done: Sequence[tuple[Forecast, RealRun]]) -> di
         "score_off": off,
         "is_loss": made.judged_by_loss,
         "cost": cost,
+        "taken": dict(made.taken),
         "cost_share": 100 * cost / (measured * choice.machines) if measured else None,
     }
 
