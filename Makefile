@@ -87,8 +87,8 @@ proto: ## generate control_pb2.py from control.proto
 	$(PROTOC) -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/shoal/transports/grpc/control.proto
 
 # slow_link.py needs root and half an hour, scaled_rates.py half an hour, crews.py ten minutes, against.py another commit;
-# machine_load.py is imported by others; groups.py runs groups_worker.py; two_hosts.py needs root, sshd and a while.
-NOT_RUN := slow_link.py slow_link_worker.py scaled_rates.py crews.py machine_load.py two_hosts.py two_hosts_worker.py regressions.py against.py groups_worker.py
+# machine_load.py is imported by others; groups.py runs groups_worker.py; gpu.py needs a GPU; two_hosts.py needs root, sshd and a while.
+NOT_RUN := slow_link.py slow_link_worker.py scaled_rates.py crews.py machine_load.py two_hosts.py two_hosts_worker.py regressions.py against.py groups_worker.py gpu.py gpu_worker.py
 BENCHES := $(filter-out $(NOT_RUN:%=benchmarks/%), $(sort $(wildcard benchmarks/*.py)))
 
 bench: $(READY) ## check the stored figures, then run the benchmarks; they print ratios taken in one run

@@ -20,6 +20,7 @@ import torch
 
 from shoal.core.errors import DataMissing
 from shoal.programs.tasks.recordings import recordings
+from shoal.programs.tasks.shakespeare import shakespeare_data
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -96,15 +97,14 @@ def test_simulator_prints_its_two_figures(in_process):
 
 
 @pytest.mark.soak
-def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(in_process, tmp_path):
+def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(tmp_path):
     picture = tmp_path / "picture.svg"
     try:
-        figures = in_process(
-            "since_2024.py",
-            *("--steps", "4", "--workers", "2", "--seeds", "0", "--only", "sync;demo", "--svg", str(picture)),
-        )
+        shakespeare_data()
     except DataMissing:
         pytest.skip("tinyshakespeare is not on this machine; set SHOAL_DATA")
+    some = ("--steps", "4", "--workers", "2", "--seeds", "0", "--only", "sync;demo", "--jobs", "2")
+    figures = printed_by("since_2024.py", *some, "--svg", str(picture))
     assert figures.keys() == {f"{m} {key}" for m in ("sync", "demo") for key in ("loss", "bytes", "seconds")}
     assert picture.read_text().count("<circle") == 2
 

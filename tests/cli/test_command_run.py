@@ -283,3 +283,20 @@ def test_ctrl_c_reaches_a_launcher_in_a_process_of_its_own(shoal, script, tmp_pa
     assert (stopped.returncode, stopped.stderr) == (130, resuming(tmp_path))
     assert not running(tmp_path)
     check_that_it_resumes(shoal, line, tmp_path)
+
+
+SEES = "import os, shoal\nprint('sees', repr(os.environ.get('CUDA_VISIBLE_DEVICES')))\n"
+
+
+@warm
+def test_with_a_device_each_worker_sees_it_alone(shoal, script, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    done = shoal(f"run -n 2 --device cuda {script(SEES)}")
+    assert "worker 0 | sees '3'\n" in done.stdout and "worker 1 | sees '4'\n" in done.stdout
+
+
+def test_a_device_for_workers_elsewhere_is_refused(shoal, script):
+    done = shoal(f"run --hosts a:1,b:1 --device cuda {script(SEES)}")
+    assert done.exit_code == 2
+    assert "--device cuda is for workers on this host" in done.stderr

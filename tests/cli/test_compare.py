@@ -13,6 +13,7 @@ from shoal.cli import comparison
 from shoal.cli.compare import check_strategies
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.core.task import Task
 from shoal.programs.tasks import TASKS
 from shoal.runs.plan import Plan
 from shoal.sim import Compute, Network
@@ -151,6 +152,20 @@ def test_settings_reach_the_run(shoal, calls, tmp_path):
 def test_the_rule_for_the_learning_rate_reaches_every_run(shoal, calls):
     assert shoal("compare --strategies single,sync --sim --scale-lr auto").exit_code == 0
     assert [call["scale_lr"] for call in calls] == ["auto", "auto"]
+
+
+def test_a_device_reaches_every_run(shoal, calls, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(Task, "on", lambda task, device: replace(task, device=device))
+    assert shoal("compare --task digits --strategies single,sync --device auto").exit_code == 0
+    assert [call["task"].device for call in calls] == ["cuda", "cuda"]
+
+
+def test_a_gpu_that_is_not_there_is_refused(shoal, calls, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = shoal("compare --task digits --device cuda")
+    assert (done.exit_code, calls) == (2, [])
+    assert "torch finds no GPU here; take 'cpu', or 'auto'" in done.stderr
 
 
 def test_an_unknown_rule_is_refused_with_the_nearest(shoal, calls):

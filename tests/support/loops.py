@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from shoal.core.replica import LocalStep
 from shoal.replicas.attached import AttachedReplica
 
 STEPS = 30
@@ -94,3 +95,9 @@ class LoopReplica(AttachedReplica):
             self.loop.run_step(self._t)
         self._t += 1
         return self._taken.pop()
+
+    async def step(self):
+        """The same, with the step of the optimizer along it."""
+        gradient = await self.gradient()
+        self.descend(gradient.vector)
+        return LocalStep(gradient.count, gradient.loss)

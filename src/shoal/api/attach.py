@@ -20,9 +20,8 @@ from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
 from shoal.launch.worker_group import join_group, ranks_inside
-from shoal.replicas.attached import held_by
 from shoal.replicas.local_shards import is_distributed
-from shoal.replicas.optimizer import has_inner, steps_each_element
+from shoal.replicas.optimizer import has_inner, held_by, steps_each_element
 from shoal.replicas.served import check_optimizer
 from shoal.replicas.wrapped import check_wrappers, save_apart, tell_rank, unwrap_optimizer
 from shoal.strategies import STRATEGIES

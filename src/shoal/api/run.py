@@ -10,6 +10,7 @@ from typing import Any
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.crew_sizes import CrewSizes
+from shoal.core.devices import on_device
 from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.task import Task
 from shoal.launch.audience import Audience
@@ -49,6 +50,7 @@ def run(
     lr: float | None = None,
     grow_batch: str | None = None,
     largest_batch: int | None = None,
+    device: str | None = None,
     crew: str | CrewSizes | None = None,
     layout: str | ModelLayout = "data",
     transport: str = "processes",
@@ -84,6 +86,8 @@ def run(
     threads as a process would have.
     `batch` is the number of samples per worker and step. `grow_batch="2@10,2@20"` doubles it after 10 and 20
     epochs; where it would exceed `largest_batch`, the learning rate is divided instead.
+    `device` is "cpu", "cuda" or "auto", by default that of the task: of several GPUs worker k takes the k-th,
+    beginning again after the last.
     `crew="2@0,4@500"` trains on 2 workers at first and on 4 from step 500 on, instead of `workers`, which is
     1 by default. With `balance`, for strategies that average over all workers, faster workers take larger
     batches, and `batch` is the mean.
@@ -115,7 +119,7 @@ def run(
     algorithm = STRATEGIES.read(strategy) if isinstance(strategy, str) else strategy
     sizes = crew if isinstance(crew, CrewSizes) else CrewSizes.parse(crew)
     plan = Plan(
-        task=chosen.but(batch, lr, grow_batch, largest_batch),
+        task=on_device(chosen, device).but(batch, lr, grow_batch, largest_batch),
         strategy=algorithm,
         codec=choose_codec(codec, algorithm),
         workers=sizes.size_of(workers),

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from shoal.api.attachment import current
+from shoal.core.devices import device_variables
 from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.core.words import REJOINING
@@ -196,14 +197,16 @@ def _on_this_host(
             place = replace(shared, rank=rank, position=position, incarnation=incarnation)
             if number == SPARE:
                 name, place = "a spare", replace(shared, spare=True)
+            variables = torch_variables(number, processes, meeting_point) if meeting_point else NO_VARIABLES
             process, (control,) = ScriptProcess.start(
                 script,
                 arguments,
                 asdict(replace(place, store=folder, on_host=processes)),
                 lambda line: on_output(name, line),
-                variables=torch_variables(number, processes, meeting_point)
-                if meeting_point
-                else NO_VARIABLES,
+                variables={
+                    **variables,
+                    **({} if number == SPARE else device_variables(place.device, number)),
+                },
             )
             return Member(number, name, process, control, incarnation)
 
@@ -283,6 +286,7 @@ def _wait_to_be_needed(place: Place, control: Control) -> None:
     order = control.await_order()
     became = replace(place, spare=False, rank=order["number"], incarnation=order["incarnation"])
     os.environ.update(became.to_environment())
+    os.environ.update(device_variables(place.device, became.rank))
 
 
 def _vanish(code: int) -> NoReturn:

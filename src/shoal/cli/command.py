@@ -58,6 +58,11 @@ Servers = Annotated[
     typer.Option(min=1, help="Server processes of the strategy, each with a slice of the model."),
 ]
 
+Device = Annotated[
+    str,
+    typer.Option(metavar="WORD", help="cpu, cuda (of several GPUs each worker takes the next), or auto."),
+]
+
 Durability = Annotated[
     str,
     typer.Option(

@@ -13,6 +13,7 @@ from shoal.cli.command import (
     DOTTED,
     WORDS,
     Collective,
+    Device,
     Durability,
     MaxWorkers,
     MinWorkers,
@@ -42,7 +43,15 @@ from shoal.core.catalogue import check_word, nearest, split_list, split_options
 from shoal.core.crew_sizes import CrewSizes
 from shoal.core.growth import Growth
 from shoal.core.limits import PATIENCE_SECONDS
-from shoal.core.words import COLLECTIVES, DURABILITY, SCALING, TRANSPORTS, check_durability, refuse_mpi
+from shoal.core.words import (
+    COLLECTIVES,
+    DEVICES,
+    DURABILITY,
+    SCALING,
+    TRANSPORTS,
+    check_durability,
+    refuse_mpi,
+)
 from shoal.layouts import LAYOUTS
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
@@ -181,6 +190,7 @@ def compare(
             rich_help_panel="Virtual time",
         ),
     ] = None,
+    device: Device = "cpu",
     threads: Annotated[
         int | None,
         typer.Option(
@@ -219,6 +229,7 @@ def compare(
     check_checkpoint(checkpoint, every)
     transport = "sim" if sim else transport
     check_words(task, codec, transport, collective, durability, scale_lr)
+    check_word("device", device, DEVICES)
     check_numbers(epochs, batch, lr, threads)
     Growth.parse(grow_batch, largest_batch)
     chosen, sizes = check_strategies(strategies, ctx.meta[DOTTED]), CrewSizes.parse(crew)
@@ -233,13 +244,14 @@ def compare(
     outcome = Outcome(json, report, target, command, watch=watch, plan=planned, **kept)
 
     from shoal.cli.comparison import compare_strategies  # imports torch
+    from shoal.core.devices import on_device
     from shoal.launch.join import Access
 
     compare_strategies(
         chosen,
         numbers,
         laid_out,
-        TASKS.read(task).but(batch, lr, grow_batch, largest_batch),
+        on_device(TASKS.read(task).but(batch, lr, grow_batch, largest_batch), device),
         {
             "codec": None if codec is None else CODECS.read(codec),
             **{name: ctx.params[name] for name in PASSED_ON},

@@ -66,6 +66,11 @@ def launch(
     if place.is_joined and (hosts is not None or on is not None):
         option = "--hosts" if on is None else "--on"
         raise ValueError(f"{place.launched} has started this process; {option} starts processes of its own")
+    if place.is_joined and place.device is not None:
+        raise ValueError(
+            f"{place.launched} has started this process, which sees the GPUs that {place.launched} gives it; "
+            "--device is for workers that `shoal run` starts"
+        )
     if place.is_joined and group is not None:
         raise ValueError(
             f"{place.launched} has started this process, and --group starts processes of its own; call "

@@ -24,6 +24,7 @@ from shoal.profiling.probe_processes import hear, start_mpi_probe, start_probe
 from shoal.programs.tasks.data import Dataset, is_file, places
 from shoal.programs.tasks.images import FASHION_MNIST, MNIST
 from shoal.report.units import bytes_text
+from shoal.transports.shared_memory import gpu_memory
 
 OLDEST_PYTHON = (3, 10)
 LITTLE_BYTES = 100_000_000
@@ -73,8 +74,20 @@ def accelerators() -> Iterator[Finding]:
     if torch.cuda.is_available():
         names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         yield Finding(True, f"GPU: {names}.")
+        yield gpu_sharing()
     else:
         yield Finding(None, "torch finds no GPU: models train on the CPU.")
+
+
+def gpu_sharing() -> Finding:
+    """Whether processes on one GPU can map each other's memory of it."""
+    if gpu_memory.has_bindings():
+        return Finding(True, "Processes on one GPU exchange tensors through its memory.")
+    return Finding(
+        None,
+        "Processes on one GPU exchange tensors through host memory, which takes longer. "
+        "For its own: pip install cuda-bindings.",
+    )
 
 
 def cores() -> Finding:

@@ -51,7 +51,7 @@ from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word, split_options
 from shoal.core.limits import PATIENCE_SECONDS
-from shoal.core.words import COLLECTIVES, DURABILITY, TRANSPORTS, check_durability
+from shoal.core.words import COLLECTIVES, DEVICES, DURABILITY, TRANSPORTS, check_durability
 from shoal.strategies import STRATEGIES
 
 
@@ -145,6 +145,14 @@ def run(
     collective: Collective = "auto",
     servers: Servers = 1,
     durability: Durability = "memory",
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="The only one that a worker sees: cpu, cuda (of several GPUs each the next), or auto.",
+            show_default="all there are",
+        ),
+    ] = None,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
     balance: Annotated[bool, typer.Option("--balance", hidden=True, callback=refuse_balance)] = False,
@@ -191,6 +199,7 @@ def run(
     script, rest = find_script([script, *(arguments or [])] if script else [], passed)
     strategy, options = check_strategy(strategy, ctx.meta[DOTTED], servers)
     check_words(codec, transport, collective, durability)
+    check_device(device, elsewhere=bool(hosts or on))
     check_workers(workers, group, elsewhere=bool(hosts or on), durability=durability)
     check_checkpoint(checkpoint, every, is_here=hosts is None and on is None)
     transport = transport or ("grpc" if hosts or on else None)
@@ -209,6 +218,7 @@ def run(
         "strategy_options": options,
         "codec": codec,
         "collective": collective,
+        "device": device,
         "servers": servers,
         "durability": durability,
         "checkpoint": None if checkpoint is None else str(checkpoint),
@@ -219,6 +229,18 @@ def run(
     }
     membership = {"min_workers": min_workers, "spares": spares}
     launch(script, rest, workers, settings, outcome, quiet, host_list, on, group, membership)
+
+
+def check_device(word: str | None, *, elsewhere: bool) -> None:
+    """Raise ValueError for a device that is not known, or that cannot be given to workers of other hosts."""
+    if word is None:
+        return
+    check_word("device", word, DEVICES)
+    if elsewhere:
+        raise ValueError(
+            f"--device {word} is for workers on this host; elsewhere a worker sees the GPUs that its host "
+            "gives it"
+        )
 
 
 def check_workers(workers: int | None, group: int | None, *, elsewhere: bool, durability: str) -> None:

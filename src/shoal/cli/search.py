@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.command import Patience, Servers, Timeout
+from shoal.cli.command import Device, Patience, Servers, Timeout
 from shoal.cli.outcome import JsonFile, ReportFile
 from shoal.cli.record_options import KeptRuns
 from shoal.codecs import CODECS
 from shoal.core.catalogue import check_word
 from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.paths import check_file
+from shoal.core.words import DEVICES
 from shoal.programs.tasks import TASKS
 from shoal.search import METHODS
 from shoal.search.search_folder import check_search_folder
@@ -62,6 +63,7 @@ def search(
     transport: Annotated[
         str, typer.Option(metavar="WORD", help="processes, gloo or grpc, inside a trial.")
     ] = "processes",
+    device: Device = "cpu",
     threads: Annotated[
         int | None, typer.Option(help="Torch threads of each process.", show_default="its share of the cores")
     ] = None,
@@ -86,6 +88,7 @@ def search(
     --resume goes on.
     """
     check_words(task, method, strategy, codec, transport, metric)
+    check_word("device", device, DEVICES)
     check_numbers(epochs, at_once, held_out, workers, threads)
     ranges = read_ranges(space, vary or [])
     way = METHODS.read(method)
@@ -104,6 +107,7 @@ def search(
         "servers": servers,
         "codec": codec,
         "transport": transport,
+        "device": device,
         "held_out": held_out,
         "metric": metric,
         "seed": seed,

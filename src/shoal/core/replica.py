@@ -18,6 +18,21 @@ class NoMoreSteps(Exception):
     """The training loop ended while the algorithm waited for its next gradient."""
 
 
+class Counted(Protocol):
+    """What a replica computed on one batch."""
+
+    count: int  # samples
+    loss: float | None  # their mean; None where the replica cannot tell
+
+
+@dataclass(slots=True)
+class LocalStep:
+    """One step of the optimizer, on `count` samples."""
+
+    count: int
+    loss: float | None
+
+
 @dataclass(slots=True)
 class Gradient:
     """The gradient of the mean loss over `count` samples; `loss` is None where the replica cannot tell."""
@@ -73,6 +88,15 @@ class Replica(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
+        ...
+
+
+@runtime_checkable
+class StepsAlone(Protocol):
+    """A replica that can take a local step without its gradient as one vector: a copy less."""
+
+    async def step(self) -> LocalStep:
+        """`descend` along the `gradient` of the next batch."""
         ...
 
 

@@ -60,6 +60,7 @@ class Task:
     growth: Growth = field(default_factory=Growth)
     augment: Callable[[Tensor], Tensor] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict, hash=False)
+    device: str = "cpu"  # where model and data are: see `on`
     about: str = field(default="", compare=False)
     imports: tuple[str, ...] = field(default=(), compare=False)
 
@@ -91,6 +92,7 @@ class Task:
             self,
             model=partial(_model_on, self.model, str(device)),
             data=partial(_data_on, self.data, str(device)),
+            device=str(device),
         )
 
     def config(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ class Task:
             "grow_batch": str(self.growth) or None,
             "largest_batch": self.growth.largest,
             "optimizer": name,
+            **({} if self.device == "cpu" else {"device": self.device}),
         }
 
 

@@ -31,6 +31,12 @@ DURABILITY = {
     "journal": "every update is on disk before it is acknowledged; a restarted server loses none",
 }
 
+DEVICES = {
+    "cpu": "the processor",
+    "cuda": "a GPU: of several, worker k takes the k-th, beginning again after the last",
+    "auto": "a GPU if torch finds one, else the processor",
+}
+
 SCALING = {
     "none": "the task's own learning rate, however many workers",
     "linear": "times the workers",

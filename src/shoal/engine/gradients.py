@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from torch import Tensor
 
 from shoal.core.errors import Diverged, advice_on_overflow
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import Gradient, NoMoreSteps, Replica
+from shoal.core.replica import Counted, NoMoreSteps, Replica, StepsAlone
+from shoal.core.transport import offers
 from shoal.engine.channel import Channel
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.progress import Progress
@@ -18,7 +19,7 @@ from shoal.engine.protocol import Handlers
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
-GradientT = TypeVar("GradientT", bound=Gradient)
+CountedT = TypeVar("CountedT", bound=Counted)
 
 LOOK_SECONDS = 0.001
 """How often a node that waits for a message looks whether its gradient is there."""
@@ -67,14 +68,27 @@ class Gradients:
         self._mailbox = mailbox
         self._progress = progress
         self._background = background
+        self._steps_alone: StepsAlone | None = None
+        if offers(type(replica), StepsAlone):
+            self._steps_alone = cast(StepsAlone, replica)
+
+    @property
+    def may_step(self) -> bool:
+        """Whether `step` can be called: the replica takes a step without handing its gradient over."""
+        return self._steps_alone is not None
+
+    async def step(self) -> None:
+        """One step of the replica's optimizer on the next batch."""
+        assert self._steps_alone is not None
+        await self.computed(self._steps_alone.step)
 
     async def next(self, handlers: Handlers | None = None) -> Tensor:
         """The gradient on the next batch at `x`. Raises NoMoreSteps when the user's loop has ended."""
         return (await self.computed(self._replica.gradient, handlers)).vector
 
     async def computed(
-        self, compute: Callable[[], Coroutine[Any, Any, GradientT]], handlers: Handlers | None = None
-    ) -> GradientT:
+        self, compute: Callable[[], Coroutine[Any, Any, CountedT]], handlers: Handlers | None = None
+    ) -> CountedT:
         """What a replica computes, metered.
 
         Raises Diverged when the loss is not finite, unless there is a server to refuse what comes of it.

@@ -13,47 +13,26 @@ from torch import Tensor, nn
 
 from shoal.core.errors import Diverged
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import NOISE, Gradient, NoMoreSteps
+from shoal.core.replica import NOISE, Gradient, LocalStep, NoMoreSteps
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.local_shards import LocalShards, Replicated, local
 from shoal.replicas.module import reset_momentum
-from shoal.replicas.optimizer import Schedule, describe_options, load_state, needs_closure, saved_state
+from shoal.replicas.optimizer import (
+    check_are_of,
+    describe_options,
+    held_by,
+    load_state,
+    needs_closure,
+    saved_state,
+)
 from shoal.replicas.passes import Passes
 from shoal.replicas.served import ServedReplica
+from shoal.replicas.stepper import Stepper
 from shoal.replicas.watch import Watch
 
 LOOK_SECONDS = 1.0
 """Seconds between two checks that the gradient is finite. A check reads the whole gradient."""
-
-
-class Stepper:
-    """One of the user's optimizers, and what its next step needs."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, flat: Flat) -> None:
-        held = held_by(optimizer)
-        ids = {id(p) for p in held}
-        self.optimizer = optimizer
-        self.step: Callable[..., Any] = optimizer.step  # as it was before attach()
-        self.schedule = Schedule(optimizer)
-        self.indices = frozenset(n for n, p in enumerate(flat.parameters) if id(p) in ids)
-        self.samples = 0  # since its last step; 0 if the loop does not report them, and then counted as 1
-        self.closure: tuple[Callable[[], Any], ...] = ()  # where it evaluates the loss itself
-        self._held = [id(p) for p in held]
-        self._frozen = [p for p in held if not p.requires_grad]
-
-    def check_still_holds(self) -> None:
-        """Raise ValueError if the script has changed what it trains, which the other nodes cannot know."""
-        if any(p.requires_grad for p in self._frozen):
-            raise ValueError(
-                "a parameter of the optimizer that was frozen at attach() is trainable now. Let it be "
-                "trainable at attach()."
-            )
-        if (now := [id(p) for p in held_by(self.optimizer)]) != self._held:
-            raise ValueError(
-                f"the optimizer held {len(self._held)} parameters at attach(), and holds {len(now)} now, or "
-                "others. Give it all its parameters before attach()."
-            )
 
 
 class AttachedReplica:
@@ -66,7 +45,7 @@ class AttachedReplica:
 
     def __init__(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
         held = [p for optimizer in optimizers for p in held_by(optimizer)]
-        _check_are_of(model, held)
+        check_are_of(model, held)
         self._shards = LocalShards(model, held)
         self._flat = Flat(model, {id(p) for p in held}, self._shards.by_id)
         self._replicated = Replicated(self._flat.parameters, self._flat.tensors)
@@ -208,6 +187,18 @@ class AttachedReplica:
             g.div_(scale)
         return Gradient(g if count else g.zero_(), count, self.loss)
 
+    async def step(self) -> LocalStep:
+        """Wait for the user to call `optimizer.step()`, and take that step on the gradients as they lie."""
+        await self._step_called()
+        self._check_still_trained()
+        scale, count = self._undo_scaling(), self._count()
+        if scale is not None:
+            for g in self.gradients:
+                g.div_(scale)
+        if count:
+            self._take_step()
+        return LocalStep(count, self.loss)
+
     async def stream(self, intake: Intake) -> Streamed:
         """As `gradient`, but hand the gradient over in parts while the user's back-propagation runs."""
         self._watch.begin(intake, lambda: intake.unit * (self._now.samples or 1))
@@ -275,7 +266,8 @@ class AttachedReplica:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        if not all(bool(torch.isfinite(g.sum(dtype=_wide(g)))) for g in self.gradients):
+        sums = [g.sum(dtype=_wide(g)).to(self.x.device) for g in self.gradients]
+        if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
             raise Diverged(
                 f"the gradient is not finite any more. Try a smaller learning rate (it is {self.lr:g}), "
                 "gradient clipping, or look for inputs that are not finite."
@@ -291,6 +283,9 @@ class AttachedReplica:
             self._check_alone(g)
             self._flat.set_gradient(g)  # else it is the loop's own, where a parameter may have none
             self._shards.write_gradients()
+        self._take_step()
+
+    def _take_step(self) -> None:
         self._shards.write()
         self.own_loss = self._now.step(*self._now.closure)
         self._shards.read()
@@ -366,27 +361,6 @@ class AttachedReplica:
 
     def take_deal(self, deal: dict[str, Any] | None) -> None:
         """Nothing: see `deal`."""
-
-
-def held_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The parameters that it steps."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _check_are_of(model: nn.Module, held: Sequence[Tensor]) -> None:
-    ours, trained = {id(p) for p in model.parameters()}, {id(p) for p in held if p.requires_grad}
-    if len(trained) < sum(p.requires_grad for p in held):
-        raise ValueError("a parameter is held by two optimizers; leave it to one")
-    if not ours & trained:
-        raise ValueError(
-            "the optimizer holds none of the model's trainable parameters; build it from model.parameters()"
-        )
-    if trained - ours:
-        raise ValueError(
-            f"the optimizer also holds {len(trained - ours)} parameters that are not the model's: they "
-            "would differ between workers. Attach all models that are trained: attach([model, other], "
-            "optimizer)."
-        )
 
 
 def _wide(g: Tensor) -> torch.dtype:

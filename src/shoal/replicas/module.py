@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.core.identity import NodeIdentity
 from shoal.core.matrices import Matrix
 from shoal.core.products import Product, Recorder
-from shoal.core.replica import NOISE, Gradient, Replica
+from shoal.core.replica import NOISE, Gradient, LocalStep, Replica
 from shoal.core.seeds import derive
 from shoal.core.task import Data, Task
 from shoal.core.vector import Flat, Layout, named_buffers
@@ -93,16 +93,33 @@ class ModuleReplica:
 
     async def gradient(self) -> Gradient:
         """The gradient of the mean loss on the next batch."""
-        if self._g is None:
-            self._g = torch.empty_like(self.x)
         x, y = self._next_batch()
         if not len(y):  # fewer samples are left than workers
-            return Gradient(self._g.zero_(), 0, None)
+            return Gradient(self._buffer.zero_(), 0, None)
         loss = self._propagate(x, y)
-        gradient = Gradient(self._flat.gradient(self._g), len(y), loss)
+        gradient = Gradient(self._flat.gradient(self._buffer), len(y), loss)
         if self._recorder is not None:
             self._recorder.belongs_to(gradient.vector)
         return gradient
+
+    async def step(self) -> LocalStep:
+        """One step of the task's optimizer on the next batch, on the gradients as they lie."""
+        x, y = self._next_batch()
+        loss = self._propagate(x, y) if len(y) else None
+        if not len(y):
+            self.descend(self._buffer.zero_())
+        elif any(p.grad is not None and p.grad.is_sparse for p in self._flat.tensors):
+            self.descend(self._flat.gradient(self._buffer))  # few optimizers take sparse gradients
+        else:
+            self._optimizer.step()
+        return LocalStep(len(y), loss)
+
+    @property
+    def _buffer(self) -> Tensor:
+        """Where gradients are put together in one vector."""
+        if self._g is None:
+            self._g = torch.empty_like(self.x)
+        return self._g
 
     async def stream(self, intake: Intake) -> Streamed:
         """As `gradient`, but hand the gradient over in parts while back-propagation runs."""

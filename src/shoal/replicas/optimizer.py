@@ -286,3 +286,25 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step must be given the loss to evaluate, as that of L-BFGS."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters that it steps."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def check_are_of(model: nn.Module, held: Sequence[Tensor]) -> None:
+    """Raise ValueError unless these are parameters of the model, each held once."""
+    ours, trained = {id(p) for p in model.parameters()}, {id(p) for p in held if p.requires_grad}
+    if len(trained) < sum(p.requires_grad for p in held):
+        raise ValueError("a parameter is held by two optimizers; leave it to one")
+    if not ours & trained:
+        raise ValueError(
+            "the optimizer holds none of the model's trainable parameters; build it from model.parameters()"
+        )
+    if trained - ours:
+        raise ValueError(
+            f"the optimizer also holds {len(trained - ours)} parameters that are not the model's: they "
+            "would differ between workers. Attach all models that are trained: attach([model, other], "
+            "optimizer)."
+        )

@@ -49,14 +49,12 @@ class Watch:
         self._weights: set[float] = set()  # by which the parts taken early were multiplied
         self._next = 0  # the part to hand over next
         self._trusts = True  # no gradient was ever changed after back-propagation
-        watched = flat.parameters if len(self.parts) > 1 else []  # a single part is never handed over early
-        self._hooks: list[RemovableHandle] = [
-            p.register_post_accumulate_grad_hook(partial(self._accumulated, n))  # type: ignore[no-untyped-call]
-            for n, p in enumerate(watched)
-        ]
+        self._hooks: list[RemovableHandle] = []
 
     def begin(self, intake: Intake, weight: Callable[[], float]) -> None:
         """From now on hand gradients over to `intake`, multiplied by what `weight()` returns at the time."""
+        if not self._hooks and len(self.parts) > 1:  # a single part is never handed over early
+            self._hook()
         self._intake, self._weight = intake, weight
         self._added = [0] * len(self._added)
         self._taken, self._weights, self._next = {}, set(), 0
@@ -89,6 +87,12 @@ class Watch:
         """Remove the hooks from the module."""
         for hook in self._hooks:
             hook.remove()
+
+    def _hook(self) -> None:
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(partial(self._accumulated, n))  # type: ignore[no-untyped-call]
+            for n, p in enumerate(self._flat.parameters)
+        ]
 
     def _accumulated(self, number: int, _: nn.Parameter) -> None:
         self._added[number] += 1

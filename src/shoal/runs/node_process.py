@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.core.devices import take_gpu
 from shoal.core.errors import Interrupted, PeerLost, ShoalError
 from shoal.core.task import Data
 from shoal.core.vector import named_buffers, trainable
@@ -108,6 +109,8 @@ def live(
 ) -> dict[str, Any]:
     """Build the node, train when the launcher gives the order, and return the node's report."""
     rank, position = place
+    if plan.task.device == "cuda":
+        take_gpu(rank * plan.group + position)
     folder = nodes_folder(plan, root)
     data, memory = data or plan.task.data(), PeakMemory()
     model, curve = build_model(plan.task, plan.seed), plan.curve(data)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from shoal.core.catalogue import check_word
+from shoal.core.devices import on_device
 from shoal.core.errors import CheckpointError, WorkerFailed
 from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.task import Task
@@ -47,6 +48,7 @@ def run(
     servers: int = 1,
     codec: str | None = None,
     transport: str = "processes",
+    device: str | None = None,
     held_out: float = 0.2,
     metric: str = "accuracy",
     seed: int = 0,
@@ -70,6 +72,7 @@ def run(
     A trial is a run of one worker, or of `workers` that `strategy` synchronises. `at_once` trials train at a
     time; by default as many as there are cores for. A trial whose process is killed continues from its last
     checkpoint; one that is silent for `patience` seconds is killed.
+    `device` is "cpu", "cuda" or "auto", as for `shoal.run`.
     `folder` keeps the journal, the checkpoints and the best model; with `resume` a search that is there goes
     on. Without a folder nothing is kept. `runs` is a folder in which the search is listed as a run. `watcher`
     is called with every event of the journal, `on_start` with the slots, which know the processes that train.
@@ -77,6 +80,7 @@ def run(
     Ctrl-C.
     """
     chosen = TASKS.make(task) if isinstance(task, str) else task
+    chosen = on_device(chosen, device)
     way = METHODS.read(method) if isinstance(method, str) else method
     found = read_space(space)
     check_word("metric", metric, METRICS)

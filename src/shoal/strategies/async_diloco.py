@@ -69,7 +69,7 @@ class AsyncDiLoCo(Strategy):
                 await w.pull(SERVER, out=w.x)
                 start.copy_(w.x)
                 steps[1] = paces.steps(self.period) if self.dynamic else self.period
-            w.descend(await w.grad())
+            await w.step()
             steps[0] += 1
             if steps[0] >= steps[1] or w.is_last(t):
                 steps[0] = 0

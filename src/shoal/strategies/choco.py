@@ -50,7 +50,7 @@ class CHOCO(Decentral):
         copies = {k: w.keep(f"copy of {k}", nothing, mutual=True) for k in weights}
         met = {k: -1 if w.incarnation else w.incarnation_of(k) for k in weights}  # who has this one's copy
         async for t in w.rounds():
-            w.descend(await w.grad())
+            await w.step()
             news = w.encode("difference", w.x - own, times=len(weights), feedback=False)
             own += w.decode(news)
             present = w.here(weights)

@@ -33,7 +33,7 @@ class DPSGD(Decentral):
         async for t in w.rounds():
             weights = graph.weights(w.rank, w.size, t)
             if not self.overlap:
-                w.descend(await w.grad())
+                await w.step()
             present = w.here(weights)
             await w.give(t, present, w.x)
             g = await w.grad() if self.overlap else None

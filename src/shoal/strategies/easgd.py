@@ -84,7 +84,7 @@ class EASGD(Strategy):
         return force
 
     async def _local_step(self, w: Node) -> None:
-        w.descend(await w.grad())
+        await w.step()
 
 
 @dataclass(frozen=True)

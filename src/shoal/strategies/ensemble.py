@@ -38,4 +38,4 @@ class Ensemble(Strategy):
 
     async def worker(self, w: Node) -> None:
         async for _ in w.rounds():
-            w.descend(await w.grad())
+            await w.step()

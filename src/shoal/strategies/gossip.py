@@ -34,7 +34,7 @@ class Gossip(Decentral):
             await w.send(m.src, Message("model", (w.x,), seq=m.seq))
 
         async for t in w.rounds({"ask": tell}, self.help):
-            w.descend(await w.grad())
+            await w.step()
             if (t + 1) % self.period == 0:
                 peer = w.draw(graph.out_of(w.rank, w.size, t))
                 if peer is not None:

@@ -77,7 +77,7 @@ class HALoS(Strategy):
                 await w.pull(region, out=w.x)
                 start.copy_(w.x)
                 steps[1] = paces.steps(self.period, ceil) if self.dynamic else self.period
-            w.descend(await w.grad())
+            await w.step()
             steps[0] += 1
             if steps[0] >= steps[1] or w.is_last(t):
                 steps[0] = 0

@@ -37,7 +37,7 @@ class Hogwild(Strategy):
         async for _ in w.steps():
             await w.pull(SERVER, out=w.x)
             before = w.x.clone()
-            w.descend(await w.grad())
+            await w.step()
             await w.push(SERVER, w.x - before)
 
     async def finish(self, w: Node) -> None:

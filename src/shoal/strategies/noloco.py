@@ -51,7 +51,7 @@ class NoLoCo(Decentral):
     async def worker(self, w: Node) -> None:
         slow = self.solution(w)
         async for t in w.rounds():
-            w.descend(await w.grad())
+            await w.step()
             if (t + 1) % self.period == 0:
                 partners = w.here(self.partners_of(w.rank, w.size, t))
                 await w.give(t, partners, slow, w.x - slow)

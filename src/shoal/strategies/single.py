@@ -20,5 +20,5 @@ class Single(Strategy):
             raise ValueError(f"Single runs on 1 worker, not on {setting.workers}")
 
     async def worker(self, w: Node) -> None:
-        async for _ in w.steps():
-            w.descend(await w.mean(w.grad()))  # the mean of one, so that its samples count as merged
+        async for _ in w.rounds():
+            await w.step()

@@ -11,14 +11,14 @@ from shoal.core.seeds import stream
 from shoal.core.task import Data, Task
 
 
-def blobs(dropout: float = 0.1) -> Task:
+def blobs(dropout: float = 0.1, width: int = 16) -> Task:
     """Three noisy clouds of points in eight dimensions, told apart by a small network with dropout."""
-    model = partial(_model, dropout)
+    model = partial(_model, dropout, width)
     return Task("blobs", model, _data, lr=0.1, batch=16, about="three clouds of points, for tests")
 
 
-def _model(dropout: float) -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3))
+def _model(dropout: float, width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 3))
 
 
 def _data() -> Data:

@@ -89,7 +89,7 @@ class Endpoint(ABC):
             raise ValueError(f"there is no node {dst}: nodes are 0 to {self.size - 1}")
         if m.tag in NOTICES:
             raise ValueError(f"tag '{m.tag}' is the transport's own notice; choose another")
-        parts = frames.flatten(m.parts)
+        parts = self._flatten(m.parts)
         header = frames.encode(m, parts, self.rank)
         nbytes = sum(part.nbytes for part in parts)
         if nbytes > self.limit_bytes:
@@ -98,6 +98,10 @@ class Endpoint(ABC):
                 "raise it on every node, or send less at once"
             )
         return header, parts
+
+    def _flatten(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The parts as `_transmit` takes them."""
+        return frames.flatten(parts)
 
     def _decode(self, peer: int, header: bytes | bytearray | memoryview) -> tuple[Message, list[Shape]]:
         message, shapes = frames.decode(header, self.limit_bytes)

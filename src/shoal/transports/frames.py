@@ -21,7 +21,8 @@ Between processes that share memory, another magic announces that a memory locat
 elements:
 
     offset  bytes  field, little-endian
-         0      1  kind: large message 1, shared read 2, copy 3, window 4; after a copy the elements follow
+         0      1  kind: large message 1, shared read 2, copy 3, window 4, large message on a GPU 5; after a
+                   copy the elements follow
          1      4  number of the sender's open file
          5      8  serial number of the memory in it
         13      8  offset of the first part
@@ -54,7 +55,7 @@ assert _LAYOUT.size == HEADER_BYTES
 SHARED_MAGIC = b"SHOM"
 """The magic of a header that is followed by a memory location."""
 
-LARGE_MESSAGE, SHARED_READ, COPY, WINDOW = 1, 2, 3, 4
+LARGE_MESSAGE, SHARED_READ, COPY, WINDOW, GPU_MESSAGE = 1, 2, 3, 4, 5
 
 _LOCATION = struct.Struct("<BiQQIQ")
 LOCATION_BYTES = _LOCATION.size
@@ -77,7 +78,17 @@ Shape = tuple[torch.dtype, int]
 
 def flatten(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The parts as they are sent: flat, contiguous, in host memory. Copies only where needed."""
-    return tuple(part.detach().to("cpu").contiguous().view(-1) for part in parts)
+    return flatten_in_place(to_host(parts))
+
+
+def flatten_in_place(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The parts flat and contiguous, on the device on which they are."""
+    return tuple(part.detach().contiguous().view(-1) for part in parts)
+
+
+def to_host(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The parts in host memory. Copies only where needed."""
+    return tuple(part.to("cpu") for part in parts)
 
 
 def bytes_of(part: Tensor) -> memoryview:
@@ -117,7 +128,7 @@ def encode_location(header: bytes, location: MemoryLocation) -> bytes:
 def decode_location(raw: bytes | bytearray | memoryview) -> MemoryLocation:
     """The location that follows such a header. Raises WireError for an unknown kind."""
     location = MemoryLocation(*_LOCATION.unpack(raw))
-    if not LARGE_MESSAGE <= location.kind <= WINDOW:
+    if not LARGE_MESSAGE <= location.kind <= GPU_MESSAGE:
         raise WireError(f"unknown kind of memory location {location.kind}")
     return location
 

@@ -80,9 +80,8 @@ class Node(AnyNode):
         """Local steps, `period` at a time: yields the last step's number after each block.
 
         The first `warmup` steps are blocks of one. A block that the end of training cuts short counts too.
-        A step is `self.descend`, or another.
+        A step is `self.step`, or a gradient and another `descend`.
         """
-        descend = descend or self.descend
         progress = self.engine.progress
 
         def is_whole(done: int) -> bool:
@@ -91,7 +90,10 @@ class Node(AnyNode):
         while True:
             try:
                 async for t in self.steps():
-                    descend(await self.grad())
+                    if descend is None:
+                        await self.step()
+                    else:
+                        descend(await self.grad())
                     if is_whole(t + 1):
                         yield t
             except NoMoreSteps:
@@ -121,9 +123,16 @@ class Node(AnyNode):
         given: they must leave `x` alone. Raises Diverged when the loss is not finite, unless there is a
         server to refuse what comes of it.
         """
-        answers = self.engine.rounds.answers if self.size > 1 else {}
-        compute = partial(self.engine.gradients.next, answers or None)
+        compute = partial(self.engine.gradients.next, self._answers)
         return ComingGradient(compute if at is None else partial(self._at, at, compute))
+
+    async def step(self) -> None:
+        """One local step: `descend` along the gradient of the next batch at `x`, which nobody else needs."""
+        gradients = self.engine.gradients
+        if gradients.may_step and self._answers is None:
+            await gradients.step()
+        else:  # those who answer meanwhile may read `x`
+            self.descend(await self.grad())
 
     def descend(self, g: Tensor, push: Push | None = None, scale: float = 1.0) -> None:
         """One step of the user's optimizer along -g.
@@ -348,6 +357,11 @@ class Node(AnyNode):
         return await self.engine.rounds.average(v)
 
     # -- inside --------------------------------------------------------------------------------
+
+    @property
+    def _answers(self) -> Handlers | None:
+        """The handlers of messages that come while this worker computes; None if it answers none."""
+        return (self.engine.rounds.answers or None) if self.size > 1 else None
 
     async def _at(self, at: Tensor, compute: Callable[[], Awaitable[Tensor]]) -> Tensor:
         before = self.x.clone()

@@ -1,4 +1,7 @@
-"""Large messages between two processes of one host: written once into memory that both have mapped."""
+"""Large messages between two processes of one host: written once into memory that both have mapped.
+
+That is host memory or, for tensors on a GPU whose memory the receiver can map, memory of that GPU.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from shoal.core.errors import WireError
 from shoal.core.transport import MOST_PARTS
 from shoal.transports.frames import (
+    GPU_MESSAGE,
     LARGE_MESSAGE,
     LOCATION_BYTES,
     MAGIC,
@@ -20,6 +25,8 @@ from shoal.transports.frames import (
     decode_location,
     encode_location,
 )
+from shoal.transports.shared_memory import gpu_memory
+from shoal.transports.shared_memory.gpu_memory import CARD_BYTES, GpuMemory, MappedGpuMemory, uses_gpu
 from shoal.transports.shared_memory.memory import ALIGNMENT, FREED, SharedMemory, fence, layout
 
 SMALLEST_SHARED = 64 * 1024
@@ -48,8 +55,8 @@ def largest(limit_bytes: int) -> int:
 class SendBuffers:
     """The shared buffers of one sender for one receiver. They are few, and stay mapped at both ends.
 
-    Together they take at most twice the largest message. A buffer is free again when the receiver's
-    tensors over it are gone.
+    Together they take at most twice the largest message, and as much on a GPU. A buffer is free again when
+    the receiver's tensors over it are gone.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -58,6 +65,7 @@ class SendBuffers:
         self._buffers: list[_Buffer] = []
         self._sends = 0
         self._closed = False
+        self._mapped_gpus: set[bytes] = set()  # whose memory the receiver can map
 
     def wrap(self, header: bytes, parts: Sequence[Tensor]) -> tuple[bytes, Sequence[Tensor]]:
         """Move a large message into a free buffer, which its new header names; else return it unchanged."""
@@ -69,16 +77,14 @@ class SendBuffers:
     def write(self, parts: Sequence[Tensor]) -> MemoryLocation | None:
         """Copy the parts into a free buffer and return its location; None if there is none."""
         shapes = [(part.dtype, part.numel()) for part in parts]
+        nbytes, gpu = layout(shapes)[1], self._shared_gpu(parts)
         with self._lock:
-            buffer = self._take(layout(shapes)[1])
+            buffer = self._take(nbytes, gpu) or (None if gpu is None else self._take(nbytes, None))
             if buffer is None:
                 return None
             buffer.number += 1
         fence()  # the receiver's last reads before our writes
-        memory = buffer.memory
-        for target, part in zip(memory.tensors(shapes), parts, strict=True):
-            target.copy_(part)
-        return MemoryLocation(LARGE_MESSAGE, memory.fd, memory.serial, number=buffer.number)
+        return buffer.write(shapes, parts)
 
     def close(self) -> None:
         """Release all buffers. Tensors at the receiver stay valid through its own mapping."""
@@ -88,30 +94,43 @@ class SendBuffers:
                 buffer.memory.retire()
             self._buffers.clear()
 
-    def _take(self, nbytes: int) -> _Buffer | None:
+    def _shared_gpu(self, parts: Sequence[Tensor]) -> torch.device | None:
+        """The GPU on which all parts are, if the receiver can map its memory."""
+        devices = {part.device for part in parts}
+        if len(devices) > 1 or not parts[0].is_cuda or not gpu_memory.is_supported():
+            return None
+        (device,) = devices
+        wanted = gpu_memory.uuid_of(device)
+        if wanted not in self._mapped_gpus:
+            with self._lock:
+                for buffer in self._buffers:
+                    self._mapped_gpus |= gpu_memory.announced(buffer.memory)
+        return device if wanted in self._mapped_gpus else None
+
+    def _take(self, nbytes: int, gpu: torch.device | None) -> _Buffer | None:
         if self._closed:
             return None
         self._sends += 1
-        free = [buffer for buffer in self._buffers if buffer.is_free()]
-        fitting = [buffer for buffer in free if buffer.memory.nbytes >= nbytes]
-        chosen = min(fitting, key=lambda buffer: buffer.memory.nbytes, default=None)
+        free = [buffer for buffer in self._buffers if buffer.is_free() and buffer.gpu == gpu]
+        fitting = [buffer for buffer in free if buffer.nbytes >= nbytes]
+        chosen = min(fitting, key=lambda buffer: buffer.nbytes, default=None)
         if chosen is not None:
             chosen.used = self._sends
-            free.remove(chosen)
-            self._retire([buffer for buffer in free if buffer.used < self._sends - IDLE_SENDS])
+            idle = [buffer for buffer in self._buffers if buffer.used < self._sends - IDLE_SENDS]
+            self._retire([buffer for buffer in idle if buffer.is_free()])
             return chosen
         room = capacity(nbytes)
-        while free and not self._has_room(room):
+        while free and not self._has_room(room, gpu):
             self._retire([free.pop(0)])
-        return self._add(room) if self._has_room(room) else None
+        return self._add(room, gpu) if self._has_room(room, gpu) else None
 
-    def _has_room(self, nbytes: int) -> bool:
-        taken = sum(buffer.memory.nbytes for buffer in self._buffers)
-        return len(self._buffers) < MOST_BUFFERS and taken + nbytes <= self._most_bytes
+    def _has_room(self, nbytes: int, gpu: torch.device | None) -> bool:
+        beside = [buffer.nbytes for buffer in self._buffers if buffer.gpu == gpu]
+        return len(beside) < MOST_BUFFERS and sum(beside) + nbytes <= self._most_bytes
 
-    def _add(self, nbytes: int) -> _Buffer | None:
+    def _add(self, nbytes: int, gpu: torch.device | None) -> _Buffer | None:
         try:
-            buffer = _Buffer(SharedMemory.create(nbytes), self._sends)
+            buffer = _Buffer(nbytes, gpu, self._sends)
         except OSError:  # no memory or too many open files: use the connection
             return None
         self._buffers.append(buffer)
@@ -124,45 +143,80 @@ class SendBuffers:
 
 
 class _Buffer:
-    """Memory that holds one message at a time."""
+    """Memory that holds one message at a time: of the host, or of a GPU."""
 
-    def __init__(self, memory: SharedMemory, used: int) -> None:
-        self.memory = memory
+    def __init__(self, nbytes: int, gpu: torch.device | None, used: int) -> None:
+        self.nbytes = nbytes
+        self.gpu = gpu
+        self._on_gpu = None if gpu is None else GpuMemory(nbytes, gpu)
+        self.memory = SharedMemory.create(nbytes if self._on_gpu is None else CARD_BYTES)
+        if self._on_gpu is not None:
+            (card,) = self.memory.tensors([(torch.uint8, CARD_BYTES)])
+            card.copy_(torch.frombuffer(bytearray(self._on_gpu.card), dtype=torch.uint8))
         self.used = used  # number of the last send that used it
         self.number = 0  # of its latest message
 
     def is_free(self) -> bool:
         return self.memory.words[FREED] == self.number
 
+    def write(self, shapes: Sequence[Shape], parts: Sequence[Tensor]) -> MemoryLocation:
+        """Copy the parts into it, and wait until they are there."""
+        if self._on_gpu is None and self.number > 1 and parts[0].is_cuda:  # it costs as much as ten copies
+            self.memory.pin()
+        targets = self.memory if self._on_gpu is None else self._on_gpu
+        for target, part in zip(targets.tensors(shapes), parts, strict=True):
+            target.copy_(part)
+        if self.gpu is not None:
+            torch.cuda.current_stream(self.gpu).synchronize()
+        kind = LARGE_MESSAGE if self.gpu is None else GPU_MESSAGE
+        return MemoryLocation(kind, self.memory.fd, self.memory.serial, number=self.number)
+
 
 class Mappings:
     """The memory of one peer that this process has mapped."""
 
-    def __init__(self, pid: int, limit_bytes: int) -> None:
+    def __init__(self, pid: int, limit_bytes: int, *, with_gpus: bool = False) -> None:
         self._pid = pid
         self._most_bytes = largest(limit_bytes)
+        self._with_gpus = with_gpus  # whether the peer may send memory of a GPU
         self._mapped: dict[int, SharedMemory] = {}
+        self._on_gpus: dict[int, MappedGpuMemory] = {}
 
     def read(self, location: MemoryLocation, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
         """The parts of a large message: views on the sender's buffer, which is free again once they die."""
         memory = self.at(location)
-        return memory.tensors(shapes, location.offset, _freeing(memory, location.number))
+        then = _freeing(memory, location.number)
+        if location.kind == LARGE_MESSAGE:
+            if self._with_gpus and location.number > 1 and uses_gpu():
+                memory.pin()
+            return memory.tensors(shapes, location.offset, then)
+        if location.serial not in self._on_gpus:
+            (card,) = memory.tensors([(torch.uint8, CARD_BYTES)])
+            self._on_gpus[location.serial] = MappedGpuMemory(card.numpy().tobytes())
+        return self._on_gpus[location.serial].tensors(shapes, then)
 
     def at(self, location: MemoryLocation) -> SharedMemory:
         """The memory at `location`. Raises WireError if it is not what the location says."""
         for serial, memory in list(self._mapped.items()):
             if memory.retired:
-                del self._mapped[serial]
+                self._unmap(serial)
         if location.serial not in self._mapped:
             while len(self._mapped) >= _MOST_MAPPED:
-                del self._mapped[next(iter(self._mapped))]
-            self._mapped[location.serial] = self.open(location)
-            self._mapped[location.serial].close()
+                self._unmap(next(iter(self._mapped)))
+            self._mapped[location.serial] = memory = self.open(location)
+            memory.close()
+            if self._with_gpus and location.kind == LARGE_MESSAGE:
+                gpu_memory.announce(memory)
         return self._mapped[location.serial]
 
     def clear(self) -> None:
         """Unmap everything; tensors that view it stay valid."""
         self._mapped.clear()
+        self._on_gpus.clear()
+
+    def _unmap(self, serial: int) -> None:
+        del self._mapped[serial]
+        self._on_gpus.pop(serial, None)
 
     def open(self, location: MemoryLocation) -> SharedMemory:
         """The same, not cached and with its file open; the caller closes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -91,6 +92,7 @@ class SharedMemory:
         self.fd = fd
         self.nbytes = nbytes  # of the contents
         self._bytes = _map(fd, HEAD_BYTES + nbytes)
+        self._is_pinned = False
         self.words = self._bytes[:HEAD_BYTES].numpy().data.cast("Q")
         close_on_fork(self)
 
@@ -172,6 +174,14 @@ class SharedMemory:
             for (dtype, elements), start in zip(shapes, starts, strict=True)
         )
 
+    def pin(self) -> None:
+        """Let GPUs copy to and from it directly, at several times the speed. Does nothing if that fails."""
+        if not self._is_pinned:
+            self._is_pinned = True
+            begin, nbytes = self._bytes.data_ptr(), self._bytes.nbytes
+            if int(torch.cuda.cudart().cudaHostRegister(begin, nbytes, 0)) == 0:  # type: ignore[no-untyped-call]
+                weakref.finalize(self._bytes, _unpin, begin).atexit = False
+
     def retire(self) -> None:
         """Tell processes that have mapped it that it will not be used again, and close the file."""
         self.words[_RETIRED] = 1
@@ -240,6 +250,11 @@ def _map(fd: int, nbytes: int) -> Tensor:
         return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=nbytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise OSError(f"{nbytes:,} bytes cannot be mapped: {error}") from error
+
+
+def _unpin(begin: int) -> None:
+    with contextlib.suppress(Exception):  # CUDA ends before Python does
+        torch.cuda.cudart().cudaHostUnregister(begin)  # type: ignore[no-untyped-call]
 
 
 def _call_in_creator(pid: int, then: Callable[[], object]) -> None:

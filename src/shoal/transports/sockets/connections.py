@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from shoal.transports.frames import MemoryLocation, bytes_of, encode_location
+from shoal.transports.frames import MemoryLocation, bytes_of, encode_location, to_host
 from shoal.transports.rendezvous import Store, await_keys, missing
 from shoal.transports.shared_memory.large_messages import Mappings, SendBuffers
 from shoal.transports.shared_memory.memory import MemoryProbe
@@ -29,7 +29,7 @@ class Connection:
         self.sock = verified.sock
         self.incarnation = verified.incarnation
         self.send_buffers = SendBuffers(limit_bytes) if verified.pid else None
-        self.mappings = Mappings(verified.pid, limit_bytes) if verified.pid else None
+        self.mappings = Mappings(verified.pid, limit_bytes, with_gpus=True) if verified.pid else None
         self.reader: threading.Thread  # set by the transport, which delivers what this thread reads
         self.is_over = False  # the peer sends nothing more
         self.write_error = ""  # why the connection was cut, if a write failed
@@ -45,7 +45,7 @@ class Connection:
         """Send a message; a large one through shared memory if a buffer is free."""
         if self.send_buffers is not None:
             header, parts = self.send_buffers.wrap(header, parts)
-        self.write([memoryview(header), *map(bytes_of, parts)])
+        self.write([memoryview(header), *map(bytes_of, to_host(parts))])
 
     def send_location(self, header: bytes, location: MemoryLocation, parts: Sequence[Tensor] = ()) -> None:
         """Send a message whose parts lie in shared memory, or follow if the location's kind is COPY."""

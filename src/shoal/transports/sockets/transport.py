@@ -16,6 +16,7 @@ from shoal.transports import frames
 from shoal.transports.endpoint import CLOSING_SECONDS, Endpoint
 from shoal.transports.frames import (
     COPY,
+    GPU_MESSAGE,
     LARGE_MESSAGE,
     LOCATION_BYTES,
     SHARED_READ,
@@ -178,7 +179,7 @@ class SocketTransport(Endpoint):
         if connection.mappings is not None and parts[0].numel() > 0:
             location = self._shared_reads.lend(m.parts[0], lambda: connection.is_over)
         if location is None:
-            connection.send_location(header, MemoryLocation(COPY), parts)
+            connection.send_location(header, MemoryLocation(COPY), frames.to_host(parts))
         else:
             connection.send_location(header, location)
 
@@ -276,6 +277,9 @@ class SocketTransport(Endpoint):
 
     # -- moving bytes --------------------------------------------------------------------------
 
+    def _flatten(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return frames.flatten_in_place(parts)  # a connection knows how those on a GPU travel
+
     def _transmit(self, dst: int, header: bytes, parts: Sequence[Tensor]) -> None:
         connection = self._reachable.get(dst)
         if connection is not None:
@@ -324,7 +328,7 @@ class SocketTransport(Endpoint):
             message.parts, message.release = self._read_parts(connection, shapes), _is_consistent
         elif connection.mappings is None:
             raise WireError(f"node {peer} refers to shared memory, but shares none with node {self.rank}")
-        elif location.kind == LARGE_MESSAGE:
+        elif location.kind in (LARGE_MESSAGE, GPU_MESSAGE):
             message.parts = connection.mappings.read(location, shapes)
         elif location.kind == SHARED_READ:
             message.parts, message.release = start_read(connection.mappings.at(location), location, shapes)

@@ -1,0 +1,57 @@
+"""Every strategy trains on a GPU what it trains on a processor, in real processes that share the GPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+import shoal
+from shoal.replicas.module import build_model
+from shoal.strategies import STRATEGIES
+from shoal.testing import blobs
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use"),
+]
+
+WORKERS = 2
+TASK = blobs(dropout=0.0, width=4096)  # half of it is a large message; devices draw other noise
+IN_TURN = ("sync_server", "hierarchical")  # servers that take the workers' gradients in order
+ROUGH = ("demo", "muloco")  # signs, and products in bfloat16: a rounding error changes a whole step
+NOBODY_WAITS = ("gossip", "adpsgd", "strom", "noloco")
+RUNS = [
+    (word, transport)
+    for word in STRATEGIES
+    for transport in ("processes", "gloo", "grpc")
+    if word not in ("single", "ensemble", "sandblaster")
+    and (word, transport) not in (("hogwild", "gloo"), ("hogwild", "grpc"))  # it shares memory
+]
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
+
+
+@cache
+def on_the_processor(word: str) -> torch.Tensor:
+    """What it trains in virtual time, which is what real processes train."""
+    return weights(shoal.run(TASK, word, workers=WORKERS, epochs=3, lr=rate(word), transport="sim").model)
+
+
+def rate(word: str) -> float:
+    return 0.001 if word in ROUGH else 0.1
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("word", "transport"), RUNS)
+def test_a_task_on_a_gpu_trains_as_on_the_processor(word, transport):
+    settings = {"workers": WORKERS, "epochs": 3, "transport": transport, "lr": rate(word)}
+    trained = weights(shoal.run(TASK, word, device="cuda", **settings).model)
+    expected, start = on_the_processor(word), weights(build_model(TASK, 0))
+    apart, way = (trained - expected).norm().item(), (expected - start).norm().item()
+    waits = not (STRATEGIES.make(word).servers and word not in IN_TURN) and word not in NOBODY_WAITS
+    allowed = (0.2 if word in ROUGH else 1e-3) if waits else 0.5  # where nobody waits, every run differs
+    assert apart < allowed * way
