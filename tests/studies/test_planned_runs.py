@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn import Parameter
 
 from profiles import PROFILE
 from shoal.codecs import CODECS
@@ -15,6 +17,7 @@ from shoal.core.errors import WorkerFailed
 from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw
 from shoal.planning.objectives import Objective
+from shoal.planning.probing import refused_by
 from shoal.planning.run_time import RunCost
 from shoal.planning.training_plan import Forecast, TrainingPlan
 from shoal.planning.workload import Workload
@@ -32,6 +35,7 @@ from shoal.studies.planned_programs import (
     epochs_for,
     script_seconds,
     time_to_goal,
+    without_server,
 )
 from shoal.studies.planned_runs import PlannedRuns, claims
 from shoal.studies.shaped_hosts import ShapedHosts, obstacle
@@ -74,6 +78,14 @@ def made_up(**changes: Any) -> TrainingPlan:
 def test_the_choice_the_next_best_sync_and_one_worker_are_run() -> None:
     assert [f.contender for f in candidates(made_up(), 1)] == [BMUF, ASGD, SYNC, SINGLE]
     assert [f.contender for f in candidates(made_up(), 0)] == [BMUF, SYNC, SINGLE]
+
+
+def test_on_hosts_a_plan_chooses_among_what_every_program_can_run_without_a_server() -> None:
+    words = without_server()
+    assert {"sync", "bmuf", "diloco", "gossip"} <= set(words) and not {"asgd", "hogwild", "strom"} & {*words}
+    for program in (each for each in PROGRAMS if each.target is not None):
+        task = TASKS.make(program.name)
+        assert not {*words} & {*refused_by(task.optimizer([Parameter(torch.zeros(2, 2))], lr=task.lr))}
 
 
 def test_a_run_is_longer_than_predicted_but_not_too_long() -> None:

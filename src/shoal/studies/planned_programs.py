@@ -12,10 +12,13 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shoal.api.run import run
 from shoal.core.errors import WorkerFailed
 from shoal.planning.contenders import PLANNED, Contender
 from shoal.planning.planner import plan
+from shoal.planning.probing import refused_by
 from shoal.planning.script_plan import plan_script
 from shoal.planning.training_plan import Forecast, TrainingPlan
 from shoal.programs.tasks import TASKS
@@ -97,12 +100,19 @@ class LinkedMachines:
     @property
     def words(self) -> list[str] | None:
         """The strategies to choose from; a server would be a host more than there are cores."""
-        made = {word: STRATEGIES.make(word) for word in PLANNED}
-        return None if self.hosts is None else [w for w, s in made.items() if not (s.servers or s.one_sided)]
+        return None if self.hosts is None else without_server()
 
     def beside(self, workers: int) -> AbstractContextManager[None]:
         """On hosts, keep the other one busy while there is a single worker."""
         return nullcontext() if self.hosts is None or workers > 1 else busy_neighbour()
+
+
+def without_server() -> list[str]:
+    """The strategies that need no server, and run the optimizers of all programs."""
+    weights = [torch.nn.Parameter(torch.zeros(2, 2))]
+    refused = refused_by(torch.optim.Adam(weights), torch.optim.SGD(weights, lr=0.1, momentum=0.9))
+    made = {word: STRATEGIES.make(word) for word in PLANNED if word not in refused}
+    return [word for word, strategy in made.items() if not (strategy.servers or strategy.one_sided)]
 
 
 def planned(program: Program, machines: LinkedMachines, tell: Tell) -> TrainingPlan:
