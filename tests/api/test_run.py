@@ -75,6 +75,17 @@ def test_every_strategy_learns_on_real_processes(name):
     assert result.curve[-1]["samples"] == 4 * 300
 
 
+def test_a_strategy_and_a_task_may_have_their_options_in_their_words():
+    settings = {"workers": 2, "transport": "sim"}
+    words = shoal.run(blobs(), "local:period=3", **settings)
+    assert words.digest == shoal.run(blobs(), shoal.Local(period=3), **settings).digest
+    assert words.config["strategy.period"] == 3
+    with pytest.raises(ValueError, match=r"strategy 'local' has no option 'perod'\. Did you mean 'period'"):
+        shoal.run(blobs(), "local:perod=3", **settings)
+    with pytest.raises(ValueError, match=r"task 'shakespeare' has no option 'layer'\. Did you mean 'layers'"):
+        shoal.run("shakespeare:layer=1", "sync", **settings)
+
+
 def test_a_network_and_a_speed_may_be_words():
     settings = {"workers": 2, "epochs": 1, "transport": "sim"}
     words = shoal.run(blobs(), network="1Gbit,100us", compute="20ms,10%", **settings)
