@@ -177,6 +177,8 @@ class Work:
 
     async def _save_the_end(self) -> None:
         """Where workers stand at steps of their own, as after batches of dead ones: save at a common one."""
+        if self.between_steps is None:
+            return
         if self._client.end is not None:
             self.last_step = self._client.end
             self._progress.save_at(self.last_step)
@@ -184,8 +186,7 @@ class Work:
             self.last_step = self._rounds.end_share(self.last_step or 0)
         else:
             return
-        if self.between_steps is not None:
-            await self.between_steps()
+        await self.between_steps()
 
     @property
     def is_ahead(self) -> bool:
