@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.codecs.blocks import count
 from shoal.codecs.blocks_cpu import add_largest, largest
-from shoal.codecs.kernels import compiled
+from shoal.kernels.dispatch import compiled
 
 BELOW_SIGN = np.int32(0x7FFFFFFF)
 DIGITS, SIGN = np.int32(23), np.int32(28)  # where a float's exponent begins; from its sign to that of a code

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from shoal.codecs import draws
 from shoal.codecs.blocks import count, euclidean, from_rows, largest, rows
-from shoal.codecs.kernels import on_cpu
 from shoal.codecs.qsgd import elias
 from shoal.codecs.qsgd.elias import CHAPTER
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_block, one_of_feedback
+from shoal.kernels.dispatch import on_cpu
 
 NORMS = ("l2", "max")
 

@@ -12,7 +12,6 @@ from shoal.codecs.blocks import count
 from shoal.codecs.blocks_cpu import largest, usable
 from shoal.codecs.draws import COUNTER, SEED
 from shoal.codecs.draws_cpu import draw
-from shoal.codecs.kernels import compiled
 from shoal.codecs.qsgd.elias_cpu import (
     aligned,
     gamma_codes,
@@ -22,6 +21,7 @@ from shoal.codecs.qsgd.elias_cpu import (
     unpack_chapter,
 )
 from shoal.core.codec import State
+from shoal.kernels.dispatch import compiled
 
 # ------------------------------------------------------------------------------- a chapter after the other
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.codecs.kernels import on_cpu
 from shoal.core.errors import WireError
+from shoal.kernels.dispatch import on_cpu
 
 CHAPTER, WORD = 8192, 32
 LARGEST = 2**15 - 1  # the largest magnitude that a codec may ask for

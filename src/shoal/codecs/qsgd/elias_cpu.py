@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.blocks import count
-from shoal.codecs.kernels import compiled
+from shoal.kernels.dispatch import compiled
 
 SPARE = 2  # words after the room of a chapter, for what is written before it is known to be too long
 ZERO, ONE, WORD, LOW = np.uint64(0), np.uint64(1), np.uint64(32), np.uint64(0xFFFFFFFF)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.codecs.draws import COUNTER, SEED, STEP
 from shoal.codecs.draws_cpu import draw
-from shoal.codecs.kernels import compiled
 from shoal.core.codec import State
+from shoal.kernels.dispatch import compiled
 
 BLOCK = 4096  # elements that stay in cache from the sum to the last look
 BELOW_SIGN, INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)

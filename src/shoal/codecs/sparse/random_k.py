@@ -10,13 +10,13 @@ from torch import Tensor
 
 from shoal.codecs import draws
 from shoal.codecs.draws import COUNTER, SEED
-from shoal.codecs.kernels import on_cpu
 from shoal.codecs.sparse.codec import Sparsifier, two
 from shoal.codecs.sparse.selection import how_many
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.sparse_vectors import SparseVector
+from shoal.kernels.dispatch import on_cpu
 
 
 @dataclass(frozen=True)
