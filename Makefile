@@ -16,7 +16,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare quick test soak frameworks check format docs dist proto bench clean
+.PHONY: help demo compare quick test blocks soak frameworks check format docs dist proto bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,10 +32,14 @@ compare: $(READY) ## compare seven strategies, four workers on this machine; wri
 # Tests share out the cores. Soaks whose bounds in seconds only hold where nothing else runs have a run of their own,
 # which reads only the files that have some: ten seconds less.
 # Python keeps what it compiles, whatever the environment says: pytest rewrites every assert, ten seconds a process.
-test quick soak frameworks: export PYTHONDONTWRITEBYTECODE :=
+test quick blocks soak frameworks: export PYTHONDONTWRITEBYTECODE :=
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
+BLOCKS = $(shell grep -rl --include='test_*.py' 'mark\.blocks' tests)
 test: $(READY) ## run the tests; ARGS='-k easgd' picks some
 	$(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder $(ARGS) || test $$? -eq 5
+
+blocks: $(READY) ## run the code blocks of the documentation
+	$(BIN)/python -m pytest -n auto -m "blocks and not soak" $(or $(ARGS),$(BLOCKS)) || test $$? -eq 5
 
 quick: $(READY) ## run the quick tests of the heart, for every save
 	$(BIN)/python -m pytest -q -n auto -m "not slow and not alone and not soak" tests/core tests/engine

@@ -63,7 +63,9 @@ def rate(word: str, model: str, batch: int, workers: int, epochs: int) -> float:
     task = task_of(model, batch, 1 if word == CEILING else workers)  # there each worker has all of it
     if word == "ddp":
         return epochs * BATCHES * batch * workers / float(run_ddp(task, workers, epochs, 0)["seconds"])
-    strategy = shoal.strategies.STRATEGIES.read({PLAIN: "single", CEILING: "ensemble"}.get(word, word))
+    strategy = shoal.strategies.STRATEGIES.read(
+        {PLAIN: "single", CEILING: "ensemble:all_data=true"}.get(word, word)
+    )
     settings = {"workers": workers, "epochs": epochs, "tests": 0, "threads": 1}
     return shoal.run(task, strategy, **settings).samples_per_second
 

@@ -4,11 +4,11 @@ All take the same samples in virtual time: eight workers, 16 sequences of 64 cha
 worker and step. Rates and outer settings are those in METHODS; none was tuned on many runs.
 
     python benchmarks/since_2024.py [--steps 1220] [--workers 8] [--seeds 0,1,2] [--only "diloco;sync"]
-        [--network 100Mbit,20ms] [--compute 20ms] [--svg FILE] [--json FILE]
+        [--network 100Mbit,20ms] [--compute 20ms] [--jobs 1] [--svg FILE] [--json FILE]
 
-`--steps 40 --seeds 0` shows in a minute that everything runs. SHOAL_DATA in the environment names the folder
-that holds tinyshakespeare/. The last line is JSON: for each method the mean loss, the bytes sent and the
-virtual seconds.
+`--steps 40 --seeds 0` shows in a minute that everything runs; `--jobs 16` makes so many runs at a time.
+SHOAL_DATA in the environment names the folder that holds tinyshakespeare/. The last line is JSON: for each
+method the mean loss, the bytes sent and the virtual seconds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, log10
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -96,20 +98,29 @@ def train(method: Method, options: argparse.Namespace, seed: int) -> shoal.Resul
     )
 
 
+def figures_of(name: str, seed: int, options: argparse.Namespace) -> tuple[float, int, float]:
+    """Loss, bytes sent and virtual seconds of one run."""
+    torch.set_num_threads(1)  # a step is too small for more
+    run = train(METHODS[name], options, seed)
+    return run.test_loss, run.bytes_sent, run.seconds
+
+
 def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Losses, bytes and seconds of every method; prints a line for each."""
     seeds = [int(seed) for seed in options.seeds.split(",")]
+    names = options.only.split(";") if options.only else list(METHODS)
     found: dict[str, dict[str, Any]] = {}
     print(f"| method | rate | test loss, seeds {options.seeds} | mean | MB sent | virtual s |")
     print("|---|---|---|---|---|---|")
-    for name in options.only.split(";") if options.only else METHODS:
-        runs = [train(METHODS[name], options, seed) for seed in seeds]
-        losses = [run.test_loss for run in runs]
-        sent, seconds = mean(run.bytes_sent for run in runs), mean(run.seconds for run in runs)
-        found[name] = {"losses": losses, "loss": mean(losses), "bytes": sent, "seconds": seconds}
-        listed = ", ".join(f"{loss:.3f}" for loss in losses)
-        figures = f"{mean(losses):.3f} | {sent / 1e6:,.2f} | {seconds:,.1f}"
-        print(f"| `{name}` | {METHODS[name].lr:g} | {listed} | {figures} |", flush=True)
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        begun = {name: [pool.submit(figures_of, name, seed, options) for seed in seeds] for name in names}
+        for name, runs in begun.items():
+            losses, sent, seconds = zip(*(run.result() for run in runs), strict=True)
+            each = {"losses": losses, "loss": mean(losses), "bytes": mean(sent), "seconds": mean(seconds)}
+            found[name] = each
+            listed = ", ".join(f"{loss:.3f}" for loss in losses)
+            figures = f"{each['loss']:.3f} | {each['bytes'] / 1e6:,.2f} | {each['seconds']:,.1f}"
+            print(f"| `{name}` | {METHODS[name].lr:g} | {listed} | {figures} |", flush=True)
     return found
 
 
@@ -150,6 +161,7 @@ def main() -> None:
     parser.add_argument("--only", help="some of the methods, separated by semicolons")
     parser.add_argument("--network", default="100Mbit,20ms")
     parser.add_argument("--compute", default="20ms")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--svg", type=Path, help="write the picture to this file")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()

@@ -45,12 +45,12 @@ from rich.table import Table
 from slow_link_worker import DDP, POWER_SGD, Trial
 
 import shoal
-from namespaces import INTERFACE, Lab, obstacle, undisturbed
 from shoal.codecs import CODECS
 from shoal.programs.tasks import TASKS
 from shoal.report.units import bytes_text, ratio_text, seconds_text
 from shoal.sim import Network
 from shoal.strategies import STRATEGIES
+from shoal.studies.shaped_hosts import INTERFACE, ShapedHosts, obstacle, undisturbed
 from shoal.vocabulary.strategy import Setting
 
 EVERY_STEP: dict[str, Any] = {"lr": 0.1, "sgd_momentum": 0.9}
@@ -115,7 +115,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 class Crew:
     """The worker processes of one trial and their reports; one that is silent for too long is an error."""
 
-    def __init__(self, lab: Lab, trial: Trial, folder: Path) -> None:
+    def __init__(self, lab: ShapedHosts, trial: Trial, folder: Path) -> None:
         self._trial = trial
         self._logs = [folder / f"{trial.word}-{rank}.log" for rank in range(trial.nodes)]
         self._said: queue.Queue[tuple[int, str | None]] = queue.Queue()
@@ -189,7 +189,7 @@ class Crew:
         return "\n".join(self._logs[rank].read_text().splitlines()[-20:])
 
 
-def environment(lab: Lab, trial: Trial, rank: int) -> dict[str, str]:
+def environment(lab: ShapedHosts, trial: Trial, rank: int) -> dict[str, str]:
     """The environment that torchrun would give to a process on a host of its own."""
     return {
         **{name: value for name, value in os.environ.items() if name != "SHOAL_PLACE"},
@@ -204,7 +204,7 @@ def environment(lab: Lab, trial: Trial, rank: int) -> dict[str, str]:
     }
 
 
-def measure(lab: Lab, trial: Trial, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def measure(lab: ShapedHosts, trial: Trial, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     """Run one trial, and summarise the reports of its workers."""
     load = os.getloadavg()[0]
     try:
@@ -338,7 +338,7 @@ def run_all(options: argparse.Namespace, chosen: list[Trial], results: dict[str,
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
         rate = Network.parse(options.rate).bandwidth
-        lab = stack.enter_context(Lab(max(trial.nodes for trial in chosen), rate))
+        lab = stack.enter_context(ShapedHosts(max(trial.nodes for trial in chosen), rate))
         for trial in chosen:
             results[trial.word] = r = measure(lab, trial, folder, tell)
             tell.clear()

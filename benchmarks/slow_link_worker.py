@@ -26,12 +26,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn import functional as F
 
 import shoal
-from namespaces import INTERFACE
 from shoal.launch.control import leave_with_parent
 from shoal.programs.tasks import TASKS
 from shoal.replicas.batches import Batches
 from shoal.runs.evaluation import evaluate
 from shoal.strategies import STRATEGIES
+from shoal.studies.shaped_hosts import INTERFACE
 from shoal.vocabulary.strategy import Strategy
 
 DDP = "ddp"

@@ -21,6 +21,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import shoal
+from shoal.core.replica import LocalStep
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.served import ServedReplica, check_optimizer
 from shoal.sim import Compute, Network
@@ -102,6 +103,11 @@ class Trial(AttachedReplica):
         self.turn_to(0)
         self.evaluate(self._closure)
         return self.collect()
+
+    async def step(self) -> LocalStep:
+        gradient = await self.gradient()
+        self.descend(gradient.vector)
+        return LocalStep(gradient.count, gradient.loss)
 
     def _closure(self) -> Tensor:
         self.optimizer.zero_grad()

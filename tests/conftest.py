@@ -20,12 +20,14 @@ from typer import testing
 
 from forked import ensure_fork_server, warm_scripts
 from interpreter import be_as_if_cold
+from power_cuts import expect_no_power_cut
 from sampling import leave_products_to_soak
 from warm import fork_server_pid, programs, warm_programs
 
 __all__ = ["warm_programs", "warm_scripts"]
 
 be_as_if_cold()  # a process of pytest-xdist starts warm, and so does what multiprocessing starts there
+expect_no_power_cut()
 
 gc.disable()  # until all tests are collected
 torch.set_num_threads(1)  # threads that wait for each other on busy cores make small tests many times slower
@@ -200,8 +202,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """All that was imported stays to the end: collections of garbage need not visit it again and again."""
+    """All that was imported stays to the end: collections of garbage need not visit it again and again.
+
+    Nor need they come every few hundred objects: in virtual time they would take a tenth of all.
+    """
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
     gc.enable()
 
 

@@ -71,7 +71,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "profiling": _STARTED,
     "api": _STARTED | _KEPT | {"pipelines", "profiling"},
     "ray": _STARTED | {"api"},
-    "studies": _STARTED | {"api", "report", "profiling"},
+    "studies": _STARTED | {"api", "planning", "report", "profiling", FRONT},
     "search": _STARTED | _KEPT | {"report"},
     "planning": _STARTED | {"api", "profiling", "report"},
     "demo": _STARTED | {"api", "planning", "profiling", "report", "studies"},

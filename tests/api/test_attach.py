@@ -337,7 +337,9 @@ def test_a_failure_after_finish_is_a_failure():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "options"), [("sync", {}), ("local", {"period": "5"})])
+@pytest.mark.parametrize(
+    ("strategy", "options"), [("local", {"period": "5"}), pytest.param("sync", {}, marks=pytest.mark.soak)]
+)
 @warm
 def test_a_loop_of_one_s_own_resumes_bit_for_bit(strategy, options, tmp_path, monkeypatch):
     """With dropout, momentum, an epoch-wise schedule and a second loader."""

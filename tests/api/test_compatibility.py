@@ -19,6 +19,7 @@ def compatibility():
 
 
 @pytest.mark.slow
+@pytest.mark.blocks
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="the page has optimizers that this torch lacks")
 def test_the_page_is_what_the_code_does(compatibility):
     assert compatibility.page() == (DOCS / "compatibility.md").read_text()

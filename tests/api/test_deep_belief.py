@@ -51,7 +51,7 @@ def fitted(**options) -> DBNClassifier:
 @pytest.mark.parametrize(
     ("word", "codec", "chains"),
     [
-        *mostly_soak([(word, "none", 0) for word in STRATEGIES if not STRATEGIES[word].own_optimizer], 4),
+        *mostly_soak([(word, "none", 0) for word in STRATEGIES if not STRATEGIES[word].own_optimizer], few=2),
         ("sync", "one_bit", 10),
         ("bmuf", "top_k:density=0.2", 0),
         ("asgd", "fp16", 10),
@@ -104,7 +104,9 @@ def test_workers_begin_alike_and_draw_apart():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("options", [{}, {"chains": 7, "steps": 2}, {"units": "gaussian", "lr": 0.01}])
+@pytest.mark.parametrize(
+    "options", mostly_soak([{"chains": 7, "steps": 2}, {}, {"units": "gaussian", "lr": 0.01}], few=1)
+)
 def test_a_resumed_rbm_has_the_same_weights_and_chains(options, tmp_path):
     task = rbm_task(optimizer=Momentum(first_steps=12), **options)  # 9 steps an epoch: resumed before it ends
     settings = {"workers": 1, "transport": "sim"}
@@ -179,7 +181,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["layer 1", "layer 2", "fine-tuning"])
+@pytest.mark.parametrize("where", mostly_soak(["layer 2", "layer 1", "fine-tuning"], few=1))
 def test_a_fit_that_was_stopped_goes_on_where_it_was(where, tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.runs.simulated.PROGRESS_SECONDS", 0.0)  # hear of every step
 
@@ -266,6 +268,7 @@ def test_both_fit_into_a_pipeline():
     assert pipe[:2].transform(BITS.numpy()).shape == (120, 10)
 
 
+@pytest.mark.soak
 def test_a_search_changes_settings_and_finds_the_better_ones():
     from sklearn.model_selection import GridSearchCV
 

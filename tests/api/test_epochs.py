@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import shoal
+from sampling import mostly_soak
 from scripts import final_weights
 from scripts import run_loop as run_a_script
 from shoal.api.attachment import current
@@ -130,7 +131,7 @@ def test_what_is_no_count_is_refused_before_anything_is_attached(count, sentence
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_scripts")
 class TestOnTwoWorkers:
-    @pytest.mark.parametrize("strategy", ["sync", "bmuf"])
+    @pytest.mark.parametrize("strategy", mostly_soak(["bmuf", "sync"], few=1))
     def test_it_is_attach_and_finish_bit_for_bit(self, strategy):
         (first, second), (attached, _) = run_loop(strategy=strategy), run_loop("--attach", strategy=strategy)
         assert first == second == attached

@@ -59,6 +59,7 @@ def assert_like_twin(found, strategy, *arguments, **options):
     torch.testing.assert_close(found, twin(strategy, *arguments, **options), rtol=0, atol=1e-6)
 
 
+@pytest.mark.soak
 def test_fsdp_inside_and_diloco_outside_train_what_whole_workers_train():
     printed, result = run("fsdp", strategy="diloco", group=2, period="4")
     for text in printed.values():

@@ -312,6 +312,7 @@ def test_every_strategy_minimizes(name):
     assert isinstance(found.parameters, list if name == "ensemble" else dict)
 
 
+@pytest.mark.soak
 def test_lbfgs_finds_the_minimum_that_gradient_descent_comes_near():
     settings = {"loss": described.cross_entropy, "test": DATA, "batch": 75, "epochs": 120}
     near = classify("sync", lr=1.0, **settings)

@@ -42,7 +42,7 @@ def kill(*moments: str) -> list[str]:
     ("moments", "epochs"),
     [
         (["1:3"], 8),
-        (["0:5"], 8),
+        pytest.param(["0:5"], 8, marks=pytest.mark.soak),
         (["1:4", "2:4"], 8),
         (["1:eval"], 2),
         (["0:end"], 2),
@@ -58,12 +58,22 @@ def test_every_sample_counts_once_an_epoch_whoever_is_killed(moments, epochs):
         assert len(ended(printed)) == 3
 
 
+@pytest.mark.soak  # tests/runs/test_kills.py kills workers over gRPC
 def test_over_grpc_they_come_back_too():
     printed = run_loop("--epochs", "8", *kill("1:3"), transport="grpc")
     assert [counts.unique().tolist() for counts in ended(printed)] == [[8.0]] * 3
 
 
-@pytest.mark.parametrize("samples", [61, 62])  # so that a pass may end with fewer samples than workers
+def test_over_gloo_the_run_ends_and_says_how_it_would_go_on():
+    with pytest.raises(
+        WorkerFailed, match="worker 1 failed: it was ended by SIGKILL; over gloo the run of a"
+    ):
+        run_loop("--epochs", "8", *kill("1:3"), transport="gloo")
+
+
+@pytest.mark.parametrize(
+    "samples", mostly_soak([61, 62], few=1)
+)  # so that a pass may end with fewer samples than workers
 def test_batches_of_one_sample_and_a_kill_in_the_last_step_of_a_pass(samples):
     options = ["--epochs", "2", "--batch", "1", "--pause", "0.01", "--samples", str(samples)]
     printed = run_loop(*options, *kill("2:20"))
@@ -79,7 +89,7 @@ def test_with_local_steps_no_sample_counts_twice_and_what_is_lost_is_said():
     assert 8 * SAMPLES - int(counts.sum()) == sum(lost)
 
 
-@pytest.mark.parametrize("strategy", mostly_soak(["sync", "local", "bmuf", "diloco", "slowmo"], 3))
+@pytest.mark.parametrize("strategy", mostly_soak(["bmuf", "sync", "local", "diloco", "slowmo"], few=1))
 def test_every_strategy_that_averages_ends_with_one_model(strategy):
     options = {} if strategy == "sync" else {"strategy_options": {"period": "4"}}
     printed = run_loop("--epochs", "8", "--gamma", "0.9", *kill("1:4"), strategy=strategy, **options)
@@ -115,17 +125,19 @@ def test_where_the_script_s_strategy_needs_no_keeper_a_killed_worker_ends_the_ru
         run_loop("--strategy-in-code", "gossip", "--epochs", "12", *kill("1:3"))
 
 
+@pytest.mark.soak
 def test_a_scheduler_is_brought_to_its_step_by_the_loop():
     falls = ["--gamma", "0.99", "--per-batch", "right"]
     printed = run_loop("--epochs", "8", *falls, *kill("1:3"), strategy="sync")
     assert len(ended(printed)) == 3
 
 
+@pytest.mark.soak  # tests/sim/test_resuming.py has it in virtual time
 def test_a_checkpoint_knows_what_was_dealt_again(tmp_path):
     saves = {"checkpoint": str(tmp_path), "every": 1}
     with pytest.raises(WorkerFailed, match="exit code 9"):
         run_loop("--epochs", "12", "--stop-after", "43", *kill("1:3"), **saves)
-    printed = run_loop("--epochs", "12", **saves)
+    printed = run_loop("--epochs", "12", "--pause", "0", **saves)
     assert [counts.unique().tolist() for counts in ended(printed)] == [[12.0]] * 3
 
 
@@ -182,6 +194,7 @@ def quietly(caplog: pytest.LogCaptureFixture):
         yield
 
 
+@pytest.mark.soak  # tests/runs/test_kills.py has one in a run of Shoal's own loop
 def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_it(monkeypatch, caplog):
     listen, start_again, killed, started = Crew._listen, Crew._start_again, [], []
 

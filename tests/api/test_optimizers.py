@@ -26,7 +26,7 @@ def check(word, transport, servers, strategy, **place):
     assert torch.equal(final_weights(printed), trained_plainly(word))
 
 
-@pytest.mark.parametrize(("word", "transport", "servers", "strategy"), mostly_soak(SOME, 6))
+@pytest.mark.parametrize(("word", "transport", "servers", "strategy"), mostly_soak(SOME, few=3))
 def test_one_worker_with_a_server_trains_as_plain_torch_does(word, transport, servers, strategy):
     check(word, transport, servers, strategy)
 

@@ -61,7 +61,7 @@ IN_FOUR_EPOCHS = {"halos": {"period": 4, "exchange": 2, "rate": 0.5}}  # where t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], 6))
+@pytest.mark.parametrize("name", mostly_soak([n for n in STRATEGIES if n != "single"], few=3))
 def test_every_strategy_learns_on_real_processes(name):
     strategy = STRATEGIES.make(name, **IN_FOUR_EPOCHS.get(name, {}))
     result = shoal.run(blobs(dropout=0.0 if name == "sandblaster" else 0.1), strategy, workers=2, epochs=4)
@@ -73,6 +73,17 @@ def test_every_strategy_learns_on_real_processes(name):
     assert [node["role"] for node in result.nodes].count("worker") == 2
     assert result.curve[0]["samples"] == 0
     assert result.curve[-1]["samples"] == 4 * 300
+
+
+def test_a_strategy_and_a_task_may_have_their_options_in_their_words():
+    settings = {"workers": 2, "transport": "sim"}
+    words = shoal.run(blobs(), "local:period=3", **settings)
+    assert words.digest == shoal.run(blobs(), shoal.Local(period=3), **settings).digest
+    assert words.config["strategy.period"] == 3
+    with pytest.raises(ValueError, match=r"strategy 'local' has no option 'perod'\. Did you mean 'period'"):
+        shoal.run(blobs(), "local:perod=3", **settings)
+    with pytest.raises(ValueError, match=r"task 'shakespeare' has no option 'layer'\. Did you mean 'layers'"):
+        shoal.run("shakespeare:layer=1", "sync", **settings)
 
 
 def test_a_network_and_a_speed_may_be_words():
@@ -252,7 +263,7 @@ def test_a_task_that_cannot_travel_is_refused_before_anything_starts():
         shoal.run(replace(blobs(), model=lambda: torch.nn.Linear(8, 3)), "sync", workers=2)
 
 
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+@pytest.mark.parametrize("name", mostly_soak(SYNCHRONOUS, few=4))
 def test_batch_norm_is_tested_with_the_statistics_that_were_learnt(name):
     result = shoal.run(sabotage.with_batch_norm(), SYNCHRONOUS[name], workers=2, epochs=3, transport="sim")
     assert result.model is not None

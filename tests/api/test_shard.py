@@ -367,6 +367,8 @@ def test_what_processes_of_a_loader_have_read_ahead_is_dealt_again_when_workers_
                 lost = passes.dealing.share(1, 2)
                 others = [passes.dealing.share(1, k) for k in (0, 1)]
                 passes.redeal(0, 1, 3, 2, [1])
+        if processes < 0:
+            shoal.shard(loader)._reader._iterator._shutdown_workers()  # a collection of garbage takes 5 s to
         training.abandon()
     assert seen[3] == lost
     assert sorted(chain(*seen, *others)) == list(range(40))

@@ -20,6 +20,7 @@ import torch
 
 from shoal.core.errors import DataMissing
 from shoal.programs.tasks.recordings import recordings
+from shoal.programs.tasks.shakespeare import shakespeare_data
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -95,16 +96,23 @@ def test_simulator_prints_its_two_figures(in_process):
     assert figures.keys() == {"events_per_second", "easgd_10x4_seconds"}
 
 
+@pytest.mark.slow
+def test_simulator_prints_real_gradients_beside_their_floor(in_process):
+    few = ("--events", "2000", "--workers", "4", "--steps", "4", "--repeats", "1")
+    figures = in_process("simulator.py", *few, "--task", "digits")
+    assert figures["bmuf_4_seconds"] > 0
+    assert figures["plain_loop_seconds"] > 0
+
+
 @pytest.mark.soak
-def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(in_process, tmp_path):
+def test_the_methods_since_2024_print_loss_bytes_and_seconds_and_draw_a_picture(tmp_path):
     picture = tmp_path / "picture.svg"
     try:
-        figures = in_process(
-            "since_2024.py",
-            *("--steps", "4", "--workers", "2", "--seeds", "0", "--only", "sync;demo", "--svg", str(picture)),
-        )
+        shakespeare_data()
     except DataMissing:
         pytest.skip("tinyshakespeare is not on this machine; set SHOAL_DATA")
+    some = ("--steps", "4", "--workers", "2", "--seeds", "0", "--only", "sync;demo", "--jobs", "2")
+    figures = printed_by("since_2024.py", *some, "--svg", str(picture))
     assert figures.keys() == {f"{m} {key}" for m in ("sync", "demo") for key in ("loss", "bytes", "seconds")}
     assert picture.read_text().count("<circle") == 2
 
@@ -257,3 +265,10 @@ def test_plans_that_have_seen_only_the_beginning(in_process):
     command = ["--task", "digits", "--workers", "2", "--epochs", "2", "--seen", "0.5", "--strategies", "sync"]
     figures = in_process("plan_ahead.py", *command)
     assert figures["median error"] <= figures["largest error"]
+
+
+def test_averages_prints_the_processor_time_of_each_collective():
+    few = ["--workers=2", "--collectives=mapped", "--mib=0.25", "--times=3", "--rounds=1"]
+    figures = last_line("averages.py", *few)
+    assert figures.keys() == {"2/mapped"}
+    assert figures["2/mapped"] > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import namespaces
+from shoal.studies import shaped_hosts
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--task", "digits", "--hidden", "256", "--batch", "16", "--steps", "8", "--period", "4"]
@@ -26,9 +26,9 @@ alone = pytest.mark.alone
 def a_lab_can_be_made() -> None:
     pytest.importorskip("sklearn")
     try:
-        if (why := namespaces.obstacle()) is not None:
+        if (why := shaped_hosts.obstacle()) is not None:
             pytest.skip(why)
-        with namespaces.Lab(1, 1e9):
+        with shaped_hosts.ShapedHosts(1, 1e9):
             pass
     except RuntimeError as refused:  # root in a container may lack the right
         pytest.skip(str(refused))
@@ -40,7 +40,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def left_by(process: subprocess.Popen[str]) -> list[str]:
-    return [name for name in namespaces.namespaces() if f"-{process.pid}-" in name]
+    return [name for name in shaped_hosts.namespaces() if f"-{process.pid}-" in name]
 
 
 @alone
@@ -67,7 +67,7 @@ def test_every_strategy_has_its_figures_and_the_kernel_counts_what_is_expected(t
 def test_whoever_is_stopped_removes_namespaces_and_workers(number, status):
     with start("--steps", "100000") as run:
         wait_until_workers_start(run)
-        workers = [pid for name in left_by(run) for pid in namespaces.ip("netns", "pids", name).split()]
+        workers = [pid for name in left_by(run) for pid in shaped_hosts.ip("netns", "pids", name).split()]
         os.kill(run.pid, number)
         run.communicate(timeout=ENDING_SECONDS)
     assert run.returncode == status
@@ -83,7 +83,7 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next():
         wait_until_workers_start(run)
         run.kill()
     assert left_by(run)
-    with namespaces.Lab(1, 1e9):
+    with shaped_hosts.ShapedHosts(1, 1e9):
         assert left_by(run) == []
 
 
@@ -96,8 +96,8 @@ def wait_until_workers_start(run: subprocess.Popen[str]) -> None:
 
 
 def test_what_is_missing_is_said_in_one_line(monkeypatch):
-    assert namespaces.obstacle() is None
-    monkeypatch.setattr(namespaces.shutil, "which", {"ip": "/sbin/ip"}.get)
-    assert namespaces.obstacle() == "the program 'tc' is missing; install iproute2"
-    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
-    assert namespaces.obstacle() == "network namespaces need root"
+    assert shaped_hosts.obstacle() is None
+    monkeypatch.setattr(shaped_hosts.shutil, "which", {"ip": "/sbin/ip"}.get)
+    assert shaped_hosts.obstacle() == "the program 'tc' is missing; install iproute2"
+    monkeypatch.setattr(shaped_hosts.os, "geteuid", lambda: 1000)
+    assert shaped_hosts.obstacle() == "network namespaces need root"

@@ -52,12 +52,16 @@ def kernels_for_few_elements(monkeypatch):
     monkeypatch.setattr(chunk_selection, "MANY", 1)
 
 
+def kernel_for(chosen, given):
+    return chosen._kernel(*given)
+
+
 def check_kernel(in_lines_of_torch, kind, device):
     for density in (1 / 32, 0.4, 1.0):
         chosen, errors, places = selection(density), [], []
         for run in (lambda work: work(), in_lines_of_torch):
             given = error, start, x = [vector.to(device) for vector in vectors(kind)]
-            assert (run(partial(chosen._kernel, *given)) is None) == (run is in_lines_of_torch)
+            assert (run(partial(kernel_for, chosen, given)) is None) == (run is in_lines_of_torch)
             places.append(run(partial(chosen.update, error, DECAY, start, x)))
             errors.append(error)
         torch.testing.assert_close(*errors, rtol=0, atol=0, equal_nan=True)

@@ -70,7 +70,9 @@ for _ in range(3):
 print("told", sys.argv[1:])
 print(f"{type(attachment._strategy).__name__} of {attachment.workers}, [bold] stays")
 """)
-    line = f"run -n 2 --json {tmp_path}/out.json {path} --strategy easgd a --strategy.period=2 --data b"
+    line = (
+        f"run -n 2 --json {tmp_path}/out.json {path} --strategy easgd:rate=0.4 a --strategy.period=2 --data b"
+    )
     result = shoal(f"{line} -- --strategy mine")
     assert result.exit_code == 0, result.stderr
     for name in ("worker 0", "worker 1"):
@@ -78,7 +80,7 @@ print(f"{type(attachment._strategy).__name__} of {attachment.workers}, [bold] st
         assert f"{name} | EASGD of 2, [bold] stays\n" in result.stdout
     (record,) = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert (record["strategy"], record["workers"], record["task"]) == ("easgd", 2, "train.py")
-    assert record["config"]["strategy.period"] == "2"
+    assert (record["config"]["strategy.period"], record["config"]["strategy.rate"]) == ("2", "0.4")
     assert record["test_accuracy"] is None
     (row,) = (row for row in result.stdout.splitlines() if row.startswith("easgd  "))
     assert row.split()[1:4] == ["2", "–", "–"]

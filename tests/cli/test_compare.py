@@ -10,6 +10,7 @@ import pytest
 
 from shoal.api.run import run
 from shoal.cli import comparison
+from shoal.cli.compare import check_strategies
 from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.task import Task
@@ -60,6 +61,7 @@ def calls(monkeypatch, result):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # tests/layouts has each of them
 def test_layouts_on_the_same_processes_reach_the_same_accuracy(shoal, tmp_path):
     line = "compare --quiet --task digits --strategies single,sync -n 2 --epochs 1"
     line += " --layouts data,tensor,pipeline:schedule=gpipe,microbatches=4 --split 1-2"
@@ -216,6 +218,7 @@ def test_a_period_too_long_for_the_run_is_pointed_out(shoal, calls):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # tests/strategies/test_ensemble.py has it alone
 def test_an_ensemble_beside_the_rest(shoal, tmp_path):
     line = "compare --quiet --strategies single,sync,local,ensemble -n 3 --epochs 2 --sim --codec fp16"
     result = shoal(line, "--json", tmp_path / "out.json", "--report", tmp_path / "out.html")
@@ -333,3 +336,22 @@ def test_several_numbers_of_workers_are_several_runs_of_each_strategy_but_single
 def test_numbers_of_workers_that_are_none_are_refused(shoal, text):
     done = shoal("compare", f"--workers={text}")
     assert done.exit_code != 0 and "is not a number, or several separated by commas" in done.output
+
+
+def test_options_may_follow_a_strategy_and_count_more_than_those_for_all():
+    chosen = check_strategies("sync,local:period=4,local,bmuf:period=2,momentum=0.5", {"period": "8"})
+    assert chosen == {
+        "sync": {},
+        "local:period=4": {"period": 4},
+        "local": {"period": 8},
+        "bmuf:period=2,momentum=0.5": {"period": 2, "momentum": 0.5},
+    }
+
+
+def test_two_settings_of_a_strategy_are_two_runs(shoal, tmp_path):
+    file = tmp_path / "out.json"
+    result = shoal(
+        f"compare --strategies local:period=2,local:period=4 -n 2 --sim --epochs 1 --json {file} --quiet"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert [run["config"]["strategy.period"] for run in runs_in(file)] == [2, 4]

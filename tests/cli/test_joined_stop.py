@@ -37,7 +37,7 @@ def await_steps(runs: list[ForkedPython]) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("strategy", "processes", "hit", "number"),
-    [("bmuf", 2, 1, signal.SIGTERM), ("asgd", 3, 2, signal.SIGUSR1)],
+    [pytest.param("bmuf", 2, 1, signal.SIGTERM, marks=pytest.mark.soak), ("asgd", 3, 2, signal.SIGUSR1)],
     ids=["a worker", "the server"],
 )
 def test_a_signal_to_one_stops_all_and_the_same_command_resumes(tmp_path, strategy, processes, hit, number):

@@ -65,6 +65,9 @@ REFUSED = {
     "compare --strategies local,bmuf --strategy.perod 8": (
         "none of local, bmuf has an option 'perod'. Did you mean 'period'?"
     ),
+    "compare --strategies sync,local:perod=8": "strategy 'local' has no option 'perod'. Did you mean",
+    "compare --strategies local:period=8,sync,local:period=8": "--strategies names 'local:period=8' twice",
+    "plan --task digits --strategies local:period=x": "strategy 'local': period='x' should be a whole number",
     "compare --strategy.period --sim": "--strategy.period needs a value",
     "compare --strategies bmuf --strategy.period x": "period='x' should be a whole number",
     "compare --strategies bmuf --strategy.period 0": "strategy 'bmuf': period=0 must be at least 1",

@@ -55,7 +55,7 @@ def test_up_to_eight_workers_average_in_stripes():
 def test_a_lossy_codec_leaves_no_choice():
     assert choose_mean("auto", None, FP16(), 64) is stripes
     assert choose_mean("stripes", None, FP16(), 64) is stripes
-    for name in ALGORITHMS:
+    for name in (*ALGORITHMS, "mapped"):
         with pytest.raises(
             ValueError, match=rf"collective '{name}' .* FP16\(\) is not exact; take 'stripes'"
         ):
@@ -63,10 +63,12 @@ def test_a_lossy_codec_leaves_no_choice():
 
 
 def test_every_word_can_be_chosen_where_it_fits():
-    assert {*COLLECTIVES} == {"auto", "native", "stripes", "sparse_doubling", *ALGORITHMS}
+    assert {*COLLECTIVES} == {"auto", "native", "stripes", "mapped", "sparse_doubling", *ALGORITHMS}
     assert choose_mean("stripes", None, Identity(), 64) is stripes
     with pytest.raises(Unavailable, match="this transport has none; take 'stripes'"):
         choose_mean("native", None, Identity(), 4)
+    with pytest.raises(Unavailable, match="'mapped' needs transport 'processes'; take 'stripes'"):
+        choose_mean("mapped", None, Identity(), 4)
     with pytest.raises(ValueError, match="unknown collective 'rign'"):
         choose_mean("rign", None, Identity(), 4)
 

@@ -272,7 +272,7 @@ def test_a_codec_that_compresses_averages_is_refused():
         shoal.run(blobs(), "sync", workers=2, codec="one_bit", collective="sparse_doubling", transport="sim")
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5])
+@pytest.mark.parametrize("workers", mostly_soak([2, 3, 4, 5], few=2))
 def test_who_dies_in_an_average_is_named_unless_nobody_misses_it(workers):
     vectors = [whole_numbers(60, torch.arange(k, 60, 20), k) for k in range(workers)]
     total = average(vectors, network=DISTANT)
@@ -328,7 +328,8 @@ def weights(**options):
 
 
 @pytest.mark.parametrize(
-    ("codec", "workers"), [("top_k:density=0.1", 4), ("dgc:density=0.1", 4), ("threshold:density=0.1", 3)]
+    ("codec", "workers"),
+    mostly_soak([("dgc:density=0.1", 4), ("top_k:density=0.1", 4), ("threshold:density=0.1", 3)], few=1),
 )
 def test_a_model_is_that_of_stripes_but_for_rounding(codec, workers):
     # sums in another order: the last bit of an average, over some 25 steps

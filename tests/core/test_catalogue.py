@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from shoal.codecs import CODECS
-from shoal.core.catalogue import Catalogue
+from shoal.core.catalogue import Catalogue, split_list
 from shoal.strategies import BMUF, EASGD, STRATEGIES, Downpour, Local
 
 
@@ -135,6 +135,13 @@ def test_options_may_follow_the_word():
     assert BOATS.read("boat:masts=3,name=Pinta,crew=auto") == Boat(masts=3, name="Pinta")
     with pytest.raises(ValueError, match=r"boat 'boat' has no option 'mast'\. Did you mean 'masts'"):
         BOATS.read("boat:mast=3")
+
+
+def test_words_of_a_list_keep_their_options():
+    assert split_list("boat, barge") == ["boat", "barge"]
+    assert split_list("barge,boat:masts=3,name=Pinta,barge,") == ["barge", "boat:masts=3,name=Pinta", "barge"]
+    assert split_list("") == []
+    assert split_list("boat,masts=3") == ["boat", "masts=3"]  # an option of what has none is an unknown word
 
 
 @pytest.mark.parametrize("text", ["boat", "boat:masts=3", "boat:speed=0.5,leaky=True,crew=7,name=Pinta"])

@@ -87,6 +87,7 @@ def test_a_worker_and_the_server_are_killed_and_the_loss_goes_on(caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # each act has a test of its own
 def test_the_whole_demo_ends_with_its_five_lines_and_the_next_command(tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(program, "measure_load", lambda: MachineLoad(2, 0.0))

@@ -1,6 +1,6 @@
 """Every code block of the documentation runs, or its page says why not. CONTRIBUTING.md has the rules.
 
-`make test` runs the quick ones and has every command read; `make soak` runs those that take minutes.
+`make test` has every command read; `make blocks` runs the quick blocks, `make soak` those that take minutes.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
     return make
 
 
+@pytest.mark.blocks
 @pytest.mark.parametrize("block", [*cases()])
 def test_the_block_runs(block: Block, folder: Callable[..., Path], request: pytest.FixtureRequest):
     if "soak" not in block.words:

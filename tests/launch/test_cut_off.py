@@ -23,6 +23,7 @@ soaks = pytest.mark.soak
     [
         pytest.param(GRPC, 3, 5.0, id="grpc, 5 s"),
         pytest.param(GRPC, 3, 30.0, id="grpc, 30 s", marks=soaks),
+        pytest.param(GRPC, 3, 55.0, id="grpc, 55 s", marks=soaks),  # TCP itself would try again after 102 s
         pytest.param(GLOO, 2, 5.0, id="gloo, 5 s", marks=soaks),
         pytest.param(GLOO, 2, 30.0, id="gloo, 30 s", marks=soaks),
     ],

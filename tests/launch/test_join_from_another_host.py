@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from namespaces import Lab, obstacle
+from shoal.studies.shaped_hosts import ShapedHosts, obstacle
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("warm_programs")]
 
@@ -28,7 +28,7 @@ RUN = f"compare --task digits --strategies bmuf -n 2 --max-workers 3 --epochs {E
 class TwoHosts:
     """A run on host 0, and `shoal join` on host 1."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: ShapedHosts, folder: Path) -> None:
         self._lab, self._folder = lab, folder
 
     def start(self, host: int, name: str, *words: str) -> subprocess.Popen[str]:
@@ -85,7 +85,7 @@ def hosts(tmp_path):
     if (why := obstacle()) is not None:
         pytest.skip(why)
     try:
-        with Lab(2, 12.5e6) as lab:
+        with ShapedHosts(2, 12.5e6) as lab:
             yield lab, TwoHosts(lab, tmp_path)
     except RuntimeError as refused:  # root in a container may lack the right
         pytest.skip(str(refused))

@@ -105,7 +105,7 @@ def freezing(crews: list[Crew], then: int | None = None) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["processes", "grpc"])
+@pytest.mark.parametrize("transport", ["processes", pytest.param("grpc", marks=pytest.mark.soak)])
 def test_the_others_go_on_without_a_worker_that_is_frozen_for_ever(crews, transport, caplog):
     result = shoal.run(
         marks(),

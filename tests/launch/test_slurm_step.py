@@ -146,7 +146,7 @@ class TestRealSlurm:
 
     @pytest.mark.parametrize(
         ("strategy", "workers", "tasks"),
-        [(("bmuf", "--strategy.period", "4"), 4, 4), (("asgd",), 4, 5)],
+        [pytest.param(("bmuf", "--strategy.period", "4"), 4, 4, marks=pytest.mark.soak), (("asgd",), 4, 5)],
         ids=["bmuf", "asgd"],
     )
     def test_srun_starts_the_workers_and_the_server(self, cluster, strategy, workers, tasks):

@@ -45,9 +45,10 @@ def laid_out(task, layout, processes, **settings):
     ("task", "layout", "processes"),
     [
         ("pictures", "columns:group=2", 2),
-        ("pictures", "rows:group=3", 3),
+        ("pictures", "rows:group=2", 2),
         ("pictures", "tensor:group=2", 2),
-        ("pictures", "hybrid:group=3", 3),
+        pytest.param("pictures", "hybrid:group=3", 3, marks=pytest.mark.soak),
+        ("pictures", "hybrid:group=2", 2),
         ("two inputs", "branches", 2),
         ("pictures", PIPELINE, 2),
         ("letters", "pipeline:group=2", 2),
@@ -76,7 +77,10 @@ def test_the_weights_are_those_of_whole_models(task, layout, processes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["tensor:group=2", "pipeline:group=2,split=even,schedule=gpipe"])
+@pytest.mark.parametrize(
+    "layout",
+    ["tensor:group=2", pytest.param("pipeline:group=2,split=even,schedule=gpipe", marks=pytest.mark.soak)],
+)
 def test_a_strategy_keeps_groups_together_as_it_keeps_whole_models(layout):
     settings = {"workers": 2, "batch": 8, "epochs": 2, "tests": 1}
     strategy = shoal.BMUF(period=2)

@@ -31,7 +31,7 @@ def test_the_page_names_model_devices_and_every_pass(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "dark"), [(1200, False), (380, True)])
+@pytest.mark.parametrize(("width", "dark"), [pytest.param(1200, False, marks=pytest.mark.soak), (380, True)])
 def test_it_fits_the_screen_and_fetches_nothing(page, width, dark):
     chromium_or_skip()
     with Chromium() as browser:

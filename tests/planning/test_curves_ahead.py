@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, isinf, log, sqrt
+from math import hypot, inf, isinf, log, sqrt
 
 import pytest
 import torch
@@ -12,7 +12,12 @@ from torch import nn
 from shoal.core.task import Data, Task
 from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued, ratio_of
-from shoal.planning.short_runs import Allowance, Bench, TrialRun, race
+from shoal.planning.forecasting import forecast_all
+from shoal.planning.objectives import Objective
+from shoal.planning.run_time import RunCost
+from shoal.planning.short_runs import Allowance, Bench, Race, TrialRun, Tried, race
+from shoal.planning.training_plan import FORMULA_DOUBT
+from shoal.planning.workload import Workload
 from shoal.sim import Compute
 
 
@@ -50,6 +55,30 @@ def test_doubt_grows_with_the_distance_and_with_the_noise():
     near, far = quiet.at(1e4), quiet.at(1e7)
     assert far.high / far.low > near.high / near.low
     assert noisy.at(1e7).high > quiet.at(1e7).high
+
+
+def test_when_a_target_is_reached_is_as_uncertain_as_the_curve_over_its_slope():
+    law = PowerLaw.fit([(p["samples"], p["test_loss"]) for p in curve(noise=0.1)])
+    assert law is not None
+    at = law.at(1e6)
+    assert law.samples_doubt(at.value) == pytest.approx(log(at.high / at.value) / law.slope)
+    assert isinf(law.samples_doubt(0.0))
+
+
+def test_seconds_to_a_target_are_as_uncertain_as_the_curve_of_one_worker():
+    baseline = Baseline.of([curve(noise=0.1)])
+    assert baseline is not None
+    cost, exact = RunCost(1.0, 1e6, 1e3, 100.0, 1.0), Estimate(1.0, 1.0, 1.0)
+    found = Race(baseline, [Tried(SINGLE, exact, 1e-3, 0.0, 1000, 1)], 0.0)
+    workload = Workload("t", 1000, 10, 1000)
+    epochs, target = (
+        forecast_all({SINGLE: cost}, workload, goal, found)[0].seconds
+        for goal in (Objective(5), Objective(5, 0.05, is_loss=True))
+    )
+    assert epochs is not None and log(epochs.high / epochs.value) == pytest.approx(FORMULA_DOUBT)
+    assert target is not None and target.value == pytest.approx(baseline.loss.samples_to(0.05) / 1000)
+    both = hypot(FORMULA_DOUBT, baseline.loss.samples_doubt(0.05))
+    assert log(target.high / target.value) == pytest.approx(both) and both > 2 * FORMULA_DOUBT
 
 
 def test_too_few_points_are_no_law():

@@ -22,6 +22,7 @@ from shoal.planning.plan_text import commands, lines, pays
 from shoal.planning.short_runs import Allowance, Bench, TrialRun, needed
 from shoal.planning.surroundings import Machines
 from shoal.planning.training_plan import TrainingPlan
+from shoal.programs.tasks import TASKS
 from shoal.sim import Compute, Network
 from shoal.sim.hardware import Machine
 
@@ -31,6 +32,12 @@ def blobs() -> Data:
     y = torch.randint(4, (3000,), generator=generator)
     x = torch.eye(4)[y].repeat(1, 4) + 1.5 * torch.randn(3000, 16, generator=generator)
     return Data(x[:2400], y[:2400], x[2400:], y[2400:])
+
+
+def blobs_task(width: int = 16) -> Task:
+    """A task with an option."""
+    net = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
+    return replace(TASK, model=lambda: net)
 
 
 TASK = Task("blobs", lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), blobs, batch=16)
@@ -217,6 +224,26 @@ def test_a_goal_that_only_accuracy_tells_needs_trials():
 def test_shared_memory_is_left_out_on_a_network():
     with pytest.raises(ValueError, match="'hogwild' shares the memory of one machine"):
         planner.plan(TASK, 2, trials=False, **{**WHERE, "strategies": ["hogwild"]})
+
+
+def test_the_command_of_a_plan_names_the_task_with_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(TASKS._entries, "blobs", blobs_task)
+    where = {"network": "1Gbit,200us", "compute": "20ms", "profile": PROFILE, "trials": False}
+    made = planner.plan("blobs:width=8", 2, **where, strategies=["local:period=8", "sync"], batch=8, lr=0.05)
+    assert made.workload.parameters == 16 * 8 + 8 + 8 * 4 + 4
+    periods = {f.contender.period for f in made.forecasts if f.contender.word == "local"}
+    assert periods == {8}, "what a strategy names itself is looked at alone"
+    made.save(tmp_path / "plan.json")
+    (line,) = commands(TrainingPlan.load(tmp_path / "plan.json"), Path("plan.json"))
+    assert line.startswith("shoal compare --task blobs:width=8 --strategies ")
+    assert "--batch 8 --lr 0.05" in line
+
+
+def test_an_option_that_a_strategy_has_not_is_refused():
+    with pytest.raises(ValueError, match=r"strategy 'local' has no option 'perod'\. Did you mean 'period'"):
+        planner.plan(TASK, 2, compute="20ms", profile=PROFILE, strategies=["local:perod=8"], trials=False)
 
 
 def test_one_worker_is_not_compared_with_anything():

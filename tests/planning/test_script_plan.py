@@ -43,6 +43,7 @@ open("ended", "w").close()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_programs")
 def test_a_script_is_timed_ended_early_and_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -69,12 +70,14 @@ def run_probe(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_programs")
 def test_a_script_that_never_attaches_is_told_so(tmp_path: Path):
     with pytest.raises(ShoalError, match=r"train\.py never called shoal\.attach"):
         run_probe(tmp_path, "print('hello')")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_programs")
 def test_a_script_that_fails_shows_its_traceback(tmp_path: Path):
     with pytest.raises(WorkerFailed, match="failed before it had taken enough steps") as failure:
         run_probe(tmp_path, "import shoal\nraise RuntimeError('no data')")

@@ -31,7 +31,8 @@ def test_a_profile_of_this_machine_can_be_run_in(tmp_path, monkeypatch):
     from shoal.sim.hardware import Profile
 
     monkeypatch.setattr(measure, "ELEMENTS", 1 << 16)
-    monkeypatch.setattr(fitting, "STEPS", {fitting.SHORT: 20, fitting.MIDDLE: 10, fitting.LONG: 4})
+    monkeypatch.setattr(fitting, "STEPS", {24: 20, 96: 4})
+    monkeypatch.setattr(fitting, "FITS", (("each", 24), ("byte", 96), ("large", 96)))
     said = []
     measure.measure_profile(said.append).save(tmp_path / "here.json")
     assert len(said) == 3

@@ -171,7 +171,9 @@ def test_it_works_under_every_strategy(word):
 
 
 @pytest.mark.parametrize(
-    "strategy", [Sync(), BMUF(period=4), shoal.EASGD(period=4, synchronous=True)], ids=repr
+    "strategy",
+    mostly_soak([BMUF(period=4), Sync(), shoal.EASGD(period=4, synchronous=True)], few=1),
+    ids=repr,
 )
 def test_resuming_across_a_milestone_is_bit_equal(strategy, tmp_path):
     settings = {"workers": 3, "transport": "sim", "grow_batch": "2@1,2@2", "largest_batch": 40}

@@ -245,6 +245,7 @@ def test_half_precision_is_multiplied_in_single():
     assert torch.equal(recorder.out, loop.gradient().float() * 3)
 
 
+@pytest.mark.soak  # tests/api/test_small_scripts.py has a compiled one
 def test_a_compiled_module_is_watched_too(model):
     compiled = torch.compile(model, backend="aot_eager")
     loop = Loop(compiled)

@@ -334,7 +334,7 @@ def test_the_checkpoint_of_another_crew_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [shoal.Sync(), BMUF(period=4)], ids=repr)
+@pytest.mark.parametrize("strategy", mostly_soak([BMUF(period=4), shoal.Sync()], few=1), ids=repr)
 def test_real_processes_learn_the_same(strategy):
     settings = {"crew": CREW, "epochs": 2, "collective": "stripes"}
     real, virtual = (shoal.run(blobs(), strategy, transport=t, **settings) for t in ("processes", "sim"))
@@ -345,6 +345,7 @@ def test_real_processes_learn_the_same(strategy):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_ctrl_c_in_a_later_leg_saves_and_the_same_call_goes_on(tmp_path):
     pressed = []
 

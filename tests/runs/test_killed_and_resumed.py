@@ -9,6 +9,7 @@ import torch
 
 import shoal
 from marks import Tally, tallies
+from sampling import mostly_soak
 from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.storage.checkpoint import Checkpoints
@@ -53,7 +54,7 @@ def run_with_a_kill(crews, folder, then, strategy=None):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [4, 2])
+@pytest.mark.parametrize("workers", mostly_soak([2, 4], few=1))
 def test_all_are_killed_while_one_is_away_and_the_run_goes_on(workers, crews, tmp_path):
     def kill_all():
         for member in crews[0].members[:4]:
@@ -72,6 +73,7 @@ def test_all_are_killed_while_one_is_away_and_the_run_goes_on(workers, crews, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.soak
 def test_one_has_come_back_before_all_stop_and_the_run_goes_on(crews, tmp_path):
     with pytest.raises(Interrupted):
         run_with_a_kill(crews, tmp_path, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -80,7 +82,7 @@ def test_one_has_come_back_before_all_stop_and_the_run_goes_on(crews, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [4, 3])
+@pytest.mark.parametrize("workers", mostly_soak([3, 4], few=1))
 def test_beside_a_server_the_run_goes_on_from_a_step_after_a_death(workers, crews, tmp_path):
     """The launcher ends all of a sudden; the newest whole step is one after the death of worker 1."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import sabotage
 import shoal
@@ -201,6 +202,11 @@ def a_worker_or_the_keeper(crew: Crew) -> Member | None:
     return begun[number % len(begun)] if len(begun) > 1 else None
 
 
+def wide_net() -> nn.Module:
+    """Large enough that processes average in mapped memory."""
+    return nn.Sequential(nn.Linear(8, 2048), nn.ReLU(), nn.Linear(2048, 3))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -224,7 +230,7 @@ def a_worker_or_the_keeper(crew: Crew) -> Member | None:
 def test_workers_and_the_keeper_are_killed_and_every_sample_counts_once(
     crews, tmp_path, monkeypatch, strategy, transport, kills
 ):
-    epochs, task, temporary = 5 * kills, blobs(), tmp_path / "t"
+    epochs, task, temporary = 5 * kills, replace(blobs(), model=wide_net), tmp_path / "t"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     settings = {"workers": WORKERS, "epochs": epochs, "tests": 0, "transport": transport}

@@ -159,7 +159,7 @@ def test_a_mutant_is_caught(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPEN_PLACES)
+@pytest.mark.parametrize("name", mostly_soak([*OPEN_PLACES], few=1))
 def test_a_mutant_of_open_places_needs_open_places(name, monkeypatch):
     MUTANTS[name][0](monkeypatch)
     full = [s for s in map(Schedule.draw, range(40)) if s.begins_with == s.workers]

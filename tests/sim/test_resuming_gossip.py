@@ -3,7 +3,6 @@
 Each has a model of its own, so that what was trained on is counted at the data, and not in a model.
 """
 
-import os
 import random
 import shutil
 from collections import Counter
@@ -21,16 +20,11 @@ from shoal.replicas.batches import Batches
 from shoal.sim import Compute, Faults, Simulation
 from shoal.storage.checkpoint import Checkpoints
 from shoal.storage.step_folders import step_folder, steps_in
-from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, Strom
+from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, NoLoCo, Strom
 from shoal.vocabulary.node import Node
 
 SAMPLES, BATCH, EPOCHS = 40, 2, 2
 ALL = [Gossip(help=False), ADPSGD(help=False), DPSGD(), SGP(), CHOCO(), GossipGraD(), Strom()]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 class Noted(TallyReplica):
@@ -50,17 +44,17 @@ def saved_in(folder):
     return Checkpoints(folder, {}, 0, keep=1000, bound=None)
 
 
-def run(folder, strategy, workers, faults=None):
-    """A run that resumes if it can, and writes a checkpoint before every step; what it has trained on."""
+def run(folder, strategy, workers, faults=None, every=1, epochs=EPOCHS):
+    """A run that resumes if it can, and writes a checkpoint every so many steps; what it has trained on."""
     trained = Counter()
     solution = lambda engine: strategy.solution(Node(engine))  # noqa: E731
-    between = BetweenSteps(Control(), saved_in(folder), 1, solution=solution)
+    between = BetweenSteps(Control(), saved_in(folder), every, solution=solution)
     simulation = Simulation(
         strategy,
         lambda rank: Noted(rank, workers, trained),
         workers=workers,
-        steps=Noted(0, workers, trained).batches.end_of(EPOCHS),
-        passes=EPOCHS,
+        steps=Noted(0, workers, trained).batches.end_of(epochs),
+        passes=epochs,
         compute=Compute(mean=1.0, jitter=0.2),
         faults=faults or Faults(),
         between_steps=between,
@@ -100,7 +94,7 @@ def killed(*kills, back_after=float("inf")):
 EACH_SAMPLE = Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
 
 
-@pytest.mark.parametrize("strategy", ALL, ids=repr)
+@pytest.mark.parametrize("strategy", mostly_soak(ALL, few=3), ids=repr)
 @pytest.mark.parametrize("back_after", [1.0, float("inf")], ids=["back", "away"])
 def test_after_a_death_steps_count_and_the_rest_of_its_share_is_dealt_to_all(strategy, back_after, tmp_path):
     """Worker 1 dies in its fifth step of thirteen."""
@@ -121,7 +115,20 @@ def test_those_who_are_left_when_the_last_has_died_are_no_whole_crew(tmp_path):
     assert done + run(copy, DPSGD(), 3) == EACH_SAMPLE
 
 
-@pytest.mark.parametrize("seed", mostly_soak(range(200), few=8))
+@pytest.mark.parametrize("strategy", [*ALL, NoLoCo(period=2)], ids=repr)
+@pytest.mark.parametrize("kills", [((1, 4.5),), ((1, 2.5), (2, 6.5), (1, 9.5))], ids=len)
+def test_after_a_return_the_end_is_saved_as_without_deaths(strategy, kills, tmp_path):
+    """Who was back ends some rounds after the others, and stands where they do: a third pass may follow."""
+    workers = 3
+    run(tmp_path, strategy, workers, killed(*kills, back_after=0.5), every=None)
+    end = Noted(0, workers, Counter()).batches.end_of(EPOCHS)
+    assert whole(tmp_path) == [end]
+    assert trained_by(tmp_path, end) == EACH_SAMPLE
+    third = run(tmp_path, strategy, workers, epochs=EPOCHS + 1)
+    assert third == Counter(range(SAMPLES))
+
+
+@pytest.mark.parametrize("seed", mostly_soak(range(200), few=3))
 def test_whoever_died_before_every_sample_is_trained_on(seed, tmp_path):
     """In a run that was resumed workers die, too, and come back: the batch they were at may come twice."""
     dice = random.Random(seed)

@@ -8,7 +8,7 @@ from storm import Run, Storm, command, verdict
 
 from sampling import mostly_soak
 
-SEEDS, MEMORY_SEEDS, CHUNK = 2000, 600, 100
+SEEDS, MEMORY_SEEDS, CHUNK = 2000, 600, 50
 MOST = 1000  # seeds for each mutant; it is done with the first that catches it
 SHOWN = 10
 

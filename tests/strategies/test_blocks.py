@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import shoal
+from sampling import mostly_soak
 from shoal.core.task import Data, Task
 from shoal.engine.engine import Instrument
 from shoal.replicas.module import build_model, build_replica, steps_of
@@ -251,7 +252,9 @@ def test_without_block_momentum_it_is_model_averaging_over_the_same_splits_bit_f
     assert bmuf.samples == local.samples == 600
 
 
-@pytest.mark.parametrize("strategy", [BMUF(blocks=4), Local(blocks=5)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "strategy", mostly_soak([BMUF(blocks=4), Local(blocks=5)], few=1), ids=lambda s: type(s).__name__
+)
 def test_resuming_is_bit_equal(strategy, tmp_path):
     settings = {"workers": 3, "transport": "sim"}
     shoal.run(blobs(), strategy, epochs=1, checkpoint=tmp_path, every=3, **settings)

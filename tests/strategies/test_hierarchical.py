@@ -6,6 +6,7 @@ import pytest
 import torch
 from central import Census, Drawn, Trail, mean, mean_staleness
 
+from sampling import mostly_soak
 from shoal.codecs import FP16
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Simulation
@@ -271,7 +272,7 @@ class Ages(Instrument):
                 self.whole.append(node.version - read)
 
 
-@pytest.mark.parametrize("collect", [1, 2, 3])
+@pytest.mark.parametrize("collect", mostly_soak([2, 1, 3], few=1))
 def test_the_staleness_of_the_levels_adds(collect):
     ages, workers, groups = Ages(), 12, 4
     run = simulate(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from central import Census, Drawn, Lateness, Trail, mean
 
+from sampling import mostly_soak
 from shoal.core.replica import Gradient
 from shoal.sim import Compute, Faults, Link, Network
 from shoal.strategies import ASGD, Hierarchical, SoftSync, StalenessAware, Sync, SyncServer
@@ -131,7 +132,8 @@ def test_one_gradient_at_a_time_is_asynchronous_sgd(softsync, other):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("collect", "average", "oldest"), [(30, 0.97, 2), (10, 2.9, 6), (2, 14.5, 30), (1, 29.0, 60)]
+    ("collect", "average", "oldest"),
+    mostly_soak([(30, 0.97, 2), (10, 2.9, 6), (2, 14.5, 30), (1, 29.0, 60)], few=2),
 )
 def test_thirty_equal_workers_are_behind_by_as_many_versions_as_the_paper_says(collect, average, oldest):
     # n-softsync collects N / n: about n versions, hardly ever more than 2 n

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from sampling import mostly_soak
 from shoal.api.run import run
 from shoal.core.errors import Diverged
 from shoal.core.task import Data, Task
@@ -132,7 +133,9 @@ def test_a_strategy_gets_those_options_that_it_has() -> None:
     assert study.recipe(1, 60_000).strategy == study.recipe(1, 60_000).finetune_strategy == Single()
 
 
-@pytest.mark.parametrize("strategy", [BMUF(period=3, momentum=0.5, warmup=0), Sync(), Local(period=2)])
+@pytest.mark.parametrize(
+    "strategy", mostly_soak([BMUF(period=3, momentum=0.5, warmup=0), Sync(), Local(period=2)], few=1)
+)
 def test_a_clockwork_takes_as_long_as_the_run_it_stands_for(strategy: Strategy, tmp_path: Path) -> None:
     examples = Examples(small_data(), tmp_path)
     network = Cluster(2, 2).network("1Gbit,10us", "10Mbit,1ms")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from namespaces import INTERFACE, Lab, ip, obstacle
+from shoal.studies.shaped_hosts import INTERFACE, ShapedHosts, ip, obstacle
 
 START_SECONDS = 150.0  # for torch to be imported in each process, on a busy machine
 LOOP = """
@@ -42,7 +42,7 @@ class CutOff:
             pytest.skip(why)
         (folder / "loop.py").write_text(LOOP)
         self._folder, self._options, self._nodes, self._steps = folder, options, nodes, steps
-        self._lab = Lab(2, 12.5e6)
+        self._lab = ShapedHosts(2, 12.5e6)
 
     def __enter__(self) -> CutOff:
         try:

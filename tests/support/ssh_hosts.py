@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import namespaces
-from namespaces import Lab
+from shoal.studies import shaped_hosts
+from shoal.studies.shaped_hosts import ShapedHosts
 
 SSHD = "/usr/sbin/sshd"
 START_SECONDS = 60.0  # limit for a daemon to answer, on a busy machine
@@ -51,7 +51,7 @@ Host host*
 
 def obstacle() -> str | None:
     """Why no such hosts can be made here, in one line; None if they can."""
-    if (why := namespaces.obstacle()) is not None:
+    if (why := shaped_hosts.obstacle()) is not None:
         return why
     if not Path(SSHD).exists() or shutil.which("ssh") is None:
         return "there is no sshd; install it with: apt-get install openssh-server"
@@ -60,7 +60,7 @@ def obstacle() -> str | None:
     return None
 
 
-class SshLab(Lab):
+class SshLab(ShapedHosts):
     """Hosts host0, host1, … with an sshd each, and one more, without, from which to call them.
 
     `command` is an ssh that knows them; `python` an interpreter that finds this Shoal on any of them.
@@ -100,7 +100,7 @@ class SshLab(Lab):
     def _write_files(self) -> None:
         self.private.mkdir(exist_ok=True)
         for name in ("host_key", "user_key"):
-            namespaces.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name))
+            shaped_hosts.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name))
         public = " ".join((self.folder / "host_key.pub").read_text().split()[:2])
         addresses = [self.address(number) for number in range(self.hosts)]
         known = [f"host{n},{address} {public}\n" for n, address in enumerate(addresses)]

@@ -82,7 +82,7 @@ def test_a_place_comes_back() -> None:
         frames.decode(raw[:HEADER_BYTES], LIMIT)
 
 
-@pytest.mark.parametrize("kind", [0, 6, 255])
+@pytest.mark.parametrize("kind", [0, 7, 255])
 def test_an_unknown_kind_of_place_is_refused(kind: int) -> None:
     with pytest.raises(WireError, match=f"kind of memory location {kind}"):
         frames.decode_location(bytes([kind]) + bytes(frames.LOCATION_BYTES - 1))

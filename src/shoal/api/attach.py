@@ -167,14 +167,14 @@ def choose_strategy(place: Place, given: Strategy | str | None) -> Strategy:
     """
     if place.launched == "":
         if isinstance(given, str):
-            STRATEGIES.make(given)  # so that a misspelt name fails here, not at the first launch
+            STRATEGIES.read(given)  # so that a misspelt name fails here, not at the first launch
         return Single()
     if place.strategy is not None:
         chosen = STRATEGIES.make(place.strategy, **place.strategy_options)
     elif isinstance(given, Strategy):
         chosen = given
     else:
-        chosen = STRATEGIES.make(given or "sync")
+        chosen = STRATEGIES.read(given or "sync")
     workers = place.identity(chosen).workers
     if place.launched == "shoal" and place.strategy is None and chosen.servers:
         word = STRATEGIES.name_of(chosen)

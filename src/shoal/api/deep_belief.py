@@ -154,7 +154,7 @@ class _Learner:
         return result.model.cpu().eval()
 
     def _begin(self) -> None:
-        strategy = STRATEGIES.make(self.strategy) if isinstance(self.strategy, str) else self.strategy
+        strategy = STRATEGIES.read(self.strategy) if isinstance(self.strategy, str) else self.strategy
         if strategy.independent:
             raise ValueError(f"strategy {self.strategy!r} ends with several models, not one RBM; take 'sync'")
         self.stages_: list[Stage] = []

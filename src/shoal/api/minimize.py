@@ -126,7 +126,7 @@ def choose_strategy(method: str, strategy: Strategy | str | None) -> Strategy:
     """The strategy for a method, or the one that was named. Raises ValueError if they do not go together."""
     check_word("method", method, METHODS)
     chosen = METHODS[method] if strategy is None else strategy
-    algorithm = STRATEGIES.make(chosen) if isinstance(chosen, str) else chosen
+    algorithm = STRATEGIES.read(chosen) if isinstance(chosen, str) else chosen
     if method == "lbfgs" and not algorithm.deal.portions:
         word = STRATEGIES.name_of(algorithm)
         raise ValueError(f"method 'lbfgs' is strategy 'sandblaster', not {word!r}; leave strategy out")

@@ -115,8 +115,8 @@ def run(
     `shoal runs` and `shoal report`; by default it is not.
     Raises WorkerFailed with the traceback of a worker that raised, and Interrupted after Ctrl-C.
     """
-    chosen = TASKS.make(task) if isinstance(task, str) else task
-    algorithm = STRATEGIES.make(strategy) if isinstance(strategy, str) else strategy
+    chosen = TASKS.read(task) if isinstance(task, str) else task
+    algorithm = STRATEGIES.read(strategy) if isinstance(strategy, str) else strategy
     sizes = crew if isinstance(crew, CrewSizes) else CrewSizes.parse(crew)
     plan = Plan(
         task=on_device(chosen, device).but(batch, lr, grow_batch, largest_batch),

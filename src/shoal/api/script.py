@@ -101,6 +101,7 @@ def run_script(
             goes_on=strategy is not None and strategy.survives,
             takes_over=kept,
             workers_return=kept,
+            ends_because=_why_it_ends(place, strategy, hosts),
             has_keeper=kept,
             group=each,
             spares=_spares(spares, start, on_output),
@@ -139,6 +140,19 @@ def _may_come_and_go(place: Place, strategy: Strategy | None, workers: int, *, i
     """Whether to start a keeper. Where the script names the strategy, attach() tells if it is needed."""
     elastic = strategy is None or strategy.is_elastic
     return is_here and place.transport in REJOINING and workers > 1 and elastic
+
+
+def _why_it_ends(place: Place, strategy: Strategy | None, hosts: HostList | None) -> str:
+    """What is added to the name of a killed worker, where a run on other terms would go on without it."""
+    if strategy is not None and not strategy.is_elastic:
+        return ""
+    if hosts is not None:
+        return "; with --hosts the run of a script ends with it. Resume it from a checkpoint"
+    if place.transport not in REJOINING:
+        return (
+            f"; over {place.transport} the run of a script ends with it. Take transport 'processes' or 'grpc'"
+        )
+    return ""
 
 
 def script_config(

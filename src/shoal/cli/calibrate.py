@@ -22,7 +22,7 @@ def calibrate(
         str, typer.Option("--out", "-o", metavar="FILE", help="Where to keep it, for --sim --profile FILE.")
     ] = FILE,
 ) -> None:
-    """Measure what costs time on this machine, in less than a minute.
+    """Measure what costs time on this machine, in about a minute.
 
     How much processes that train slow each other down, what a message costs
     over each transport, what each codec takes. Leave the machine alone

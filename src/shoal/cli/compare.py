@@ -39,7 +39,7 @@ from shoal.cli.outcome import JsonFile, Outcome, PlanFile, ReportFile, read_plan
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
-from shoal.core.catalogue import check_word, nearest
+from shoal.core.catalogue import check_word, nearest, split_list, split_options
 from shoal.core.crew_sizes import CrewSizes
 from shoal.core.growth import Growth
 from shoal.core.limits import PATIENCE_SECONDS
@@ -293,23 +293,25 @@ def check_numbers(epochs: int, batch: int | None, lr: float | None, threads: int
 
 
 def check_strategies(text: str, options: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The strategies of a list such as "sync,bmuf", each with those of the options that it has."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    """The strategies of a list such as "sync,local:period=8", each with those of the options that it has.
+
+    What a word says itself counts more.
+    """
+    words = split_list(text)
     if not words:
         raise ValueError("--strategies names none; try --strategies single,sync,bmuf")
     if twice := next((word for word in words if words.count(word) > 1), None):
         raise ValueError(f"--strategies names {twice!r} twice")
-    known = {word: STRATEGIES.options(word) for word in words}
+    own = {text: split_options(text) for text in words}
+    known = {text: STRATEGIES.options(word) for text, (word, _) in own.items()}
     every_name = list(dict.fromkeys(name for names in known.values() for name in names))
     for name in options:
         if name not in every_name:
             raise ValueError(
                 f"none of {', '.join(words)} has an option {name!r}. {nearest(name, every_name)}"
             )
-    return {
-        word: STRATEGIES.check(word, **{name: v for name, v in options.items() if name in known[word]})
-        for word in words
-    }
+    shared = {text: {name: v for name, v in options.items() if name in known[text]} for text in words}
+    return {text: STRATEGIES.check(word, **{**shared[text], **said}) for text, (word, said) in own.items()}
 
 
 def check_layouts(text: str | None, split: str | None) -> list[str]:
@@ -317,12 +319,7 @@ def check_layouts(text: str | None, split: str | None) -> list[str]:
 
     `split` is the cut of all pipelines that do not name their own.
     """
-    found: list[str] = []
-    for part in (part.strip() for part in (text or "data").split(",")):
-        if "=" in part and ":" not in part and found:  # another option of the layout before
-            found[-1] += f",{part}"
-        elif part:
-            found.append(part)
+    found = split_list(text or "data")
     for place, layout in enumerate(found):
         word, _, options = layout.partition(":")
         LAYOUTS.check_text(layout)

@@ -14,6 +14,7 @@ from shoal.api.run import run
 from shoal.cli.checkpoint_options import resumable
 from shoal.cli.outcome import Outcome
 from shoal.cli.watch_options import live_page
+from shoal.core.catalogue import split_options
 from shoal.core.codec import Identity
 from shoal.core.crew_sizes import CrewSizes
 from shoal.core.errors import Interrupted, ShoalError
@@ -54,7 +55,7 @@ def compare_strategies(
     common = {**settings, "task": task}
     if common["threads"] is None and common["transport"] != "sim":
         common["threads"] = local_threads(max([*numbers, common["crew"].size_of(None)]))
-    made = {word: STRATEGIES.make(word, **options) for word, options in chosen.items()}
+    made = {text: STRATEGIES.make(split_options(text)[0], **options) for text, options in chosen.items()}
     plans = make_plans(made, numbers, [LAYOUTS.read(word) for word in layouts], checkpoint, common)
     data = check(list(plans.values()))
     run_all(plans, data, virtual, outcome, ProgressDisplay(enabled=not quiet))

@@ -164,9 +164,8 @@ def describe(
     words = [*([script] if script else []), *(arguments or []), *ctx.meta[PASSED]]
     if not words:
         raise ValueError(f"name the script to run, as in: shoal manifest {ctx.info_name} -n 4 train.py")
-    dotted = ctx.meta[DOTTED]
     check_word("transport", transport, ["gloo", "grpc"])
-    check_strategy(strategy, dotted, servers)
+    strategy, dotted = check_strategy(strategy, ctx.meta[DOTTED], servers)
     check_words(codec, transport, "auto", "memory")
     if insecure and transport != "grpc":
         raise ValueError("--insecure belongs to --transport grpc")

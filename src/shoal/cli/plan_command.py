@@ -10,7 +10,7 @@ import typer
 from shoal.cli.command import PASSED
 from shoal.cli.compare import check_numbers
 from shoal.cli.outcome import ReportFile
-from shoal.core.catalogue import check_word
+from shoal.core.catalogue import check_word, split_list
 from shoal.core.paths import check_file
 from shoal.core.words import SCALING
 from shoal.programs.tasks import TASKS
@@ -92,15 +92,15 @@ def plan(
     if report is not None:
         check_file("--report", report)
     settings = read_settings(network, compute, memory)
-    settings |= {"profile": profile, "strategies": None if strategies is None else strategies.split(",")}
+    settings |= {"profile": profile, "strategies": None if strategies is None else split_list(strategies)}
     goals = {"target": target, "within": within, "epochs": epochs, "price": price}
     goals["fewest_bytes"] = fewest_bytes
     if task is None:
         refuse_for_script(ctx)
         made = plan_for([*ctx.args, *ctx.meta[PASSED]], workers, goals, settings, quiet)
     else:
-        settings |= {"scale_lr": scale_lr, "trials": trials, "seed": seed}
-        made = plan_task(task, workers, (batch, lr), {**goals, **settings}, quiet)
+        settings |= {"batch": batch, "lr": lr, "scale_lr": scale_lr, "trials": trials, "seed": seed}
+        made = plan_task(task, workers, {**goals, **settings}, quiet)
     show(made, save, report)
 
 
@@ -130,8 +130,8 @@ def check_words(task: str | None, strategies: str | None, scale_lr: str, script:
         raise ValueError(f"--task {task} and {script[0]}: plan one of the two")
     if task is not None:
         TASKS.check_text(task)
-    for word in strategies.split(",") if strategies is not None else ():
-        STRATEGIES.check(word)
+    for word in split_list(strategies or ""):
+        STRATEGIES.check_text(word)
     check_word("scale-lr", scale_lr, SCALING)
 
 
@@ -146,20 +146,14 @@ def read_settings(network: str | None, compute: str | None, memory: str | None) 
     }
 
 
-def plan_task(
-    task: str,
-    workers: int,
-    changes: tuple[int | None, float | None],
-    settings: dict[str, Any],
-    quiet: bool,
-) -> TrainingPlan:
+def plan_task(task: str, workers: int, settings: dict[str, Any], quiet: bool) -> TrainingPlan:
     """The plan of a task."""
     from rich.console import Console
 
     from shoal.planning.planner import plan as make  # imports torch
 
     with Console(stderr=True, quiet=quiet).status("") as status:
-        return make(TASKS.read(task).but(*changes), workers, tell=status.update, **settings)
+        return make(task, workers, tell=status.update, **settings)
 
 
 def plan_for(

@@ -49,7 +49,7 @@ from shoal.cli.ray_options import On, check_on
 from shoal.cli.record_options import KeptRuns, Loggers, read_records
 from shoal.cli.watch_options import Watch
 from shoal.codecs import CODECS
-from shoal.core.catalogue import check_word
+from shoal.core.catalogue import check_word, split_options
 from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.words import COLLECTIVES, DEVICES, DURABILITY, TRANSPORTS, check_durability
 from shoal.strategies import STRATEGIES
@@ -197,7 +197,7 @@ def run(
     """
     passed = ctx.meta[PASSED]
     script, rest = find_script([script, *(arguments or [])] if script else [], passed)
-    check_strategy(strategy, ctx.meta[DOTTED], servers)
+    strategy, options = check_strategy(strategy, ctx.meta[DOTTED], servers)
     check_words(codec, transport, collective, durability)
     check_device(device, elsewhere=bool(hosts or on))
     check_workers(workers, group, elsewhere=bool(hosts or on), durability=durability)
@@ -215,7 +215,7 @@ def run(
     settings = {
         "access": access,
         "strategy": strategy,
-        "strategy_options": ctx.meta[DOTTED],
+        "strategy_options": options,
         "codec": codec,
         "collective": collective,
         "device": device,
@@ -271,14 +271,22 @@ def find_script(words: Sequence[str], passed: Sequence[str]) -> tuple[str, list[
     return all_words[0], all_words[1:]
 
 
-def check_strategy(word: str | None, options: Mapping[str, str], servers: int) -> None:
-    """Raise ValueError for an unknown strategy or option, and for options without a strategy."""
-    if word is not None:
-        STRATEGIES.check(word, **options)
-    elif options:
+def check_strategy(
+    text: str | None, options: Mapping[str, str], servers: int
+) -> tuple[str | None, dict[str, str]]:
+    """The strategy's word and its options, also those that follow the word, as in bmuf:period=8.
+
+    Raises ValueError for an unknown strategy or option, and for options without a strategy.
+    """
+    if text is not None:
+        word, own = split_options(text)
+        STRATEGIES.check(word, **{**options, **own})
+        return word, {**options, **own}
+    if options:
         raise ValueError(f"--strategy.{next(iter(options))} belongs to a strategy; name it with --strategy")
-    elif servers > 1:
+    if servers > 1:
         raise ValueError(f"--servers {servers} belongs to a strategy with a server; name one with --strategy")
+    return None, {}
 
 
 def check_words(codec: str | None, transport: str | None, collective: str, durability: str) -> None:

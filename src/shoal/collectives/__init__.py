@@ -5,6 +5,7 @@ from shoal.collectives.butterfly import butterfly
 from shoal.collectives.choice import ALGORITHMS, Cheapest, automatic, cheapest
 from shoal.collectives.in_flight import InFlight
 from shoal.collectives.link import LinkCost
+from shoal.collectives.mapped import Mapped
 from shoal.collectives.native import Native, native
 from shoal.collectives.rabenseifner import rabenseifner
 from shoal.collectives.ring import ring
@@ -18,6 +19,7 @@ __all__ = [
     "Cheapest",
     "InFlight",
     "LinkCost",
+    "Mapped",
     "Native",
     "SparseCheapest",
     "SparseDoubling",

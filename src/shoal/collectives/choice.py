@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from torch import Tensor
@@ -44,6 +45,7 @@ ALGORITHMS = {
 }
 
 
+@lru_cache
 def cheapest(workers: int, nbytes: float, link: LinkCost) -> str:
     """The name of the algorithm that costs least; of equals, the first in ALGORITHMS."""
     return min(ALGORITHMS, key=lambda name: ALGORITHMS[name].cost(workers, nbytes, link))

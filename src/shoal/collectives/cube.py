@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from shoal.collectives.exchange import Load
 from shoal.collectives.link import LinkCost
@@ -20,17 +21,17 @@ class Cube:
 
     workers: int
 
-    @property
+    @cached_property
     def bits(self) -> list[int]:
         """1, 2, 4 and so on, one for each dimension: corner ^ bit is a neighbour."""
         return [1 << j for j in range(self.workers.bit_length() - 1)]
 
-    @property
+    @cached_property
     def corners(self) -> int:
         """The number of corners: the largest power of two up to the number of workers."""
         return 1 << len(self.bits)
 
-    @property
+    @cached_property
     def folded(self) -> int:
         """The number of workers without a corner."""
         return self.workers - self.corners

@@ -8,7 +8,6 @@ In the doubling (an all-gather) they swap completed parts. That makes 2 log2 P r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch import Tensor
 from shoal.collectives.cube import Cube, fold, fold_cost
 from shoal.collectives.exchange import Dense, give, take
 from shoal.collectives.link import LinkCost
-from shoal.collectives.stripes import cut
 from shoal.engine.group import Group
 
 
@@ -26,23 +24,26 @@ async def rabenseifner(group: Group, v: Tensor) -> None:
 
 
 async def _halve_and_double(group: Group, v: Tensor, cube: Cube) -> None:
-    corner, parts = cube.corner_of(group.rank), cut(v.numel(), cube.corners)
+    corner, whole = cube.corner_of(group.rank), v.numel()
     for bit in reversed(cube.bits):
         partner = cube.worker_at(corner ^ bit)
-        mine, theirs = v[block(parts, corner, bit)], v[block(parts, corner ^ bit, bit)]
+        mine, theirs = v[block(whole, cube, corner, bit)], v[block(whole, cube, corner ^ bit, bit)]
         await give(group, partner, "halving", theirs)
         mine.add_(await take(group, partner, "halving", mine))
     for bit in cube.bits:
         partner = cube.worker_at(corner ^ bit)
-        mine, theirs = v[block(parts, corner, bit)], v[block(parts, corner ^ bit, bit)]
+        mine, theirs = v[block(whole, cube, corner, bit)], v[block(whole, cube, corner ^ bit, bit)]
         await give(group, partner, "doubling", mine)
         theirs.copy_(await take(group, partner, "doubling", theirs))
 
 
-def block(parts: Sequence[slice], corner: int, width: int) -> slice:
-    """The parts of this corner and of all corners whose numbers differ from it only in bits below `width`."""
+def block(whole: int, cube: Cube, corner: int, width: int) -> slice:
+    """The parts of this corner and of all corners whose numbers differ from it only in bits below `width`.
+
+    Parts lie as `stripes.cut` has them; a list of them all would be long at each of a thousand workers.
+    """
     first = corner & -width
-    return slice(parts[first].start, parts[first + width - 1].stop)
+    return slice(whole * first // cube.corners, whole * (first + width) // cube.corners)
 
 
 def cost(workers: int, nbytes: float, link: LinkCost) -> float:

@@ -80,12 +80,12 @@ class Catalogue(Mapping[str, Callable[..., T]], Generic[T]):
 
     def check_text(self, text: str) -> None:
         """Raise ValueError for what `read` would refuse, as far as that can be told without an import."""
-        word, options = _split(text)
+        word, options = split_options(text)
         self.check(word, **options)
 
     def read(self, text: str) -> T:
         """What a word stands for, with its options if it has any: 'torus:rows=2'."""
-        word, options = _split(text)
+        word, options = split_options(text)
         return self.make(word, **options)
 
     def text_of(self, thing: object) -> str:
@@ -155,9 +155,23 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}? {listing}" if close else listing
 
 
-def _split(text: str) -> tuple[str, dict[str, str]]:
+def split_options(text: str) -> tuple[str, dict[str, str]]:
+    """A word and its options, as text: 'torus:rows=2' is ('torus', {'rows': '2'})."""
     word, _, rest = text.partition(":")
     return word, dict(part.partition("=")[::2] for part in rest.split(",") if part)
+
+
+def split_list(text: str) -> list[str]:
+    """The words of a list, each with its options: 'sync,local:period=8,average=full' has two."""
+    found: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if (
+            "=" in part and ":" not in part and found and ":" in found[-1]
+        ):  # another option of the word before
+            found[-1] += f",{part}"
+        elif part:
+            found.append(part)
+    return found
 
 
 def _read(text: str, option: Option, owner: str) -> Any:

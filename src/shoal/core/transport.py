@@ -220,6 +220,31 @@ class Lends(Protocol):
 
 
 @runtime_checkable
+class Shows(Protocol):
+    """A transport whose peers can map memory of this node for good, and read it whenever they like."""
+
+    def can_show(self, dst: int) -> bool:
+        """Whether `dst` can map memory of this node, and this node memory of `dst`."""
+        ...
+
+    def share(self, like: Tensor) -> Tensor:
+        """A copy of `like`, in memory that peers can read."""
+        ...
+
+    async def show(self, dst: int, m: Message) -> None:
+        """Send `m`, whose only part came from `share`: it arrives as a view that shows all later changes.
+
+        It arrives with `release` set. Call it after each read: it returns whether the owner has called
+        `revise` exactly once since the call before, or since it was shown. Else the read is not to be used.
+        """
+        ...
+
+    def revise(self, shown: Tensor) -> None:
+        """Call this before each change of shown memory."""
+        ...
+
+
+@runtime_checkable
 class Works(Protocol):
     """A transport in virtual time, where what a node computes takes time because it says so."""
 

@@ -19,6 +19,7 @@ COLLECTIVES = {
     "auto": "the transport's own all-reduce if it suits the codec, else the cheapest of the others",
     "native": "the transport's own all-reduce",
     "stripes": "point to point: each worker averages one part of the vector; for every codec",
+    "mapped": "each worker averages one part, straight from the memory of the others; on one host",
     "tree": "point to point: sums go up a binomial tree, the result comes down",
     "butterfly": "point to point: pairs swap whole vectors; fewest rounds",
     "ring": "point to point: parts of the vector go round; fewest bytes, most rounds",

@@ -14,6 +14,8 @@ Sent = Callable[[int, Message], None]
 Received = Callable[[Message], None]
 Faulted = Callable[[str], None]
 
+_NOTHING = nullcontext()
+
 
 class Channel:
     """Sends and receives for one node. `timeout` is how long it waits for a message before it gives up.
@@ -61,7 +63,7 @@ class Channel:
 
     def apart(self) -> AbstractContextManager[None]:
         """While inside, what the node computes takes no virtual time by itself: it is counted elsewhere."""
-        return nullcontext() if self._worker is None else self._worker.apart()
+        return _NOTHING if self._worker is None else self._worker.apart()
 
     def call_apart(self, listener: Callable[..., None], *about: Any) -> None:
         """Tell an observer of something, in no virtual time."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from copy import copy
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from torch import Tensor
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Replica
-from shoal.core.transport import Message
+from shoal.core.transport import Message, Shows, offers
 from shoal.engine.channel import Channel
 from shoal.engine.coding import Coding
 from shoal.engine.mailbox import Mailbox
@@ -78,6 +78,18 @@ class Group:
         """Send a message exactly; the caller may change its tensors afterwards."""
         m.version = self._stamp
         await self._channel.send(self._members[dst], m)
+
+    def can_show(self) -> bool:
+        """Whether this worker and each of the others can map each other's memory."""
+        transport = self.transport
+        if not offers(type(transport), Shows):
+            return False
+        return all(cast(Shows, transport).can_show(self._members[rank]) for rank in self.others)
+
+    async def show(self, dst: int, m: Message) -> None:
+        """Let a worker map the only part of `m`, which came from the transport's `share`; not metered."""
+        m.version = self._stamp
+        await cast(Shows, self.transport).show(self._members[dst], m)
 
     def uncompressed(self, like: Tensor) -> Group:
         """The same workers, for vectors of the dtype and device of `like` that travel exactly."""

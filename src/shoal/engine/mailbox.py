@@ -179,7 +179,8 @@ class Mailbox:
             for rank in self.gone:  # the first to go is the cause
                 if rank == src or (rank in needed and rank in self._lost_at):
                     raise self._lost(rank, repr(tag), src)
-            await self._handle(handlers or {})
+            if handlers:
+                await self._handle(handlers)
             m = await self._receive(repr(tag), src, since=since)
             if m.src == src:
                 since = self._channel.waited

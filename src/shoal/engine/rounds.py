@@ -120,6 +120,13 @@ class Rounds:
         """Batches of its own share that this worker has done."""
         return self._progress.clock - self.shift
 
+    def end_share(self, step: int) -> int:
+        """This worker has done its share at this step: from now on it counts steps as the others do."""
+        place, self.shift = step - self.shift, 0
+        self._progress.go_to(place)
+        self._progress.take_unmerged()
+        return place
+
     async def take(self, t: int, src: int, wait: bool = True) -> Message | None:
         """What `src` sent in round `t`. None if it took no part or, without `wait`, if it is not there."""
         wait = wait and (t == OVER or self._is_in(src))

@@ -364,16 +364,16 @@ class Service:
         """Answer those who asked for more, where there is more or nothing is left to come."""
         if self._pool is None or not (self._pool.has_free or self._pool.finished):
             return
+        if self._pool.finished and not self.active:
+            held, self._held, end = self._held, {}, self._end()
+            for m in held.values():
+                self._conclude(m, Over(parts=end, seq=m.seq))
         for rank, m in list(self._held.items()):
-            if self._pool.finished and not self.active:
-                self._conclude(m, Over(parts=self._end(), seq=m.seq))
-            elif (work := self._pool.take(rank)) is not None:
+            if (work := self._pool.take(rank)) is not None:
                 (owner, place), clock = work
+                del self._held[rank]
                 self.active.add(rank)
                 self._conclude(m, Grant(parts=(torch.tensor([owner, place, clock]),), seq=m.seq))
-            else:
-                continue
-            del self._held[rank]
 
     def _end(self) -> tuple[Tensor, ...]:
         """The step at which all save that have done batches of others, after all that they have done."""

@@ -176,11 +176,22 @@ class Work:
         return True
 
     async def _save_the_end(self) -> None:
-        """After batches of dead workers, all stand at a step of their own: save at one that is common."""
-        if self._client.end is not None and self.between_steps is not None:
+        """Where workers stand at steps of their own, as after batches of dead ones: save at a common one."""
+        if self.between_steps is None:
+            return
+        if self._client.end is not None:
             self.last_step = self._client.end
             self._progress.save_at(self.last_step)
-            await self.between_steps()
+        elif self.is_ahead:
+            self.last_step = self._rounds.end_share(self.last_step or 0)
+        else:
+            return
+        await self.between_steps()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether this worker was back, and is at a later round than at a batch of its share."""
+        return self._rounds.shift > 0
 
     # -- helping slower peers ------------------------------------------------------------------
 

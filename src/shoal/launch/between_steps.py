@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,8 +62,7 @@ class BetweenSteps:
             return None
         self._checkpoints.check()
         step = await self._common_step(self._checkpoints, engine)
-        if step == NO_STEP and (own := self._checkpoints.newest(engine.identity, None)) != NO_STEP:
-            self._control.tell("warning", text=_starts_again(engine, own, self._checkpoints))
+        self._set_aside(self._checkpoints, step, [engine])
         resumed = self._load(self._checkpoints, step, engine)
         if resumed is not None:
             await _tell_end(engine)
@@ -86,6 +86,7 @@ class BetweenSteps:
             self._checkpoints.check()
             there = [engine for engine in engines if _is_there_first(engine.identity)]
             step = self._checkpoints.latest(engine.identity for engine in there)
+            self._set_aside(self._checkpoints, step, there)
             for engine in there:
                 self._load(self._checkpoints, step, engine)
             if step != NO_STEP and (end := engines[0].work.last_step) is not None:
@@ -100,7 +101,7 @@ class BetweenSteps:
             return
         stopping = await self._stops_here(engine)
         t, work = engine.progress.t, engine.work
-        at_end = t == work.last_step
+        at_end = t == work.last_step and not work.is_ahead
         due = at_end or (self._every is not None and t % self._every == 0)
         due = due and t not in (self._begin, self._resumed_at) and not work.is_helping
         due = due and not (at_end and work.may_help)  # the checkpoint must include batches it takes over
@@ -149,11 +150,16 @@ class BetweenSteps:
             self._checkpoints.save(engine, self._model(engine))
             self._control.tell("saved", step=engine.progress.t)
 
+    def _set_aside(self, checkpoints: Checkpoints, step: int, engines: Sequence[Engine]) -> None:
+        """Have what earlier attempts saved after this step not be mixed with what this one saves there."""
+        moved = [checkpoints.set_aside_after(step, engine.identity) for engine in engines]
+        if (aside := next(filter(None, moved), None)) is not None:
+            self._control.announce(_has_moved(step, checkpoints.folder, aside))
+
     def _load(self, checkpoints: Checkpoints, step: int, engine: Engine) -> int | None:
         if step == NO_STEP:
             return None
         me = engine.identity
-        checkpoints.forget_after(step, me)
         crew = checkpoints.crew_at(step, me)
         if crew is None or crew.is_that_of(me):
             checkpoints.load(step, engine)
@@ -196,10 +202,14 @@ def _from_json(told: Any) -> dict[str, Any]:
     return deal
 
 
-def _starts_again(engine: Engine, own: int, checkpoints: Checkpoints) -> str:
+def _has_moved(step: int, folder: Path, aside: Path) -> str:
+    where = f"{aside}, until this run has saved two steps"
+    if step != NO_STEP:
+        return f"resuming step {step}; what was saved after it cannot be resumed, and is now in {where}"
     return (
-        f"{engine.name} has a checkpoint of step {own} in {checkpoints.folder}, but not all nodes have one: "
-        "the run starts from the beginning. To resume, bring the files of every node to its host."
+        f"not all nodes can resume from the checkpoint in {folder}: the run starts from the beginning. The "
+        f"checkpoint is now in {where}. To resume from it, stop, move it back, and bring the files of every "
+        "node to its host."
     )
 
 

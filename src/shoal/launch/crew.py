@@ -48,10 +48,10 @@ class Crew:
     With servers, or with `goes_on`, the run continues without a killed worker as long as another is left.
     With `takes_over` the others do what a killed worker left undone; if not, a warning says that nobody does.
     With `restarts` a killed server is restarted, as the next incarnation; with `workers_return` a worker is,
-    too. With `has_keeper` the last member keeps the roster of the others, and of `visitors` from elsewhere;
-    `spares` take the place of workers. `on_progress` receives the progress events of all members. In groups
-    of `group` processes, which have following ranks, the first speaks for its group; if one is killed, all
-    end.
+    too; `ends_because` says why the run ends with one instead. With `has_keeper` the last member keeps the
+    roster of the others, and of `visitors` from elsewhere; `spares` take the place of workers. `on_progress`
+    receives the progress events of all members. In groups of `group` processes, which have following ranks,
+    the first speaks for its group; if one is killed, all end.
     """
 
     workers: int  # processes of workers
@@ -64,6 +64,7 @@ class Crew:
     goes_on: bool = False
     takes_over: bool = False
     workers_return: bool = False
+    ends_because: str = ""
     has_keeper: bool = False
     spares: Spares = field(default_factory=Spares)
     group: int = 1
@@ -258,6 +259,8 @@ class Crew:
                 self._end_group(member)
                 how += f"; its group of {self.group} processes ends with it"
             if not (code < 0 and self._survives(member, how)):
+                if code < 0 and self._went_at and not self._stop_asked:
+                    how += self.ends_because
                 member.failure = {"message": f"it {how}", "details": "", "follows": False}
 
     def _survives(self, member: Member, how: str) -> bool:

@@ -125,7 +125,7 @@ class Fleet:
         with self._saved_lock:
             self._saved[rank].add(step)
             complete = sorted(set.intersection(*self._saved))
-            if len(complete) <= KEPT:
+            if len(complete) < KEPT:
                 return
             oldest = complete[-KEPT]
             for saved in self._saved:

@@ -19,6 +19,7 @@ from shoal.collectives import (
     Cheapest,
     InFlight,
     LinkCost,
+    Mapped,
     Native,
     SparseCheapest,
     SparseDoubling,
@@ -34,7 +35,7 @@ from shoal.core.errors import Unavailable
 from shoal.core.identity import NodeIdentity
 from shoal.core.limits import PATIENCE_SECONDS
 from shoal.core.sparse_vectors import SparseCodec
-from shoal.core.transport import AllReduces, Transport
+from shoal.core.transport import AllReduces, Shows, Transport
 from shoal.core.words import COLLECTIVES, SPARSE
 from shoal.engine.group import Mean
 from shoal.launch.open_places import OpenPlaces
@@ -217,7 +218,7 @@ def choose_codec(named: Codec | str | None, strategy: Strategy | None) -> Codec:
 def check_collective(collective: str, codec: Codec) -> None:
     """Raise ValueError unless `collective` is a known word and fits the codec."""
     check_word("collective", collective, COLLECTIVES)
-    if collective in ALGORITHMS and not codec.in_flight:
+    if collective in (*ALGORITHMS, "mapped") and not codec.in_flight:
         raise ValueError(
             f"collective {collective!r} sums messages without decoding them, and {codec} is not exact; "
             "take 'stripes'"
@@ -266,6 +267,11 @@ def choose_mean(
     if collective == "native" and not fits:
         why = "this transport has none" if codec.exact else f"{codec} is not exact"
         raise Unavailable(f"collective 'native' needs an all-reduce that fits, but {why}; take 'stripes'")
+    shows = isinstance(transport, Shows)
+    if collective == "mapped" and not shows:
+        raise Unavailable("collective 'mapped' needs transport 'processes'; take 'stripes'")
+    if collective == "mapped":
+        return Mapped(required=True)
     if collective in ALGORITHMS:
         return averaging(ALGORITHMS[collective].sum)
     if fits and collective != "stripes":
@@ -276,7 +282,9 @@ def choose_mean(
         return stripes
     if isinstance(codec, SparseCodec) and codec.share is not None and codec.feedback != "double":
         return SparseCheapest(codec, codec.share, Sparse(), link)
-    return automatic(workers, link) if codec.exact else stripes
+    if not codec.exact:
+        return stripes
+    return Mapped(automatic(workers, link)) if shows else automatic(workers, link)
 
 
 def local_threads(nodes: int) -> int:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from shoal.codecs import CODECS
+from shoal.core.catalogue import split_options
 from shoal.core.codec import Codec
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
@@ -26,15 +27,15 @@ PLANNED = (
 """Strategies whose exchanges have a formula in `run_time`; a plan looks at no others."""
 
 
-def planned(words: Iterable[str] | None, refused: Mapping[str, str]) -> list[str]:
-    """The strategies to look at: all that can run, or those that were named.
+def planned(words: Iterable[str] | None, refused: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """The strategies to look at: all that can run, or those that were named; and the options they name.
 
     `refused` says of some why they cannot run. Raises ValueError if one was named that cannot be planned.
     """
     if words is None:
-        return [word for word in PLANNED if word not in refused]
-    named = list(words)
-    for word in named:
+        return [(word, {}) for word in PLANNED if word not in refused]
+    named = [split_options(text) for text in words]
+    for word, _ in named:
         if word not in (*PLANNED, "single"):
             raise ValueError(
                 f"no plan looks at {word!r}: there is no formula for what it exchanges; try it with "
@@ -42,7 +43,7 @@ def planned(words: Iterable[str] | None, refused: Mapping[str, str]) -> list[str
             )
         if word in refused:
             raise ValueError(refused[word])
-    return [word for word in named if word != "single"]
+    return [(word, STRATEGIES.check(word, **options)) for word, options in named if word != "single"]
 
 
 def one_sided_words() -> dict[str, str]:
@@ -130,9 +131,9 @@ def contenders(
     they cannot run. `own_loop`: for a script.
     """
     known, found = list(codecs), [SINGLE]
-    for word in planned(words, refused or {}):
+    for word, own in planned(words, refused or {}):
         for workers in crews(most):
-            for options in _options(word, max(1, steps // workers)):
+            for options in [own] if own else _options(word, max(1, steps // workers)):
                 found += _coded(word, workers, options, known, own_loop)
     return found
 

@@ -72,16 +72,24 @@ class PowerLaw:
 
     def at(self, samples: float) -> Estimate:
         """y after so many samples."""
-        away = log(max(samples, 1.0)) - self.middle
-        value = self.height - self.slope * log(max(samples, 1.0))
-        doubt = self.residual * sqrt(1 / self.points + away**2 / self.width) if self.width else self.residual
-        far = INTERVAL * (1 + 1.5 / (self.points - 2)) * doubt
+        value, far = self.height - self.slope * log(max(samples, 1.0)), self._doubt(samples)
         return Estimate(exp(value), exp(value - far), exp(value + far))
+
+    def _doubt(self, samples: float) -> float:
+        """How far log y may be off after so many samples."""
+        away = log(max(samples, 1.0)) - self.middle
+        doubt = self.residual * sqrt(1 / self.points + away**2 / self.width) if self.width else self.residual
+        return INTERVAL * (1 + 1.5 / (self.points - 2)) * doubt
 
     def samples_to(self, y: float) -> float:
         """Samples until y has fallen so far; infinity if there is no such number."""
         power = (self.height - log(y)) / self.slope if y > 0 else inf
         return exp(power) if power < 600 else inf
+
+    def samples_doubt(self, y: float) -> float:
+        """How far the logarithm of that number may be off: the flatter the curve, the further."""
+        samples = self.samples_to(y)
+        return self._doubt(samples) / self.slope if isfinite(samples) else inf
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import exp, isfinite, log, sqrt
+from math import exp, hypot, isfinite, log
 
 from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued
@@ -19,9 +19,24 @@ def goal_samples(objective: Objective, baseline: Baseline, samples: int) -> floa
     """Samples that one worker needs to the goal; `samples` are those of an epoch."""
     if objective.target is None:
         return float(objective.epochs * samples)
+    law, y = _target(objective, baseline)
+    return law.samples_to(y)
+
+
+def goal_doubt(objective: Objective, baseline: Baseline) -> float:
+    """How far the logarithm of these samples may be off; it is the same for all settings."""
+    if objective.target is None:
+        return 0.0
+    law, y = _target(objective, baseline)
+    return law.samples_doubt(y)
+
+
+def _target(objective: Objective, baseline: Baseline) -> tuple[PowerLaw, float]:
+    """The law that tells when the target is reached, and where it is on it."""
+    assert objective.target is not None
     if objective.is_loss or baseline.error is None:
-        return baseline.loss.samples_to(objective.target)
-    return baseline.error.samples_to(100.0 - (objective.percent or 0.0))
+        return baseline.loss, objective.target
+    return baseline.error, 100.0 - (objective.percent or 0.0)
 
 
 def forecast_all(
@@ -63,7 +78,9 @@ def _forecast(
     else:
         samples = goal_samples(objective, baseline, epoch) * ratio.value
     far = log(ratio.high / ratio.value) if not (objective.within or objective.by_epochs) else 0.0
-    far = sqrt(far**2 + FORMULA_DOUBT**2)
+    if objective.within is None and not objective.by_epochs:
+        far = hypot(far, goal_doubt(objective, baseline))
+    far = hypot(far, FORMULA_DOUBT)
     seconds = Estimate(samples * each, samples * each * exp(-far), samples * each * exp(far))
     score = score_after(samples, ratio, baseline)
     return Forecast(contender, cost, ratio, seconds, score, samples / epoch, samples / epoch * cost.nbytes)

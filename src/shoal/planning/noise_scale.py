@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
+from time import process_time
 
 import torch
 from torch import Tensor
@@ -66,27 +67,32 @@ def useful_workers(noise: float, batch: int) -> tuple[int, int]:
     return max(1, round(noise / batch)), max(1, round(4 * noise / batch))
 
 
-def measure_noise(task: Task, data: Data, updates: int = 2 * LEAST_UPDATES, seed: int = 0) -> NoiseScale:
+def measure_noise(
+    task: Task, data: Data, updates: int = 2 * LEAST_UPDATES, seed: int = 0, seconds: float = inf
+) -> NoiseScale:
     """The noise scale early in training: each step compares the gradients of the halves of its batch.
 
-    A batch of one sample, or a larger one than the data, makes no update.
+    After so many seconds of the processor it makes no more updates than it must. A batch of one sample, or a
+    larger one than the data, makes none.
     """
     half, threads = task.batch // PARTS, torch.get_num_threads()
     if half < 1 or len(data.x) < task.batch:
         return NoiseScale()
     torch.set_num_threads(1)  # as the short runs do, whose time is foretold by this
     try:
-        return _measured(task, data, updates, seed, half)
+        return _measured(task, data, updates, seed, half, seconds)
     finally:
         torch.set_num_threads(threads)
 
 
-def _measured(task: Task, data: Data, updates: int, seed: int, half: int) -> NoiseScale:
+def _measured(task: Task, data: Data, updates: int, seed: int, half: int, seconds: float) -> NoiseScale:
     model = build_model(task, seed)
     parameters, _ = trainable(model)
     optimizer, noise = task.optimizer(parameters, lr=task.lr), NoiseScale()
-    generator = torch.Generator().manual_seed(seed)
+    generator, began = torch.Generator().manual_seed(seed), process_time()
     for _ in range(updates):
+        if noise.updates >= LEAST_UPDATES and process_time() - began > seconds:
+            break
         rows = torch.randint(len(data.x), (PARTS, half), generator=generator)
         gradients = []
         for part in rows:

@@ -35,6 +35,7 @@ from shoal.sim.hardware import Profile
 
 SHARE = 0.10  # of the run's machine-seconds that a plan may cost
 FREE = 20.0  # seconds that a plan may always take
+NOISE_SECONDS = 1.0  # of the processor, after which the noise scale is known well enough
 BESIDE = 1.5  # times as long as its gradients a short run takes: tests, messages, the simulator
 AT_LEAST = 4  # settings for whose short runs there is to be room
 MOST_EPOCHS = 100  # beyond which a target counts as out of reach
@@ -54,6 +55,8 @@ def plan(
     price: float | None = None,
     memory: int | None = None,
     strategies: Iterable[str] | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
     scale_lr: str = "auto",
     trials: bool = True,
     seed: int = 0,
@@ -67,11 +70,12 @@ def plan(
     `epochs`, 5 unless given. With `target` it is the first at that accuracy; with `within`, such as "10min",
     the most accurate by then; with `epochs` alone, the most accurate after so many; with `fewest_bytes` the
     one that sends least to get there; with `price`, that of a machine for an hour, the cheapest.
-    `memory` is what each machine has, in bytes. Without `trials` nothing is trained, and settings are ordered
-    by time alone. `tell` hears what is being done.
+    `memory` is what each machine has, in bytes. `strategies` are looked at alone; one with options, such as
+    "local:period=8", with these alone. `batch` and `lr` are instead of the task's own. Without `trials`
+    nothing is trained, and settings are ordered by time alone. `tell` hears what is being done.
     Raises ValueError for a target that nobody reaches and for a profile of another machine.
     """
-    chosen = TASKS.make(task) if isinstance(task, str) else task
+    chosen = (TASKS.read(task) if isinstance(task, str) else task).but(batch, lr)
     limit = duration(within) if isinstance(within, str) else within
     others = target is not None or limit is not None or fewest_bytes or price is not None
     objective = Objective(
@@ -101,7 +105,8 @@ def plan(
         workload = probe(chosen, codecs_of(known), seed)
         site(1, "none")
     pricing = Pricing(workload, workers, site, objective, memory)
-    return Planner(chosen, pricing, scale_lr, seed, tell, timings).plan(strategies, trials)
+    made = Planner(chosen, pricing, scale_lr, seed, tell, timings).plan(strategies, trials)
+    return replace(made, task=task) if isinstance(task, str) else made
 
 
 @dataclass
@@ -139,8 +144,8 @@ class Planner:
         """The noise scale, and the processor seconds that a sample takes here."""
         with self.timings.of("noise"):
             self.tell("comparing gradients of half batches")
-            updates, began = 200, process_time()
-            found = measure_noise(self.task, self.task.data(), updates, self.seed)
+            began = process_time()
+            found = measure_noise(self.task, self.task.data(), seed=self.seed, seconds=NOISE_SECONDS)
             samples = found.updates * self.task.batch
             return found.value, (process_time() - began) / samples if samples else 0.0
 

@@ -8,8 +8,9 @@ those to a server go different ways: each kind is fitted by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from shoal.core.codec import Identity
 from shoal.launch.audience import Audience
@@ -26,8 +27,11 @@ from shoal.vocabulary.strategy import Strategy
 SHORT, MIDDLE, LONG = 24, 320, 1000
 """Widths of the nets that are tried: 1,200, 205,000 and 2 million parameters."""
 
-STEPS = {SHORT: 600, MIDDLE: 200, LONG: 60}
-"""How often each is exchanged on real processes."""
+STEPS = {SHORT: 200, MIDDLE: 66, LONG: 20}
+"""How often each is exchanged on real processes in each round."""
+
+ROUNDS = 3
+"""Of trials: a core's speed changes from second to second, so each is beside one of the same round."""
 
 FITS = (("each", SHORT), ("byte", LONG), ("large", MIDDLE), ("byte", LONG))
 """What of a message's cost is fitted to the trial of which model, one after the other."""
@@ -37,24 +41,47 @@ FIRST_GUESS = {"each": 1e-4, "large": 1e-4, "byte": 1e-10}
 
 VIRTUAL_STEPS = 10
 WORKERS = 2
+SILENT = ""  # in place of a transport
 TRIES = 6
 NEAR = 0.005
 
 
-def fit_wirings(profile: Profile, transport: str, latency: float) -> tuple[Wiring, Wiring]:
-    """What messages among workers cost over a transport, and what those to a server cost."""
+RealSteps = dict[tuple[int, str, type[Strategy]], float]
+"""(width, transport, strategy) -> seconds of a step; what is silent has no transport."""
+
+
+def real_steps(transports: Sequence[str]) -> RealSteps:
+    """Seconds of a step with and without messages, over each transport, by trials in several rounds."""
     tasks = {width: net_task(width, WORKERS * steps) for width, steps in STEPS.items()}
-    real = {  # of one width one after the other: a machine's speed may change from minute to minute
-        (width, type(strategy)): step_seconds(task, strategy, WORKERS, transport)
-        for width, task in tasks.items()
-        for strategy in (Local(period=NEVER), Sync(), ASGD())
-    }
+    kinds: list[tuple[str, Strategy]] = [(SILENT, Local(period=NEVER))]
+    kinds += [(kind, strategy) for kind in transports for strategy in (Sync(), ASGD())]
+    taken: dict[tuple[int, str, type[Strategy]], list[float]] = {}
+    for _ in range(ROUNDS):
+        for width, task in tasks.items():
+            for kind, strategy in kinds:
+                seconds = step_seconds(task, strategy, WORKERS, kind or "processes")
+                taken.setdefault((width, kind, type(strategy)), []).append(seconds)
+    return beside_silent(taken)
+
+
+def beside_silent(taken: Mapping[tuple[int, str, type[Strategy]], Sequence[float]]) -> RealSteps:
+    """The usual step without messages, and times that the usual ratio of each to the one of its round."""
+    found = {}
+    for (width, kind, strategy), steps in taken.items():
+        silent = taken[width, SILENT, Local]
+        ratio = median(step / alone for step, alone in zip(steps, silent, strict=True))
+        found[width, kind, strategy] = median(silent) * ratio
+    return found
+
+
+def fit_wirings(profile: Profile, transport: str, latency: float, real: RealSteps) -> tuple[Wiring, Wiring]:
+    """What messages among workers cost over a transport, and what those to a server cost."""
     found = []
     for strategy in (Sync(), ASGD()):
         wiring = Wiring(latency=latency)
         for part, width in FITS:
-            trial = VirtualTrial(profile, part, width, silent=real[width, Local])
-            wiring = trial.fitted(wiring, strategy, real[width, type(strategy)])
+            trial = VirtualTrial(profile, part, width, silent=real[width, SILENT, Local])
+            wiring = trial.fitted(wiring, strategy, real[width, transport, type(strategy)])
         found.append(wiring)
     return found[0], found[1]
 

@@ -1,4 +1,4 @@
-"""Measures what `Profile` describes, on this machine, in less than a minute."""
+"""Measures what `Profile` describes, on this machine, in about a minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.errors import Unavailable
 from shoal.launch.join import local_threads
-from shoal.profiling.fitting import fit_wirings
+from shoal.profiling.fitting import fit_wirings, real_steps
 from shoal.profiling.probe_processes import hear, start_probe
 from shoal.sim.hardware import Handling, Profile, Speeds, Wiring
 
@@ -87,7 +87,8 @@ def measure_transports(profile: Profile) -> tuple[dict[str, Wiring], dict[str, W
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         figures, _ = hear([start_probe(rank, folder) for rank in range(2)])
     works = {kind: found for kind, found in figures.items() if kind in MODELLED and "problem" not in found}
-    fitted = {kind: fit_wirings(profile, kind, latency_of(found)) for kind, found in works.items()}
+    real = real_steps(list(works))
+    fitted = {kind: fit_wirings(profile, kind, latency_of(found), real) for kind, found in works.items()}
     among, served = ({kind: pair[k] for kind, pair in fitted.items()} for k in range(2))
     return among, served
 

@@ -16,7 +16,8 @@ from shoal.core.task import Data, Task
 from shoal.launch.audience import Audience
 from shoal.profiling.step import Step, measure_step
 from shoal.runs.plan import Plan
-from shoal.runs.processes import run_processes
+from shoal.runs.processes import run_in_process, run_processes
+from shoal.runs.result import Result
 from shoal.sim import Compute
 from shoal.sim.hardware import Machine
 from shoal.strategies.local import Local
@@ -43,9 +44,20 @@ def step_seconds(
 ) -> float:
     """Seconds of a step, averages included, while so many processes train all of a task's data together."""
     settings = {"workers": workers, "transport": transport, "threads": threads, "epochs": epochs, "tests": 0}
-    result = run_processes(Plan(task, strategy, Identity(), **settings), Audience(None))  # type: ignore[arg-type]
+    plan = Plan(task, strategy, Identity(), **settings)  # type: ignore[arg-type]
+    result = run_processes(plan, Audience(None)) if plan.nodes > 1 else _run_here(plan, threads)
     steps: int = max(node["steps"] for node in result.nodes if node["role"] == "worker")
     return result.seconds / steps
+
+
+def _run_here(plan: Plan, threads: int) -> Result:
+    """Train a single worker in this process: to start another takes longer than its steps."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return run_in_process(plan, Audience(None))
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure_step_among(task: Task, processes: int, seed: int = 0, threads: int = 1) -> Step:

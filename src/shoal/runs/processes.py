@@ -68,7 +68,7 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
             ended = max(r["seconds"] for r in reports if r)
             for r in reports:
                 r.update({"seconds": r["seconds"] - began} if r else {})
-            model, points = _gather(leg, data, nodes_folder(leg, root), reports, listener)
+            model, points = gather(leg, data, nodes_folder(leg, root), reports, listener)
             reports = join_processes(leg, reports, model) if leg.group > 1 else reports
             outcomes.append(LegOutcome(leg, began, [r for r in reports if r], points, model))
             began = ended
@@ -162,12 +162,12 @@ def run_in_process(plan: Plan, listener: Audience) -> Result:
         nodes_folder(plan, root).mkdir()
         reports = [live(plan, (0, 0), 0, Control(), root)]
         data = plan.task.data()
-        model, points = _gather(plan, data, nodes_folder(plan, root), reports, listener)
+        model, points = gather(plan, data, nodes_folder(plan, root), reports, listener)
     plan.keep_model(model)
     return summarise_legs(plan, plan.config(data), [LegOutcome(plan, 0.0, reports, points, model)], data)
 
 
-def _gather(
+def gather(
     plan: Plan, data: Data, folder: Path, reports: list[dict[str, Any]], listener: Audience
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Test the snapshots that the nodes have written, and return the final model and the learning curve."""

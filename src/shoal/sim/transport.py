@@ -24,6 +24,7 @@ from shoal.sim.processors import Processors
 from shoal.sim.vector_work import VectorWork
 
 _ENTRY = Struct("<dddqqq")  # of the fingerprint, beside the tag: when, samples, from whom, to whom, how much
+_NOTHING = nullcontext()
 
 
 class Switch:
@@ -222,7 +223,7 @@ class SimTransport:
 
     def apart(self) -> AbstractContextManager[None]:
         """While inside, what the node computes on vectors takes no time by itself."""
-        return nullcontext() if self.vector_work is None else self.vector_work.apart()
+        return _NOTHING if self.vector_work is None else self.vector_work.apart()
 
     def _touch(self, nbytes: int) -> None:
         assert self._machine is not None

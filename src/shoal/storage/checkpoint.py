@@ -18,6 +18,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.state_tree import harvest, plant
 from shoal.engine.engine import Engine
 from shoal.storage.saved_crew import SavedCrew
-from shoal.storage.step_folders import KEPT, remove_before, step_folder, steps_in
+from shoal.storage.step_folders import KEPT, aside_folder, remove_before, set_aside, step_folder, steps_in
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
 FORMAT = 5
@@ -222,14 +224,35 @@ class Checkpoints:
     def _name(self, kind: str, number: int) -> str:
         return f"{kind}-{number}" if self._position is None else f"{kind}-{number}-{self._position}"
 
-    def forget_after(self, step: int, me: NodeIdentity) -> None:
-        """Remove what this node saved after that step, before all of them go on from there.
+    def set_aside_after(self, step: int, me: NodeIdentity) -> Path | None:
+        """Move what this node saved after that step, from which all go on, aside; None if there is nothing.
 
-        Else it might be taken for what others save there now.
+        Else it might be taken for what others save there now. Worker 0 moves that of nodes that are no more,
+        too. What an attempt before set aside stays, and what came after it is removed.
         """
-        for later in steps_in(self.folder):
-            if later > step:
-                (step_folder(self.folder, later) / f"{self._role(me)}.json").unlink(missing_ok=True)
+        aside, found = aside_folder(self.folder, step), False
+        before = {path.stem for path in aside.glob("step-*/*.json")}
+        for later in filter(lambda one: one > step, steps_in(self.folder)):
+            for role in self._stale_roles(later, me):
+                found = True
+                if role in before:
+                    (step_folder(self.folder, later) / f"{role}.json").unlink(missing_ok=True)
+                else:
+                    set_aside(self.folder, later, aside, self._names(later, role))
+        return aside if found else None
+
+    def _stale_roles(self, step: int, me: NodeIdentity) -> list[str]:
+        """Whose records at a step of an earlier attempt this node sees to."""
+        there = [path.stem for path in step_folder(self.folder, step).glob("*.json")]
+        run = {self._role(replace(me, rank=rank)) for rank in range(me.nodes)}
+        clears_up = me.rank == 0 and self._position is None
+        return [role for role in there if role == self._role(me) or (clears_up and role not in run)]
+
+    def _names(self, step: int, role: str) -> list[str]:
+        """The files of a node at a step, the record last."""
+        record = self._record(step, role)
+        named = [] if record is None else [name for name in record["files"] if Path(name).name == name]
+        return [*dict.fromkeys([f"{role}.safetensors", *named]), f"{role}.json"]
 
     def latest(self, nodes: Iterable[NodeIdentity]) -> int:
         """The newest step whose state is whole at all these nodes; NO_STEP if there is none."""
@@ -328,8 +351,11 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Remove what is older than the newest `keep` whole steps."""
-        whole = [step for step in sorted(steps_in(self.folder), reverse=True) if self._is_complete(step)]
-        if len(whole) > self._keep:
+        steps = sorted(steps_in(self.folder), reverse=True)
+        if len(steps) < self._keep:
+            return  # without a look into them
+        whole = list(islice(filter(self._is_complete, steps), self._keep))
+        if len(whole) == self._keep:
             remove_before(self.folder, whole[self._keep - 1])
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 KEPT = 2
 """How many complete checkpoints are kept: the newest."""
+
+ASIDE = "set-aside-"
+"""Folders with steps of earlier attempts begin with this; the step follows at which the later one began."""
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -19,8 +24,28 @@ def steps_in(folder: Path) -> list[int]:
     return [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()]
 
 
+def aside_folder(folder: Path, begin: int) -> Path:
+    """Where that lies which an earlier attempt saved after the step at which this one begins."""
+    return folder / f"{ASIDE}{max(begin, 0):08d}"
+
+
+def set_aside(folder: Path, step: int, aside: Path, names: Sequence[str]) -> None:
+    """Move these files of a step, the last of which vouches for the others, to the same step in `aside`."""
+    before, after = step_folder(folder, step), step_folder(aside, step)
+    after.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in names:
+        with suppress(FileNotFoundError):
+            (before / name).replace(after / name)
+    with suppress(OSError):  # others have files there
+        before.rmdir()
+
+
 def remove_before(folder: Path, step: int) -> None:
-    """Remove the checkpoints of all earlier steps."""
+    """Remove the checkpoints of all earlier steps, and what attempts set aside that began before it."""
     for earlier in steps_in(folder):
         if earlier < step:
             shutil.rmtree(step_folder(folder, earlier), ignore_errors=True)
+    for aside in folder.glob(f"{ASIDE}*"):
+        begin = aside.name.removeprefix(ASIDE)
+        if begin.isdigit() and int(begin) < step:
+            shutil.rmtree(aside, ignore_errors=True)

@@ -79,7 +79,7 @@ class EASGD(Strategy):
             force = alpha * (w.x - centre)
             centre.add_(await w.mean(force, weight=1), alpha=w.size)
         else:
-            force = alpha * (w.x - await w.pull(SERVER))
+            force = (w.x - await w.pull(SERVER)).mul_(alpha)
             await w.push(SERVER, force)
         return force
 

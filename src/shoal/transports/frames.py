@@ -21,13 +21,13 @@ Between processes that share memory, another magic announces that a memory locat
 elements:
 
     offset  bytes  field, little-endian
-         0      1  kind: large message 1, shared read 2, copy 3, window 4, large message on a GPU 5; after a
-                   copy the elements follow
+         0      1  kind: large message 1, shared read 2, copy 3, window 4, large message on a GPU 5, shown 6;
+                   after a copy the elements follow
          1      4  number of the sender's open file
          5      8  serial number of the memory in it
         13      8  offset of the first part
         21      4  slot of the shared read
-        25      8  number of the large message or shared read
+        25      8  number of the large message, the shared read or the revision
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ assert _LAYOUT.size == HEADER_BYTES
 SHARED_MAGIC = b"SHOM"
 """The magic of a header that is followed by a memory location."""
 
-LARGE_MESSAGE, SHARED_READ, COPY, WINDOW, GPU_MESSAGE = 1, 2, 3, 4, 5
+LARGE_MESSAGE, SHARED_READ, COPY, WINDOW, GPU_MESSAGE, SHOWN = 1, 2, 3, 4, 5, 6
 
 _LOCATION = struct.Struct("<BiQQIQ")
 LOCATION_BYTES = _LOCATION.size
@@ -128,7 +128,7 @@ def encode_location(header: bytes, location: MemoryLocation) -> bytes:
 def decode_location(raw: bytes | bytearray | memoryview) -> MemoryLocation:
     """The location that follows such a header. Raises WireError for an unknown kind."""
     location = MemoryLocation(*_LOCATION.unpack(raw))
-    if not LARGE_MESSAGE <= location.kind <= GPU_MESSAGE:
+    if not LARGE_MESSAGE <= location.kind <= SHOWN:
         raise WireError(f"unknown kind of memory location {location.kind}")
     return location
 

@@ -307,7 +307,7 @@ LEARNERS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", mostly_soak(LEARNERS, 2), ids=str)
+@pytest.mark.parametrize("strategy", mostly_soak(LEARNERS, few=1), ids=str)
 def test_strategies_learn_with_it(strategy):
     options = {"workers": 3, "epochs": 4, "transport": "sim", "network": Network.parse("1Gbit,100us")}
     plain = shoal.run(wide_blobs(), strategy, **options)
@@ -322,7 +322,9 @@ def weights(strategy, **options):
     return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
 
 
-@pytest.mark.parametrize("strategy", [shoal.Sync(), shoal.DiLoCo(period=4)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "strategy", mostly_soak([shoal.DiLoCo(period=4), shoal.Sync()], few=1), ids=lambda s: type(s).__name__
+)
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(strategy, tmp_path):
     settings = {"workers": 3, "transport": "sim"}
     weights(strategy, epochs=1, checkpoint=tmp_path, **settings)

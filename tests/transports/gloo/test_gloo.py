@@ -509,6 +509,39 @@ def test_who_gives_no_sign_of_life_is_lost(monkeypatch: pytest.MonkeyPatch) -> N
         close_all(first, second)
 
 
+class SlowLink:
+    """A pair of nodes between which bytes travel slowly."""
+
+    def __init__(self, pair: Any, bytes_per_second: float) -> None:
+        self._pair, self._speed = pair, bytes_per_second
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        time.sleep(sum(tensor.nbytes for tensor in tensors) / self._speed)
+        return self._pair.send(tensors, peer, tag)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pair, name)
+
+
+@pytest.mark.slow
+def test_a_large_message_on_a_slow_link_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes twice as long as a silence may last; a piece of it takes a quarter of that."""
+    monkeypatch.setattr(transport, "PIECE_BYTES", 1024)
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(lambda rank: connect(rank, 2, store, patience=2.0), (0, 1))
+    try:
+        second._pairs[0] = SlowLink(second._pairs[0], bytes_per_second=2048.0)
+        sent = torch.arange(2048.0)
+        drive(second.send(0, Message("large", (sent,))))
+        m = drive(first.recv(STARTING))
+        assert m.tag == "large" and torch.equal(m.body, sent)
+        assert not first.reasons
+    finally:
+        second._pairs[0] = second._pairs[0]._pair
+        close_all(first, second)
+
+
 def close_all(*transports: GlooTransport) -> None:
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda t: drive(t.close()), transports))

@@ -31,7 +31,7 @@ from grpc_nodes import (
 )
 from harness import drive, grpc_world, in_interpreter, in_process, in_threads
 
-from sampling import sampled
+from sampling import mostly_soak, sampled
 from shoal.core.errors import PeerLost, Unavailable
 from shoal.core.transport import JOINED, LEFT, LOST, Message, Transport
 from shoal.testing.conformance import CHECKS, World
@@ -118,7 +118,7 @@ def test_what_to_install_is_said(module: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hub", [0, 1])
+@pytest.mark.parametrize("hub", mostly_soak([1, 0], few=1))
 def test_who_does_not_come_is_named(hub: int) -> None:
     store = dist.HashStore()
 
@@ -192,7 +192,7 @@ def test_a_port_is_free_again_once_its_hub_has_closed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hub", [0, 1])
+@pytest.mark.parametrize("hub", mostly_soak([1, 0], few=1))
 def test_closing_waits_no_longer_than_its_limit_for_a_frozen_peer(
     hub: int, puppet: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from harness import drive, in_process, in_threads, sockets_mesh
 
-from shoal.core.transport import LEFT, LOST, Lends, Message
+from shoal.core.transport import LEFT, LOST, Lends, Message, Shows
 from shoal.transports.shared_memory import memory, shared_reads
 from shoal.transports.sockets import SocketTransport
 
@@ -296,3 +296,42 @@ def test_two_lenders_read_each_other() -> None:
 
     with sockets_mesh(2) as mesh:
         assert in_threads(2, lambda rank: node(mesh[rank])) == [2000, 1000]
+
+
+# -- memory that is shown ------------------------------------------------------------------------
+
+
+@needs_memory
+def test_what_is_shown_is_read_as_often_as_it_is_revised() -> None:
+    with sockets_mesh(2) as (a, b):
+        assert isinstance(a, Shows) and a.can_show(1)
+        x = a.share(torch.zeros(3))
+        drive(a.show(1, Message("seen", (x,))))
+        a.revise(x)  # it may do so before the peer has heard of it
+        m = drive(b.recv(PATIENCE))
+        assert m.release is not None
+        for value in (1.0, 2.0):
+            x.fill_(value)
+            assert m.body.tolist() == [value] * 3
+            assert m.release()
+            a.revise(x)
+        assert m.release()
+        a.revise(x)
+        a.revise(x)
+        assert not m.release()  # the second revision may be in what was read
+
+
+@needs_memory
+def test_shown_memory_outlives_its_owner_s_transport() -> None:
+    with sockets_mesh(2) as (a, b):
+        x = a.share(torch.ones(3))
+        drive(a.show(1, Message("seen", (x,))))
+        m = drive(b.recv(PATIENCE))
+    assert m.body.tolist() == [1.0] * 3
+
+
+def test_a_peer_that_shares_no_memory_is_shown_none() -> None:
+    with sockets_mesh(2, share_memory=False) as (a, _):
+        assert isinstance(a, Shows) and not a.can_show(1)
+        with pytest.raises(ValueError, match=r"node 1 cannot map memory of node 0; use send\(\)"):
+            drive(a.show(1, Message("seen", (a.share(torch.ones(2)),))))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 SLOWEST = 1e6
-"""Bytes a second that a message under way is expected to make at least."""
+"""Bytes a second that what is under way is expected to make at least, beyond the patience."""
 
 SIGNS = 6
 """Signs of life that a peer sends in the time after which it counts as lost."""
@@ -36,7 +36,7 @@ class SignsOfLife:
         self._thread.start()
 
     def heard(self, peer: int, under_way: int = 0) -> None:
-        """A peer has said something, which so many bytes follow."""
+        """A peer has said something, and so many bytes may follow before it can say something else."""
         with self._lock:
             if peer in self._deadlines:
                 self._deadlines[peer] = time.monotonic() + self._patience + under_way / SLOWEST

@@ -27,6 +27,9 @@ from shoal.transports.rendezvous import Store, await_keys, missing
 
 _HEADER_TAG, _PART_TAG = 0, 1
 
+PIECE_BYTES = 4 << 20
+"""A larger part of a message travels in pieces of this size: each that arrives is a sign of life."""
+
 ALIVE = "alive"
 """The tag of a message that nobody receives: its sender is there."""
 
@@ -177,14 +180,15 @@ class GlooTransport(Endpoint):
             if dst in self._unreachable:
                 return
             try:
-                finish(self._post(dst, header, parts), time.monotonic() + self.timeout)
+                for work in self._post(dst, header, parts):
+                    finish([work], time.monotonic() + self.timeout)
             except RuntimeError as error:
                 self._unreachable.add(dst)
                 self.reasons.setdefault(dst, f"node {dst} does not take what it is sent: {error}")
 
     def _post(self, dst: int, header: bytes, parts: Sequence[Tensor]) -> list[dist.Work]:
         head = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        tagged = [(head, _HEADER_TAG), *((part, _PART_TAG) for part in parts)]
+        tagged = [(head, _HEADER_TAG), *((piece, _PART_TAG) for piece in _pieces(parts))]
         return [self._pairs[dst].send([tensor], self._rank_in_pair(dst), tag) for tensor, tag in tagged]
 
     def _send_sign(self, peer: int) -> None:
@@ -243,16 +247,28 @@ class GlooTransport(Endpoint):
         self._take(peer, header, _HEADER_TAG).wait(NO_TIMEOUT)
         message, shapes = self._decode(peer, frames.bytes_of(header))
         message.parts = tuple(torch.empty(elements, dtype=dtype) for dtype, elements in shapes)
-        if self._life is not None:
-            self._life.heard(peer, message.nbytes)
-        for work in [self._take(peer, part, _PART_TAG) for part in message.parts]:
+        self._note(peer, message.nbytes)
+        for work in [self._take(peer, piece, _PART_TAG) for piece in _pieces(message.parts)]:
             work.wait(NO_TIMEOUT)
-        if self._life is not None and message.parts:
-            self._life.heard(peer)
+            self._note(peer, message.nbytes)
         return message
+
+    def _note(self, peer: int, under_way: int) -> None:
+        """Something has come from a peer, and the next piece may follow."""
+        if self._life is not None:
+            self._life.heard(peer, min(under_way, PIECE_BYTES))
 
     def _take(self, peer: int, into: Tensor, tag: int) -> dist.Work:
         return self._pairs[peer].recv([into], self._rank_in_pair(peer), tag)
+
+
+def _pieces(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The parts, of which large ones are cut; in the same way at both ends."""
+    pieces = []
+    for part in parts:
+        flat, step = part.view(-1), PIECE_BYTES // part.itemsize
+        pieces += [flat[begin : begin + step] for begin in range(0, max(1, flat.numel()), step)]
+    return pieces
 
 
 def devices(interface: str | None = None, address: str | None = None) -> list[Any]:

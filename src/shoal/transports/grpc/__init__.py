@@ -6,6 +6,7 @@ sessions   a hub's clients: send queues, flow control
 server     the gRPC server of a hub
 client     a node's session at a hub, renewed when the hub is lost
 calls      the gRPC calls of one session
+redial     new connections for a session when the old ones are silent
 protocol   settings to agree on, calls, records, slices, deadlines
 security   certificates and tokens
 control    control messages, in protobuf (control_pb2 is generated)

@@ -14,19 +14,14 @@ from torch import Tensor
 from shoal.transports.frames import bytes_of
 from shoal.transports.grpc.control_pb2 import FetchRequest, JoinReply, PollRequest, Receipt
 from shoal.transports.grpc.hub_protocol import (
-    FETCH,
     HANDSHAKE_SECONDS,
     INLINE_BYTES,
-    JOIN,
-    POLL,
-    POST,
-    PUSH,
     SESSION,
     Envelope,
     GrpcConfig,
-    channel_options,
     slices,
 )
+from shoal.transports.grpc.redial import HubLine, Redial
 from shoal.transports.grpc.security import Security, bearer
 from shoal.transports.shared_memory.large_messages import LargeMessages
 from shoal.transports.shared_memory.memory import MemoryProbe
@@ -47,7 +42,7 @@ class CallFailed(Exception):
 class HubCalls:
     """Calls with deadlines; all of them raise CallFailed.
 
-    Large bodies have a connection of their own, so that they delay neither polls nor keepalives.
+    A call whose connections are replaced is repeated on the new ones.
     """
 
     def __init__(
@@ -64,12 +59,7 @@ class HubCalls:
         self._probe = probe
         self._metadata = bearer(passwords)
         self._sent = 0
-        options = channel_options(config.failure_timeout, config.patience)
-        self._channels = [security.channel(address, options) for _ in range(2)]
-        control, bulk = self._channels
-        self._join, self._poll, self._post = (control.unary_unary(call) for call in (JOIN, POLL, POST))
-        self._push = bulk.stream_unary(PUSH, request_serializer=bytes)
-        self._fetch = bulk.unary_stream(FETCH)
+        self._redial = Redial(lambda number: HubLine(number, address, config, security), config, self.cut)
 
     def join(self) -> int:
         """Join the hub; returns the hub's incarnation."""
@@ -77,9 +67,12 @@ class HubCalls:
         join_request = self._config.join_request()
         join_request.pid, join_request.fd, join_request.serial = self._probe.location
         with _as_call_failed():
-            answer = self._join(join_request.SerializeToString(), timeout=seconds, metadata=self._metadata)
+            answer = self._redial.line.join(
+                join_request.SerializeToString(), timeout=seconds, metadata=self._metadata
+            )
         welcome = JoinReply.FromString(answer)
         self._metadata = (*self._metadata, (SESSION, welcome.session))
+        self._redial.start(self._metadata)
         self.large_messages = LargeMessages(
             self._probe.sharing_pid(welcome),
             self._config.limit_bytes,
@@ -92,15 +85,28 @@ class HubCalls:
         ask = PollRequest(received=received, maps=self.large_messages.pid > 0).SerializeToString()
         return self._insist(
             self._config.silence_seconds,
-            lambda seconds: self._poll(ask, timeout=seconds, metadata=self._metadata),
+            lambda line, seconds: line.poll(ask, timeout=seconds, metadata=line.named(self._metadata)),
         )
 
     def fetch(self, number: int, nbytes: int) -> Iterator[bytes]:
         """The body of a large message, in slices. Complete if the iterator ends without an error."""
         want = FetchRequest(number=number).SerializeToString()
-        seconds = self._config.call_seconds(nbytes)
-        with _as_call_failed():
-            yield from self._fetch(want, timeout=seconds, metadata=self._metadata)
+        deadline = time.monotonic() + self._config.call_seconds(nbytes)
+        got = 0
+        while True:
+            line = self._redial.line
+            try:
+                with _as_call_failed():
+                    seconds = deadline - time.monotonic()
+                    stream = line.fetch(want, timeout=seconds, metadata=line.named(self._metadata))
+                    for piece in _after(got, stream):
+                        self._redial.note()
+                        got += len(piece)
+                        yield piece
+                return
+            except CallFailed as error:
+                if not self._redial.await_other(line, error.code, deadline):
+                    raise
 
     def send(self, dst: int, session_number: int, header: bytes, parts: Sequence[Tensor]) -> None:
         """Send one message to the hub; retries while it has no room."""
@@ -112,38 +118,56 @@ class HubCalls:
     def leave(self, goodbye: bytes, seconds: float) -> Any:
         """Say goodbye; returns the future of the hub's receipt."""
         envelope = Envelope(self._sent + 1, -1, 0, goodbye).pack()
+        line = self._redial.line
         with _as_call_failed():
-            return self._post.future(envelope, timeout=seconds, metadata=self._metadata)
+            return line.post.future(envelope, timeout=seconds, metadata=line.named(self._metadata))
 
     def cut(self, reason: str = "") -> None:
-        """Close the channels: all calls under way fail at once."""
+        """Close the connections: all calls under way fail at once."""
         self.reason = self.reason or reason
-        for channel in self._channels:
-            channel.close()
+        self._redial.close()
+
+    def end(self) -> None:
+        """After `cut`: release what the session has used."""
+        self._redial.join_thread()
+        self.large_messages.close()
 
     def _offer(self, envelope: bytes, parts: Sequence[Tensor]) -> bytes:
         nbytes = sum(part.nbytes for part in parts)
 
-        def offer(seconds: float) -> Any:
+        def offer(line: HubLine, seconds: float) -> Any:
             if nbytes <= INLINE_BYTES:
                 whole = b"".join((envelope, *map(bytes_of, parts)))
-                return self._post(whole, timeout=seconds, metadata=self._metadata)
+                return line.post(whole, timeout=seconds, metadata=line.named(self._metadata))
             stream = itertools.chain((envelope,), slices(parts))
-            return self._push(stream, timeout=seconds, metadata=self._metadata)
+            return line.push(stream, timeout=seconds, metadata=line.named(self._metadata))
 
         return self._insist(self._config.call_seconds(nbytes), offer)
 
-    def _insist(self, seconds: float, call: Callable[[float], Any]) -> bytes:
-        """Make a call; repeat it while the hub has too many calls under way."""
+    def _insist(self, seconds: float, call: Callable[[HubLine, float], Any]) -> bytes:
+        """Make a call; repeat it while the hub has too many under way, and on a line that replaces this."""
         deadline = time.monotonic() + seconds
         while True:
+            line = self._redial.line
             try:
                 with _as_call_failed():
-                    return bytes(call(deadline - time.monotonic()))
+                    answer = bytes(call(line, deadline - time.monotonic()))
+                self._redial.note()
+                return answer
             except CallFailed as error:
-                if "Concurrent RPC limit" not in error.text or time.monotonic() + CROWDED_PAUSE > deadline:
+                is_crowded = "Concurrent RPC limit" in error.text
+                if is_crowded and time.monotonic() + CROWDED_PAUSE <= deadline:
+                    time.sleep(CROWDED_PAUSE)
+                elif not self._redial.await_other(line, error.code, deadline):
                     raise
-            time.sleep(CROWDED_PAUSE)
+
+
+def _after(skipped: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """What follows after so many bytes."""
+    for piece in pieces:
+        if skipped < len(piece):
+            yield piece[skipped:]
+        skipped = max(0, skipped - len(piece))
 
 
 @contextlib.contextmanager

@@ -165,13 +165,14 @@ class HubClient:
             if not isinstance(error, CallFailed | WireError):
                 raise
         finally:
-            calls.large_messages.close()
+            calls.cut()
+            calls.end()
         return True
 
     def _why(self, error: Exception) -> str:
         """Why a hub is lost, for people."""
         if isinstance(error, CallFailed) and error.code == "DEADLINE_EXCEEDED":
-            seconds = self._config.silence_seconds
+            seconds = self._config.patience or self._config.silence_seconds
             return f"it gave no sign of life for {seconds:g} s: is it frozen, or the network down?"
         return str(error)
 

@@ -27,10 +27,13 @@ from shoal.core.transport import HEADER_BYTES
 from shoal.transports.frames import BufferPool, Shape, bytes_of
 from shoal.transports.grpc.control_pb2 import JoinRequest
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the calls. Nodes of different versions refuse each other."""
 
 JOIN, POLL, FETCH, POST, PUSH = (f"/shoal.Hub/{call}" for call in ("Join", "Poll", "Fetch", "Post", "Push"))
+
+MOVE = "/shoal.Hub/Move"
+"""The call by which a node goes on with its session on new connections."""
 
 PLACE = "/shoal.Hub/Place"
 """The call by which a process from elsewhere gets a place in the run, which it holds while the call lasts.
@@ -69,6 +72,9 @@ INLINE: a message. LARGE: a message whose body is to be fetched. END: the hub di
 SESSION = "shoal-session"
 """Name of the metadata that carries a client's session key."""
 
+LINE = "shoal-line"
+"""Name of the metadata that says how often a client has replaced its connections."""
+
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _ENVELOPE = struct.Struct("<QiI")
 _RECORD = struct.Struct("<QBI")
@@ -100,7 +106,7 @@ def server_options(config: GrpcConfig) -> Options:
 
 
 def _options(failure_timeout: float, patience: float | None) -> Options:
-    timeout = _milliseconds(patience or failure_timeout)
+    timeout = _milliseconds(failure_timeout + (patience or 0.0))  # later than our own deadlines
     return [
         ("grpc.keepalive_time_ms", _milliseconds(failure_timeout / 5)),
         ("grpc.keepalive_timeout_ms", timeout),
@@ -149,8 +155,9 @@ class GrpcConfig:
 
     @property
     def silence_seconds(self) -> float:
-        """Seconds without a sign of life after which a peer is lost."""
-        return 1.5 * self.failure_timeout if self.patience is None else self.patience
+        """Seconds after which a peer is lost: the patience, from when it should have said something."""
+        half = self.failure_timeout / 2
+        return self.failure_timeout + (half if self.patience is None else self.patience)
 
     def call_seconds(self, nbytes: int = 0) -> float:
         """Seconds that a call carrying `nbytes` may take."""

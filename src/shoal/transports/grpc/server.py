@@ -22,6 +22,8 @@ from shoal.transports.grpc.hub import Hub, JoinRefused, SessionEnded
 from shoal.transports.grpc.hub_protocol import (
     FETCH,
     JOIN,
+    LINE,
+    MOVE,
     PLACE,
     POLL,
     POST,
@@ -87,6 +89,7 @@ class HubServer:
         self._refusals = _RefusalLog(config.rank)
         self._handlers = {
             JOIN: grpc.unary_unary_rpc_method_handler(self._join),
+            MOVE: grpc.unary_unary_rpc_method_handler(self._move),
             POLL: grpc.unary_unary_rpc_method_handler(self._poll),
             FETCH: grpc.unary_stream_rpc_method_handler(self._fetch, response_serializer=bytes),
             POST: grpc.unary_unary_rpc_method_handler(self._post),
@@ -138,6 +141,12 @@ class HubServer:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
         return welcome.SerializeToString()
 
+    def _move(self, request: bytes, context: Any) -> bytes:
+        session = self._find_session(context)
+        session.touch()
+        session.move_to(_line(context))
+        return b""
+
     def _poll(self, request: bytes, context: Any) -> bytes:
         with self._in_session(context) as session:
             ask = _parse(PollRequest, request)
@@ -176,15 +185,21 @@ class HubServer:
     @contextlib.contextmanager
     def _in_session(self, context: Any) -> Iterator[Session]:
         """Run a call of a client. If it breaks off, or is invalid, the session is lost."""
-        session = self._find_session(context)
+        session, line = self._find_session(context), _line(context)
         finished = False
+
+        def lose(why: str) -> None:
+            if line == session.line:  # else it goes on with other connections
+                self._hub.lose(session, why)
 
         def ended() -> None:
             if not finished:
-                self._hub.lose(session, "its connection broke")
+                lose("its connection broke")
 
+        _check_line(context, line, session)
         session.touch()
-        session.calls.add(context)
+        session.move_to(line)
+        session.calls[context] = line
         try:
             if not context.add_callback(ended):
                 ended()
@@ -194,13 +209,14 @@ class HubServer:
         except SessionEnded:
             fault = SessionEnded()
         except grpc.RpcError:
-            self._hub.lose(session, "it broke off a call")
+            lose("it broke off a call")
             raise
         else:
             return
         finally:
             finished = True
-            session.calls.discard(context)
+            session.calls.pop(context, None)
+        _check_line(context, line, session)  # a call that was cut off may look like one that is invalid
         self._end_session(context, session, fault)
 
     def _find_session(self, context: Any) -> Session:
@@ -297,6 +313,18 @@ def _abort(context: Any, code: Any, text: str) -> NoReturn:
 
 def _metadata(pairs: Any) -> dict[str, str]:
     return {key: value for key, value in pairs or () if isinstance(value, str)}
+
+
+def _check_line(context: Any, line: int, session: Session) -> None:
+    if line < session.line:
+        _abort(context, grpc.StatusCode.ABORTED, "this connection was replaced")
+
+
+def _line(context: Any) -> int:
+    number = _metadata(context.invocation_metadata()).get(LINE, "0")
+    if not number.isdecimal():
+        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "not a number of connections")
+    return int(number)
 
 
 def _parse(kind: type[Control], data: bytes) -> Control:

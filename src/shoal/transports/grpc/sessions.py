@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.core.errors import WireError
 from shoal.core.transport import JOINED, LEFT, LOST, Message
 from shoal.transports.endpoint import CLOSING_SECONDS
 from shoal.transports.grpc.control_pb2 import Peer
@@ -238,12 +239,31 @@ class Session:
     has_left: bool = False
     received: int = 0  # number of the last message from it
     queue: SendQueue = field(default_factory=SendQueue)
-    calls: set[Any] = field(default_factory=set)  # gRPC contexts of the calls under way
+    calls: dict[Any, int] = field(default_factory=dict)  # gRPC contexts of the calls under way -> line
+    line: int = 0  # how often it has replaced its connections
     last_seen: float = field(default_factory=time.monotonic)
 
     def touch(self) -> None:
         """Record a sign of life."""
         self.last_seen = time.monotonic()
+
+    def move_to(self, line: int) -> None:
+        """It goes on with new connections; calls on earlier ones, which may hold room here, are cancelled."""
+        self.line = max(line, self.line)
+        for call, its in tuple(self.calls.items()):
+            if its < self.line:
+                call.cancel()
+
+    def has_received(self, number: int) -> bool:
+        """Whether a message came before, and is repeated on new connections as its receipt was lost.
+
+        Raises WireError if another should have come before it.
+        """
+        if number == self.received + 1:
+            return False
+        if number == self.received and self.line:
+            return True
+        raise WireError(f"node {self.rank} sent message {number} after message {self.received}")
 
     def touch_each(self, pieces: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         """Yield the pieces, recording a sign of life with each."""

@@ -33,6 +33,7 @@ HEAD_BYTES = 4096
 _MAGIC, _SERIAL, _RETIRED = 0, 1, 2
 FREED = 3  # of a large message's buffer: the number of the last message that its receiver has released
 COUNT = 4  # of a window: finished additions
+REVISION = 5  # of shown memory: how often its owner has begun to change it
 SLOTS = 8  # of lent memory: from here on two words for each shared read
 
 ALIGNMENT = 64

@@ -24,8 +24,8 @@ from functools import partial
 from torch import Tensor
 
 from shoal.core.errors import WireError
-from shoal.transports.frames import SHARED_READ, MemoryLocation, Shape
-from shoal.transports.shared_memory.memory import HEAD_BYTES, SLOTS, SharedMemory, fence
+from shoal.transports.frames import SHARED_READ, SHOWN, MemoryLocation, Shape
+from shoal.transports.shared_memory.memory import HEAD_BYTES, REVISION, SLOTS, SharedMemory, fence
 
 _SPINS = 200
 _LONGEST_PAUSE = 200e-6
@@ -64,19 +64,26 @@ class SharedReads:
 
         `gone` says whether the reader is lost. Raises ValueError if `part` is not in shared memory.
         """
-        storage = part.untyped_storage().data_ptr()
-        block = self._blocks.get(storage)
-        if block is None or not part.is_contiguous():
-            raise ValueError("only a contiguous tensor that came from share() can be lent; use send()")
+        block, offset = self._find(part)
         if not block.free_slots:
             return None
         read = _Read(block, block.free_slots.pop(), next(self._numbers), gone)
         block.memory.words[_owner_word(read.slot)] = read.number
         self._reads.append(read)
         memory = block.memory
-        return MemoryLocation(
-            SHARED_READ, memory.fd, memory.serial, part.data_ptr() - storage, read.slot, read.number
-        )
+        return MemoryLocation(SHARED_READ, memory.fd, memory.serial, offset, read.slot, read.number)
+
+    def show(self, part: Tensor) -> MemoryLocation:
+        """Where peers find `part`, to read it as often as they like. Raises ValueError as `lend` does."""
+        block, offset = self._find(part)
+        memory = block.memory
+        return MemoryLocation(SHOWN, memory.fd, memory.serial, offset, number=memory.words[REVISION])
+
+    def revise(self, part: Tensor) -> None:
+        """Let readers of shown memory know that it changes from now on."""
+        block, _ = self._find(part)
+        block.memory.words[REVISION] += 1
+        fence()  # our word before our changes
 
     def reclaim(self, seconds: float) -> None:
         """Wait until all reads have finished, at most `seconds`; then revoke the rest."""
@@ -103,6 +110,16 @@ class SharedReads:
             block.memory.retire()
         self._blocks.clear()
         self._lingering.clear()
+
+    def _find(self, part: Tensor) -> tuple[_Block, int]:
+        """The block that holds `part`, and where in it. Raises ValueError if it is not in shared memory."""
+        storage = part.untyped_storage().data_ptr()
+        block = self._blocks.get(storage)
+        if block is None or not part.is_contiguous():
+            raise ValueError(
+                "only a contiguous tensor that came from share() can be read in place; use send()"
+            )
+        return block, part.data_ptr() - storage
 
     def _forget_dropped(self) -> None:
         while self._dropped:
@@ -172,6 +189,22 @@ class ZeroCopyRead:
             if self._consistent:
                 self._words[_reader_word(self._slot)] = self._number
         return self._consistent
+
+
+class ShownMemory:
+    """Memory of a peer that this node reads once a revision. Call it after a read; True if consistent.
+
+    The proof is that of a read above: who has copied a byte of the next revision sees that it was counted.
+    """
+
+    def __init__(self, memory: SharedMemory, revision: int) -> None:
+        self._words = memory.words
+        self._revision = revision  # that was read last
+
+    def __call__(self) -> bool:
+        fence()  # the copy before the check
+        self._revision += 1
+        return self._words[REVISION] == self._revision
 
 
 def start_read(

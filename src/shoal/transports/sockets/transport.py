@@ -20,13 +20,14 @@ from shoal.transports.frames import (
     LARGE_MESSAGE,
     LOCATION_BYTES,
     SHARED_READ,
+    SHOWN,
     BufferPool,
     MemoryLocation,
     Shape,
 )
 from shoal.transports.rendezvous import Store
 from shoal.transports.shared_memory import memory
-from shoal.transports.shared_memory.shared_reads import SharedReads, start_read
+from shoal.transports.shared_memory.shared_reads import SharedReads, ShownMemory, start_read
 from shoal.transports.shared_memory.windows import WindowTable
 from shoal.transports.sockets.connections import Connection, connect_all
 from shoal.transports.sockets.handshake import Handshaker, VerifiedSocket
@@ -190,6 +191,30 @@ class SocketTransport(Endpoint):
         """
         self._shared_reads.reclaim(self.timeout if timeout is None else timeout)
 
+    # -- memory that peers map for good ----------------------------------------------------------
+
+    def can_show(self, dst: int) -> bool:
+        """Whether this node and `dst` can map each other's memory."""
+        connection = self._reachable.get(dst)
+        return self.shares_memory and connection is not None and connection.mappings is not None
+
+    async def show(self, dst: int, m: Message) -> None:
+        """Let `dst` map the only part of `m`, which came from `share`. Nothing happens if it is gone.
+
+        Raises ValueError if it cannot map it: ask `can_show` before.
+        """
+        header, (part,) = self._checked(dst, m)
+        connection = self._reachable.get(dst)
+        if connection is None or connection.is_over:
+            return
+        if connection.mappings is None:
+            raise ValueError(f"node {dst} cannot map memory of node {self.rank}; use send()")
+        connection.send_location(header, self._shared_reads.show(part))
+
+    def revise(self, shown: Tensor) -> None:
+        """Tell all who have mapped it that this memory changes from now on."""
+        self._shared_reads.revise(shown)
+
     # -- windows -------------------------------------------------------------------------------
 
     async def open_window(self, owner: int, x: Tensor) -> Tensor:
@@ -332,6 +357,10 @@ class SocketTransport(Endpoint):
             message.parts = connection.mappings.read(location, shapes)
         elif location.kind == SHARED_READ:
             message.parts, message.release = start_read(connection.mappings.at(location), location, shapes)
+        elif location.kind == SHOWN:
+            shown = connection.mappings.at(location)
+            message.parts = shown.tensors(shapes, location.offset)
+            message.release = ShownMemory(shown, location.number)
         else:
             self._windows.register(peer, connection.mappings.open(location), shapes)
             return None

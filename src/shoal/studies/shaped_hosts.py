@@ -1,4 +1,4 @@
-"""Lab: network namespaces as hosts on one machine, joined by links of a given rate. Linux, root only.
+"""ShapedHosts: network namespaces as hosts on one machine, joined by links of a given rate. Linux, root only.
 
 Every host has one interface, connected to a bridge in another namespace. A token bucket shapes both ends of
 that link, so that it has the same rate in both directions. Nothing outside these namespaces changes.
@@ -38,7 +38,7 @@ def obstacle() -> str | None:
     return None
 
 
-class Lab:
+class ShapedHosts:
     """A context manager that makes the hosts, and removes them in the end.
 
     A killed run leaves its namespaces behind; the next lab removes them.
@@ -50,7 +50,7 @@ class Lab:
         self._name = f"{PREFIX}-{os.getpid()}-{started(os.getpid())}"
         self._processes: list[subprocess.Popen[str]] = []
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> ShapedHosts:
         try:
             remove_leftovers()
             self._build()
@@ -142,6 +142,7 @@ class Lab:
 
 
 def ip(*words: str) -> str:
+    """Run `ip` and return its output."""
     return call("ip", *words)
 
 

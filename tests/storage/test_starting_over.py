@@ -1,0 +1,83 @@
+"""A run that cannot resume begins anew in the same folder, and never mixes its steps with the old ones."""
+
+import logging
+
+import pytest
+
+import shoal
+from shoal.core.codec import Identity
+from shoal.core.identity import NodeIdentity
+from shoal.runs.plan import Plan
+from shoal.storage.checkpoint import NO_STEP, Checkpoints
+from shoal.storage.step_folders import aside_folder, step_folder, steps_in
+from shoal.testing import blobs
+
+
+def train(folder, epochs, every=None):
+    return shoal.run(
+        blobs(), "sync", workers=2, epochs=epochs, transport="sim", checkpoint=folder, every=every
+    )
+
+
+def files_of(folder):
+    plan = Plan(blobs(), shoal.Sync(), Identity(), workers=2)
+    return Checkpoints(folder, plan.same_run(), plan.nodes), [plan.identity(rank) for rank in range(2)]
+
+
+def latest(folder):
+    files, nodes = files_of(folder)
+    return files.latest(nodes)
+
+
+def damage(folder):
+    for step in steps_in(folder):
+        (step_folder(folder, step) / "worker-1.safetensors").write_bytes(b"")
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """The folder of a run of 20 steps, of which nothing can be resumed."""
+    train(tmp_path, epochs=2, every=4)
+    assert sorted(steps_in(tmp_path)) == [12, 16, 20]
+    damage(tmp_path)
+    return tmp_path
+
+
+def test_the_steps_of_the_new_run_are_kept_and_not_the_later_ones_of_the_old(damaged):
+    train(damaged, epochs=1, every=4)
+    assert latest(damaged) == 10
+    assert sorted(steps_in(damaged)) == [4, 8, 10] and not aside_folder(damaged, NO_STEP).exists()
+
+
+def test_until_it_has_saved_two_steps_the_old_ones_lie_aside_and_one_sentence_says_where(damaged, caplog):
+    with caplog.at_level(logging.WARNING, logger="shoal"):
+        train(damaged, epochs=1)
+    aside = aside_folder(damaged, NO_STEP)
+    assert latest(damaged) == 10 and sorted(steps_in(aside)) == [12, 16, 20]
+    assert {path.name for path in step_folder(aside, 20).iterdir()} == {
+        f"{name}.{end}" for name in ("worker-0", "worker-1") for end in ("json", "safetensors")
+    } | {"model.safetensors"}
+    assert len(caplog.messages) == 1 and f"is now in {aside}, until" in caplog.messages[0]
+    train(damaged, epochs=2)
+    train(damaged, epochs=3)  # worker 0, which saves first, finds two whole steps
+    assert latest(damaged) == 30 and not aside.exists()
+
+
+def test_what_a_node_saved_before_it_died_is_not_completed_by_another_attempt(tmp_path):
+    """Only worker 0 has saved step 8; the next attempt ends when only worker 1 has."""
+    files, nodes = files_of(tmp_path)
+    for writer in nodes:
+        for node in nodes:
+            files.set_aside_after(NO_STEP, node)
+        files.write(8, writer, {})
+    assert files.latest(nodes) == NO_STEP
+    assert [path.name for path in tmp_path.rglob("*.json")].count("worker-0.json") == 1  # aside
+
+
+def test_what_lies_aside_is_of_one_attempt(tmp_path):
+    files, me = Checkpoints(tmp_path, {}, 1), NodeIdentity(0, 1)
+    for step in (8, 4):
+        files.write(step, me, {})
+        files.set_aside_after(NO_STEP, me)
+    assert steps_in(aside_folder(tmp_path, NO_STEP)) == [8]
+    assert files.newest(me) == NO_STEP

@@ -1,0 +1,160 @@
+"""gRPC: connections that carry nothing any more, as after an outage, are replaced within the session."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from grpc_nodes import PATIENCE, connect, notices, receive
+from harness import drive, in_threads
+
+from shoal.core.transport import LOST, Message
+from shoal.transports.grpc.security import join_address, split_address
+
+pytestmark = pytest.mark.usefixtures("grpc_core")
+
+HASTE = {"failure_timeout": 0.4, "patience": PATIENCE, "share_memory": False}
+
+
+class Forwarder:
+    """Passes bytes on to an address. What it holds can go dead; new connections work."""
+
+    def __init__(self, target: str) -> None:
+        self._target = split_address(target)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = join_address("127.0.0.1", self._listener.getsockname()[1])
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._alive = threading.Event()  # of the connections there are; each knows its own
+        self._alive.set()
+        self._left: int | None = None  # bytes until they go dead
+        self._start(self._accept)
+
+    def go_dead(self, after: int = 0) -> None:
+        """Pass on so many bytes more, and then nothing on the connections that there are."""
+        self._left = after
+        if not after:
+            self._die()
+
+    def close(self) -> None:
+        with self._listener:
+            self._listener.shutdown(socket.SHUT_RDWR)  # who waits there goes on
+            self._threads[0].join()
+        for one in self._sockets:
+            with one, contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, target: Callable[..., None], *args: Any) -> None:
+        self._threads.append(threading.Thread(target=target, args=args))
+        self._threads[-1].start()
+
+    def _die(self) -> None:
+        self._alive.clear()
+        self._alive = threading.Event()
+        self._alive.set()
+        self._left = None
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                self._sockets.append(caller)
+                called = socket.create_connection(self._target)
+                self._sockets.append(called)
+                for ends in ((caller, called), (called, caller)):
+                    self._start(self._pass_on, *ends, self._alive)
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, alive: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self._left is not None and alive is self._alive:
+                    self._left -= len(data)
+                    if self._left < 0:
+                        self._die()
+                if not alive.is_set():
+                    return  # and nobody reads here any more
+                sink.sendall(data)
+
+
+@contextlib.contextmanager
+def over_a_forwarder() -> Iterator[tuple[Any, Any, Forwarder]]:
+    """A hub, a node that calls it, and what is between them."""
+    store = dist.HashStore()
+    made: list[Forwarder] = []
+
+    def play(rank: int) -> Any:
+        if rank == 0:
+            return connect(0, 2, store, **HASTE)
+        made.append(Forwarder(store.get("shoal/grpc/0").decode()))
+        return connect(1, 2, None, addresses={0: made[0].address}, **HASTE)
+
+    hub, node = in_threads(2, play)
+    try:
+        yield hub, node, made[0]
+    finally:
+        in_threads(2, lambda rank: drive((hub, node)[rank].close()))
+        made[0].close()
+
+
+def say(t: Any, numbers: range, elements: int) -> None:
+    for number in numbers:
+        x = torch.full((elements,), float(number))
+        drive(t.send(1 - t.rank, Message("talk", (x,), seq=number)))
+
+
+def hear(t: Any, numbers: range) -> None:
+    for number in numbers:
+        m = receive(t)
+        assert (m.tag, m.seq) == ("talk", number)
+        assert bool((m.body == number).all())
+
+
+def exchange(hub: Any, node: Any, numbers: range, elements: int) -> None:
+    """Each tells the other these numbers, and hears those of the other once, in order."""
+    talks = [threading.Thread(target=say, args=[t, numbers, elements]) for t in (hub, node)]
+    for talk in talks:
+        talk.start()
+    for t in (hub, node):
+        hear(t, numbers)
+    for talk in talks:
+        talk.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 100_000, 3_000_000])
+def test_nothing_is_lost_or_repeated_when_connections_go_dead(after: int) -> None:
+    """Also in the midst of large messages, up or down."""
+    with over_a_forwarder() as (hub, node, between):
+        exchange(hub, node, range(1, 3), 100)
+        between.go_dead(after)
+        exchange(hub, node, range(3, 8), 400_000)
+        exchange(hub, node, range(8, 12), 1)
+
+
+@pytest.mark.slow
+def test_a_node_that_ends_after_that_is_missed_at_once() -> None:
+    with over_a_forwarder() as (hub, node, between):
+        between.go_dead()
+        exchange(hub, node, range(1, 3), 100)
+        node._clients[0]._calls.cut("it is killed")
+        assert notices(hub, 1) == [(LOST, 1, 0)]
+        assert "connection broke" in hub.reasons[1]
+
+
+def test_a_hub_that_has_heard_an_attempt_which_was_given_up_is_called_again() -> None:
+    with over_a_forwarder() as (hub, node, _):
+        redial = node._clients[0]._calls._redial
+        redial._dialled = 1
+        attempt = redial._dial(1)
+        attempt.move(b"", timeout=PATIENCE, metadata=attempt.named(redial._metadata))
+        attempt.close()
+        exchange(hub, node, range(1, 4), 100)
+        assert redial.line.number > 1
