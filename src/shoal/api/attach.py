@@ -19,7 +19,7 @@ from shoal.core.limits import one_of
 from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
-from shoal.launch.worker_group import join_group, ranks_inside
+from shoal.launch.worker_group import groups_inside, join_group, ranks_inside
 from shoal.replicas.local_shards import is_distributed
 from shoal.replicas.optimizer import has_inner, held_by, steps_each_element
 from shoal.replicas.served import check_optimizer
@@ -111,7 +111,7 @@ def attach_at(
     one_of(UNUSED_ARE, unused=unused)
     _check_batch_norm(whole, chosen, workers)
     try:
-        attachment = Attachment(whole, given, chosen, coder, place, buffers, unused)
+        attachment = Attachment(whole, given, chosen, coder, place, groups_inside(mesh), buffers, unused)
     except RunIsOver:  # it was started again, and the others are done
         place.open_control().tell("came too late")
         sys.exit(0)

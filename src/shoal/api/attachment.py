@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from shoal.api.agreement import check_alike, largest_message, merge_buffers, start_alike
 from shoal.api.comings import Comings
+from shoal.api.group_pace import GroupPace
 from shoal.api.loop_data import LoopData
 from shoal.api.notices import Notices
 from shoal.api.saves import saves_of
@@ -66,6 +67,7 @@ class Attachment:
         strategy: Strategy,
         codec: Codec,
         place: Place,
+        groups: Sequence[Any],
         buffers: str,
         unused: str,
     ) -> None:
@@ -89,6 +91,7 @@ class Attachment:
         elif not me.is_server:
             engine.coding.rehearse()
         self.data = LoopData(engine, self._replica, self._idle)
+        self._pace = GroupPace(engine, self._replica, groups)
         self._comings = self._see_comings()
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
@@ -316,13 +319,14 @@ class Attachment:
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             self._replica.turn_to(number)
             loss = None if closure is None else self._replica.evaluate(closure)
-            self._check_may_step()
+            if self._shows_common:
+                raise ValueError("optimizer.step() inside common_model(): train outside of the block")
             if self._comings is not None:
                 self._comings.before_step()
             self._notices.before_step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
-            self._replica.agree()
+            self._pace.end_step()
             if self._comings is not None:
                 self._comings.after_step()
             return self._replica.own_loss if loss is None else loss
@@ -340,17 +344,6 @@ class Attachment:
         setattr(optimizer, AMP, True)  # GradScaler then always calls step(), and leaves skipping to us
         return give_back
 
-    def _check_may_step(self) -> None:
-        """Raise ValueError for a step on the common model, or if a frozen parameter would still be moved."""
-        if self._shows_common:
-            raise ValueError("optimizer.step() inside common_model(): train outside of the block")
-        by_gradients = self._strategy.sends in (Sends.MEAN_GRADIENTS, Sends.NOTHING)
-        if not by_gradients and not all(p.requires_grad for p in self._replica.stepped_parameters):
-            raise ValueError(
-                f"a parameter was frozen after attach(), and {type(self._strategy).__name__} would still "
-                "move it. Freeze it before attach(), or take strategy 'sync'."
-            )
-
     def _idle(self) -> None:
         """Take a step in which this worker has no batch, and others have."""
         self._replica.is_idle = True
@@ -358,7 +351,7 @@ class Attachment:
             self._go_on(lambda: self._life.send(None))
         finally:
             self._replica.is_idle = False
-        self._replica.agree()
+        self._pace.end_step()
 
     def _merge_buffers(self) -> None:
         if not self._strategy.independent:

@@ -43,12 +43,18 @@ class Notices:
         merges = strategy.sends is Sends.MEAN_GRADIENTS and engine.identity.workers > 1
         whole = strategy.steps_at_server or merges  # gradients: one that is missing would count as zeros
         self._looks_for_unused = whole and unused == "refused"
+        self._moves_frozen = strategy.sends not in (Sends.MEAN_GRADIENTS, Sends.NOTHING)
         self._harmless: set[tuple[int, str]] = (
             set()
         )  # optimizers with their options, to which zeros are nothing
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The loop has called `optimizer.step()`."""
+        """The loop has called `optimizer.step()`. Raises ValueError if the step would not be what it says."""
+        if self._moves_frozen and not all(p.requires_grad for p in self._replica.stepped_parameters):
+            raise ValueError(
+                f"a parameter was frozen after attach(), and {self._name} would still move it. Freeze it "
+                "before attach(), or take strategy 'sync'."
+            )
         self._look_for_equal_batches()
         if self._looks_for_unused and (name := self._replica.without_gradient):
             self._check_zeros(name, optimizer)

@@ -17,6 +17,7 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Replica
 from shoal.core.transport import Message
 from shoal.engine.channel import Channel
+from shoal.engine.gradients import LOOK_SECONDS
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import FinalMean, Handlers, PartialSum, Round
@@ -163,6 +164,11 @@ class Rounds:
             self._progress.merge(own * self._identity.workers)
         await self._mailbox.attend(self.hosts, 0.0)
         await self._reassure()
+
+    async def answer_until(self, is_done: Callable[[], bool]) -> None:
+        """Answer what others ask until something is done that this node waits for elsewhere."""
+        while not is_done():
+            await self._mailbox.attend({**self.answers, **self.hosts}, LOOK_SECONDS)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -60,13 +60,23 @@ def join_group(place: Place, mesh: DeviceMesh | None) -> Place:
 
 def ranks_inside(mesh: DeviceMesh) -> Ranks:
     """The processes of this worker in a mesh that lies inside it, or that has a dimension for workers."""
+    inside = _inside(mesh)
+    return (dist.get_rank(),) if inside is None else tuple(inside.mesh.flatten().tolist())
+
+
+def groups_inside(mesh: DeviceMesh | None) -> list[dist.ProcessGroup]:
+    """The groups of this worker's processes that torch has, one for each dimension of their mesh."""
+    inside = None if mesh is None else _inside(mesh)
+    return [] if inside is None else inside.get_all_groups()
+
+
+def _inside(mesh: DeviceMesh) -> DeviceMesh | None:
+    """The mesh without its dimension for workers; None if it has no other."""
     names = mesh.mesh_dim_names or ()
-    if WORKERS in names:
-        rest = tuple(name for name in names if name != WORKERS)
-        if not rest:
-            return (dist.get_rank(),)
-        mesh = mesh[rest]
-    return tuple(mesh.mesh.flatten().tolist())
+    if WORKERS not in names:
+        return mesh
+    rest = tuple(name for name in names if name != WORKERS)
+    return mesh[rest] if rest else None
 
 
 def _check_launched(place: Place, ranks: Ranks) -> Place:
