@@ -39,9 +39,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.codecs import CODECS, kernels
+from shoal.codecs import CODECS
 from shoal.core.codec import Codec, Payload
 from shoal.core.vector import Layout, Piece
+from shoal.kernels import dispatch as kernels
 
 ELEMENTS = 75_000_000
 WIDTH = 1000  # of the layers, which are square

@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # short periods, so that a few steps go 
     "sparse_loco": {"period": 3, "density": 0.25},
     "demo": {"kept": 8},
     "async_diloco": {"period": 3},
+    "decoupled_diloco": {"period": 4, "fragments": 2, "overlap": 1},
     "halos": {"period": 3, "exchange": 2},
     "muloco": {"period": 3},
     "noloco": {"period": 3},

@@ -55,6 +55,7 @@ METHODS = {
     "sparse_loco, signmag": Method("sparse_loco", {"period": 15, "values": "signmag"}),
     "demo": Method("demo", {}, lr=0.001, decays=False),
     "async_diloco": Method("async_diloco", {"period": 15, "momentum": 0.5}),
+    "decoupled_diloco": Method("decoupled_diloco", {"period": 16, "momentum": 0.5, "overlap": 2}),
     "halos": Method("halos", {"period": 15, "exchange": 4, "local_buffer": 4}),
     "noloco": Method("noloco", {"period": 15}),
 }

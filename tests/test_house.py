@@ -26,7 +26,18 @@ import torch
 HOUSE = Path(__file__).parent.parent / "src" / "shoal"
 FRONT = "__init__"  # the room of shoal/__init__.py itself
 
-_LOW = {"core", "engine", "vocabulary", "topologies", "lbfgs", "strategies", "codecs", "collectives"}
+_LOW = {
+    "core",
+    "kernels",
+    "chunks",
+    "engine",
+    "vocabulary",
+    "topologies",
+    "lbfgs",
+    "strategies",
+    "codecs",
+    "collectives",
+}
 _PARTS = _LOW | {"sim", "transports", "replicas", "storage", "programs"}
 _STARTED = _PARTS | {"launch", "runs", "layouts"}
 _KEPT = {"loggers", "records"}
@@ -37,8 +48,10 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "vocabulary": {"core", "engine"},
     "topologies": {"core"},
     "lbfgs": {"core", "engine", "vocabulary"},
-    "strategies": {"core", "engine", "vocabulary", "topologies", "lbfgs"},
-    "codecs": {"core"},
+    "kernels": set(),
+    "chunks": {"core", "kernels"},
+    "strategies": {"core", "chunks", "engine", "vocabulary", "topologies", "lbfgs"},
+    "codecs": {"core", "kernels"},
     "collectives": {"core", "engine", "vocabulary"},
     "sim": {"core", "engine", "vocabulary", "collectives"},
     "transports": {"core", "collectives"},
@@ -84,7 +97,7 @@ MAY_IMPORT = {  # room -> the other rooms it may import; no two rooms import eac
     "__main__": {"cli", "launch"},  # what Ctrl-C does while the command line is imported
 }
 
-DETERMINISTIC = {"core", "engine", "vocabulary", "lbfgs", "strategies", "codecs"}
+DETERMINISTIC = {"core", "kernels", "chunks", "engine", "vocabulary", "lbfgs", "strategies", "codecs"}
 NONDETERMINISTIC_MODULES = {
     *("asyncio", "threading", "multiprocessing", "concurrent", "socket", "pickle"),
     *("time", "datetime", "random", "secrets", "uuid", "numpy.random"),

@@ -17,6 +17,7 @@ from shoal.vocabulary.strategy import Setting
 OPTIONS = {
     **{word: {"period": 4} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
+    "decoupled_diloco": {"period": 4, "fragments": 2, "overlap": 1},
     "sparse_loco": {"period": 4, "density": 0.5},
     "halos": {
         "period": 2,

@@ -17,6 +17,7 @@ OPTIONS = {
     **{word: {"period": 2} for word in PERIODIC},
     "streaming_diloco": {"period": 4, "fragments": 2, "overlap": 1},
     "sparse_loco": {"period": 2, "density": 0.25},
+    "decoupled_diloco": {"period": 4, "fragments": 2, "overlap": 1},
     "halos": {"period": 2, "exchange": 2},
 }
 WORDS = [word for word in CODECS if word != "none"]

@@ -23,6 +23,7 @@ SETTINGS = {
 }
 OPTIONS = {
     "async_diloco": {"period": 4},
+    "decoupled_diloco": {"period": 8, "fragments": 2, "overlap": 2},
     "halos": {"period": 4, "exchange": 4},
     "easgd": {"period": 2},
     "eamsgd": {"period": 2, "momentum": 0.5},

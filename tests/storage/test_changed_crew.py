@@ -29,6 +29,7 @@ from shoal.strategies import (
     SGP,
     SSP,
     AsyncDiLoCo,
+    DecoupledDiLoCo,
     DecoupledMomentum,
     Ensemble,
     GossipGraD,
@@ -324,3 +325,14 @@ def test_on_processes_every_batch_is_in_a_server_s_model_once_an_epoch(tmp_path)
             shutil.rmtree(step_folder(tmp_path, step))
     resumed = shoal.run(tallies(), "asgd", workers=2, epochs=2, **settings)
     assert torch.equal(resumed.model.marks, torch.full((MARKS,), -2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("numbers", [(2, 3), (3, 1)])
+def test_learners_beside_one_syncer_may_become_more_or_fewer(numbers, tmp_path):
+    before, after = numbers
+    strategy, compute = DecoupledDiLoCo(period=8, fragments=2, overlap=2), Compute(mean=1.0, jitter=0.1)
+    stopped(tmp_path, strategy, 5, workers=before, compute=compute)
+    settings = {"workers": after, "transport": "sim", "compute": compute}
+    resumed = shoal.run(blobs(), strategy, epochs=4, checkpoint=tmp_path, **settings)
+    assert resumed.samples == 4 * SAMPLES
+    assert resumed.test_accuracy > 75

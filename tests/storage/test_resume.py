@@ -25,6 +25,7 @@ from shoal.strategies import (
     DCASGD,
     SSP,
     AsyncDiLoCo,
+    DecoupledDiLoCo,
     DecoupledMomentum,
     HALoS,
     Hierarchical,
@@ -53,6 +54,7 @@ SYNCHRONOUS = [
     shoal.BMUF(period=4, warmup=2),
     SlowMo(period=4),
     shoal.DiLoCo(period=4),
+    *(kind(period=4, overlap=1) for kind in (shoal.Local, shoal.BMUF, SlowMo, shoal.DiLoCo)),
     MuLoCo(period=4),
     StreamingDiLoCo(period=6, fragments=2, overlap=2),  # stops while one is under way
     StreamingDiLoCo(period=4, fragments=2, eager=True),  # while both are
@@ -71,6 +73,8 @@ WITH_A_SERVER = [
     shoal.Downpour(n_push=2, n_fetch=2),
     shoal.EASGD(period=4),
     AsyncDiLoCo(period=4),
+    DecoupledDiLoCo(period=4, fragments=2, overlap=1),
+    DecoupledDiLoCo(period=12, fragments=2, overlap=5, quorum=3),  # stops while one is under way
     HALoS(period=4, exchange=3),
     Hogwild(),
 ]

@@ -16,6 +16,7 @@ DEFAULTS = {
         "blocks": None,
         "penalty": None,
         "clip": 10.0,
+        "overlap": 0,
     },
     "post_local": {"switch": 100, "period": 16, "reset_momentum": True},
     "bmuf": {
@@ -27,9 +28,10 @@ DEFAULTS = {
         "warmup": None,
         "reset_momentum": True,
         "blocks": None,
+        "overlap": 0,
     },
-    "diloco": {"period": 500, "rate": 0.7, "momentum": 0.9, "warmup": 0},
-    "slowmo": {"period": 48, "momentum": 0.5, "rate": 1.0, "reset_momentum": True},
+    "diloco": {"period": 500, "rate": 0.7, "momentum": 0.9, "warmup": 0, "overlap": 0},
+    "slowmo": {"period": 48, "momentum": 0.5, "rate": 1.0, "reset_momentum": True, "overlap": 0},
     "halos": {
         "groups": 2,
         "period": 8,
@@ -42,6 +44,17 @@ DEFAULTS = {
         "momentum": 0.5,
         "buffer": 2,
         "dynamic": True,
+    },
+    "decoupled_diloco": {
+        "period": 100,
+        "fragments": 4,
+        "quorum": 1,
+        "overlap": 5,
+        "grace": 0.5,
+        "mixing": 0.5,
+        "rate": 0.7,
+        "momentum": 0.9,
+        "merge": "radial",
     },
     "demo": {"decay": 0.999, "kept": 32, "chunk": 64, "weight_decay": 0.0},
     "async_diloco": {

@@ -16,6 +16,7 @@ from shoal.strategies import (
     EASGD,
     SSP,
     AsyncDiLoCo,
+    DecoupledDiLoCo,
     Downpour,
     HALoS,
     Hierarchical,
@@ -41,6 +42,7 @@ CENTRAL = [
     Downpour(overlap=True, warmup=0),
     AsyncDiLoCo(period=2),
     AsyncDiLoCo(period=3, grace=0.5),
+    DecoupledDiLoCo(period=2, fragments=1, overlap=1, quorum=3),
     HALoS(period=2, exchange=2),
 ]
 

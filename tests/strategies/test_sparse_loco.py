@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.bits import bytes_of, from_bytes, to_bytes
-from shoal.core.chunk_selection import ChunkSelection
+from shoal.chunks.bits import bytes_of, from_bytes, to_bytes
+from shoal.chunks.chunk_selection import ChunkSelection
 from shoal.core.errors import Diverged, WireError
 from shoal.core.parameter_chunks import ParameterChunks, chunks_of
 from shoal.core.vector import Layout
@@ -175,7 +175,8 @@ def test_a_sign_and_two_sizes_lose_less_than_bins_of_the_large_elements_of_a_gau
 def test_a_chunk_of_4096_elements_of_which_64_travel_takes_112_bytes_and_a_table():
     strategy = SparseLoCo(density=1 / 64)
     chunk = ChunkSelection((ParameterChunks(0, 64, 64, 64, 64),), (64,))
-    parts = strategy._encode(chunk, torch.randn(4096, generator=torch.Generator().manual_seed(1)))
+    error = torch.randn(4096, generator=torch.Generator().manual_seed(1))
+    parts = strategy._encode(chunk, error, chunk.largest([error.view(1, -1)]))
     assert [part.nbytes for part in parts] == [64 * 12 // 8, 64 * 2 // 8, 4 * 4]
 
 

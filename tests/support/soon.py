@@ -11,6 +11,7 @@ SOON = {
     "muloco": {"period": 3},
     "demo": {"kept": 2},
     "async_diloco": {"period": 3},
+    "decoupled_diloco": {"period": 4, "fragments": 2, "overlap": 1},
     "halos": {"period": 3, "exchange": 2},
     "noloco": {"period": 3},
     "easgd": {"period": 2},

@@ -96,7 +96,7 @@ def attach_at(
     chosen = choose_strategy(place, strategy)
     coder = choose_codec(codec if place.codec is None else place.codec, chosen)
     workers = place.identity(chosen).workers
-    chosen.check(Setting(workers, coder, own_loop=bool(place.launched)))
+    chosen.check(Setting(workers, coder, own_loop=bool(place.launched), shards=place.servers))
     if coder.needs_products:
         raise ValueError(
             f"{coder} needs the factors of each layer's gradient, which Shoal cannot record in your own "

@@ -61,7 +61,7 @@ def launch(
     number = hosts.workers if hosts is not None else workers or 1
     if strategy is not None:
         there = max(1, place.identity(strategy).workers) if place.is_joined else number
-        strategy.check(Setting(there, codec, place.durability, own_loop=True))
+        strategy.check(Setting(there, codec, place.durability, own_loop=True, shards=place.servers))
     check_durability(place.durability, place.transport)
     if place.is_joined and (hosts is not None or on is not None):
         option = "--hosts" if on is None else "--on"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.codecs.blocks import SMALLEST as _SMALLEST
-from shoal.codecs.kernels import compiled
+from shoal.kernels.dispatch import compiled
 
 SMALLEST = np.float32(_SMALLEST)
 BELOW_SIGN = np.int32(0x7FFFFFFF)

@@ -9,7 +9,7 @@ import numpy as np
 from shoal.codecs.draws import FIRST as _FIRST
 from shoal.codecs.draws import GAMMA as _GAMMA
 from shoal.codecs.draws import SECOND as _SECOND
-from shoal.codecs.kernels import compiled
+from shoal.kernels.dispatch import compiled
 
 GAMMA, FIRST, SECOND = np.uint64(_GAMMA), np.uint64(_FIRST), np.uint64(_SECOND)
 STEP = np.float32(2.0**-24)

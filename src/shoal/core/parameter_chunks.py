@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import Tensor
 
 from shoal.core.vector import Piece
@@ -42,6 +43,12 @@ class ParameterChunks:
             self.rows // self.height, self.height, self.columns // self.width, self.width
         )
         return grid.transpose(1, 2).reshape(self.number, self.length)
+
+    def positions(self, places: Tensor) -> Tensor:
+        """Where in the vector these places are, of which each chunk has a row."""
+        chunk, across = torch.arange(self.number, device=places.device)[:, None], self.columns // self.width
+        row = chunk // across * self.height + places // self.width
+        return self.begin + row * self.columns + chunk % across * self.width + places % self.width
 
     def put(self, chunks: Tensor, out: Tensor) -> None:
         """Write the chunks back into a vector: the inverse of `cut`."""

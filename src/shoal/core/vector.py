@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +21,10 @@ REPLICATED = "_shoal_replicated_over"
 NO_SHARDS: Mapping[int, nn.Parameter] = MappingProxyType({})
 
 
+EMBEDDING = re.compile(r"(.*_)?(emb|embed|embedder|embeddings?)(_.*)?|wte|wpe|pos")
+"""A dotted part of the name of an embedding's parameter."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """A parameter, or the part of it that lies in a slice of the flat vector."""
@@ -34,6 +39,11 @@ class Piece:
     def size(self) -> int:
         """Elements."""
         return self.end - self.begin
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether its name says so."""
+        return any(map(EMBEDDING.fullmatch, self.name.split(".")))
 
     @property
     def kind(self) -> str:

@@ -28,6 +28,7 @@ from shoal.engine.protocol import (
     Instruction,
     Look,
     More,
+    News,
     Over,
     Pull,
     Push,
@@ -73,9 +74,12 @@ class Client:
     # -- push ----------------------------------------------------------------------------------
 
     async def start_push(
-        self, server: int, v: Tensor, count: float | None, like: Push | None
+        self, server: int, v: Tensor, count: float | None, like: Push | None, key: str = ""
     ) -> Completion[None]:
-        """Begin a push; until it is completed `v` must not change. `like` has another rate and numbers."""
+        """Begin a push; until it is completed `v` must not change. `like` has another rate and numbers.
+
+        With `key`, `v` is no slice of the model but a stream of its own to the codec.
+        """
         samples = self._progress.take_unmerged() if count is None else count
         if self._one_sided.is_open:
             await self._accumulate(v, samples)
@@ -85,8 +89,8 @@ class Client:
         begun = []
         rate, numbers = (like.rate, like.numbers) if like else (self._replica.lr, self._replica.changed)
         for rank, part in self._shards_of(server, v.numel()):
-            begins = self._coding.begins + (part.start or 0)
-            payload = self._coding.encode(f"push.{rank}", self._own_part(v, part), begins)
+            begins = None if key else self._coding.begins + (part.start or 0)
+            payload = self._coding.encode(f"{key}push.{rank}", self._own_part(v, part), begins)
             if numbers is None:
                 m = Push(parts=payload, count=samples, clock=self._progress.clock)
             else:
@@ -125,6 +129,17 @@ class Client:
     async def pull(self, server: int, out: Tensor | None) -> Tensor:
         """All of a pull."""
         return await (await self.start_pull(server, out, waits=True))()
+
+    @property
+    def version(self) -> int:
+        """The version of the first server, or of its first shard, at the last pull."""
+        return self._seen.get(self._identity.workers, 0)
+
+    async def start_news(self, urgent: bool) -> Completion[Tensor]:
+        """Begin to ask the first server, which is one node, for what has changed since the last pull."""
+        rank = self._identity.workers
+        m = News(count=float(urgent), clock=self._progress.clock, version=self.version)
+        return partial(self._pulled, [(await self._mailbox.ask(rank, m), slice(None))], None)
 
     async def look(self) -> Tensor:
         """The first server's newest model, which this worker's next push has nothing to do with."""

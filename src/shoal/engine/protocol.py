@@ -4,6 +4,7 @@ A request is repeated until it is answered; a server acts on it once, whatever t
 
     Push   ->  Ack (version) | Refused (reason)         acted on once, by client, incarnation and seq
     Pull   ->  Reply (state, version)                   answered by the algorithm, at once or later
+    News   ->  Reply (parts of the state, version)      what changed since `version`; as a Pull otherwise
     Look   ->  Reply (state, version)                   answered at once, whatever the algorithm does
     More   ->  Grant (owner, place, clock) | Over       a batch of a worker that died; held until there is one
     Idle   ->  Ack                                      to the servers that keep no pool; so is Busy
@@ -78,6 +79,13 @@ class Pull(Request, Message):
     """A request for the state. `count` is 1 if the client waits for it, so that it may be read in place."""
 
     tag: str = "pull"
+
+
+@dataclass(slots=True)
+class News(Pull):
+    """A request for what has changed since the version that the client has. `count` is 1 if it is urgent."""
+
+    tag: str = "news"
 
 
 @dataclass(slots=True)
@@ -343,6 +351,7 @@ _KINDS: dict[str, type[Message]] = {
             Push,
             PushWithNumbers,
             Pull,
+            News,
             Look,
             More,
             Idle,

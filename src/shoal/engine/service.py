@@ -38,12 +38,12 @@ from shoal.engine.protocol import (
     Look,
     Lost,
     More,
+    News,
     Notice,
     Numbers,
     Over,
     Pull,
     Push,
-    PushWithNumbers,
     Refused,
     Reply,
     Report,
@@ -52,6 +52,7 @@ from shoal.engine.protocol import (
     Wait,
     typed,
 )
+from shoal.engine.push_reader import PushReader
 from shoal.engine.savers import Savers
 
 _SHOWN = (Push, Pull, Report, Instruction)  # the algorithm sees these
@@ -79,7 +80,7 @@ class Service:
         self._identity = identity
         self._channel = channel
         self._mailbox = mailbox
-        self._coding = coding
+        self.reader = PushReader(coding, replica.x.numel())
         self._progress = progress
         self._replica = replica
         self._one_sided = one_sided
@@ -115,7 +116,7 @@ class Service:
                 if fewer:
                     await self._save_if_all_have()
                 if isinstance(m, _SHOWN) or fewer:
-                    if not isinstance(m, Pull):
+                    if isinstance(m, News) or not isinstance(m, Pull):
                         await self._one_sided.reclaim()  # the algorithm may change the parameters
                     yield m if isinstance(m, _SHOWN) else Fewer(src=m.src)
                 await self._settle(m)
@@ -259,11 +260,8 @@ class Service:
     async def _checked(self, m: Push) -> tuple[Tensor, ...] | None:
         """The vector of a push, and its numbers; refused, and None, where it would spoil the model."""
         version = self._progress.version
-        payload, numbers = (m.parts[:-1], m.parts[-1:]) if isinstance(m, PushWithNumbers) else (m.parts, ())
         try:
-            vector = self._coding.decode(payload, self._replica.x.numel(), self._coding.begins)
-            if (what := self._coding.flaw(vector)) is not None:
-                raise WireError(what)
+            decoded = self.reader.decode(m)
         except WireError as problem:
             text = describe_refusal(self._identity.name_of(m.src), m.clock, str(problem))
             self._channel.note_fault(text)
@@ -271,7 +269,7 @@ class Service:
             await self._answer(m.src, Refused(parts=(reason,), seq=m.seq, version=version))
             return None
         self._channel.meter.staleness[max(0, version - m.version)] += 1
-        return (vector, *numbers)
+        return decoded
 
     async def _save_if_all_have(self) -> None:
         """Save, too, at a step before which all workers have saved that are at work."""

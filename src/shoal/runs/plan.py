@@ -99,7 +99,7 @@ class Plan:
             word = STRATEGIES.name_of(self.strategy)
             raise ValueError(f"servers={self.servers}: strategy {word!r} has no server")
         for workers in {self.workers, self.places}:
-            self.strategy.check(Setting(workers, self.codec, self.durability))
+            self.strategy.check(Setting(workers, self.codec, self.durability, shards=self.servers))
         self._check_optimizer()
         check_durability(self.durability, self.transport)
         if self.task.growth and self.strategy.deal.blocks is not None:
@@ -157,7 +157,7 @@ class Plan:
         self.crew.size_of(self.workers)
         check_crew(self.strategy, STRATEGIES.name_of(self.strategy))
         for _, workers in self.crew.at:
-            self.strategy.check(Setting(workers, self.codec, self.durability))
+            self.strategy.check(Setting(workers, self.codec, self.durability, shards=self.servers))
 
     @property
     def group(self) -> int:

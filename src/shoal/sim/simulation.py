@@ -81,7 +81,7 @@ class Simulation:
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers={workers}: a run needs at least 1 worker")
-        strategy.check(Setting(workers, codec or Identity()))
+        strategy.check(Setting(workers, codec or Identity(), shards=shards))
         nodes = workers + strategy.servers * shards
         self.strategy = strategy
         self.workers = workers

@@ -33,6 +33,7 @@ STRATEGIES: Catalogue[Strategy] = Catalogue(
         "dcasgd": "shoal.strategies.dcasgd:DCASGD",
         "downpour": "shoal.strategies.downpour:Downpour",
         "async_diloco": "shoal.strategies.async_diloco:AsyncDiLoCo",
+        "decoupled_diloco": "shoal.strategies.decoupled_diloco:DecoupledDiLoCo",
         "halos": "shoal.strategies.halos:HALoS",
         "sandblaster": "shoal.strategies.sandblaster:Sandblaster",
         "hogwild": "shoal.strategies.hogwild:Hogwild",

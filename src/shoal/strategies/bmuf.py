@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.limits import above, at_least, between, one_of
+from shoal.vocabulary.merged_blocks import check_overlap, merged_blocks
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Blockwise
 
@@ -29,6 +30,7 @@ class BMUF(Blockwise):
     warmup: int | None = None  # first steps, averaged one by one without momentum; None: one period
     reset_momentum: bool = True  # of the local optimizer; keeping it often diverges
     blocks: int | None = None  # M: the data in so many blocks; a block is a pass over one's split of it
+    overlap: int = 0  # 1: a mean is taken in one block late, so that nobody waits for it
 
     def __post_init__(self) -> None:
         self.check_blocks()
@@ -36,6 +38,11 @@ class BMUF(Blockwise):
         above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
         one_of(VARIANTS, variant=self.variant)
+        check_overlap(self.overlap)
+
+    @property
+    def is_elastic(self) -> bool:
+        return super().is_elastic and not self.overlap  # models differ by what is under way
 
     def steps_per_update(self, workers: int) -> float:
         eta = 1 - 1 / workers if self.momentum is None else self.momentum
@@ -47,12 +54,12 @@ class BMUF(Blockwise):
         warmup = period if self.warmup is None else self.warmup
         start = w.keep("start", w.x)  # W_g: where every block begins
         delta = w.keep("delta", torch.zeros_like(w.x), shared=True)
-        async for t in w.blocks(period, warmup):
-            update = await w.mean(w.x - start)  # G
+        async for merged in merged_blocks(w, start, period, warmup, self.overlap):
+            update = merged.update  # G
             eta = 1 - 1 / w.size if self.momentum is None else self.momentum
-            if t >= warmup:
+            if not merged.is_warmup:
                 delta.mul_(eta).add_(update, alpha=self.rate)
-            if t < warmup:
+            if merged.is_warmup:
                 start += update
             elif not self.nesterov:
                 start += delta
@@ -60,7 +67,6 @@ class BMUF(Blockwise):
                 start.add_(delta, alpha=1 + eta)
             else:
                 start.add_(update, alpha=self.rate).add_(delta, alpha=eta)
-            w.x.copy_(start)
             if self.reset_momentum:
                 w.reset_momentum()
 

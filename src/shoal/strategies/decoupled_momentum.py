@@ -10,7 +10,7 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
-from shoal.core.chunk_selection import ChunkMean, ChunkSelection
+from shoal.chunks.chunk_selection import ChunkMean, ChunkSelection
 from shoal.core.codec import expect
 from shoal.core.limits import at_least, between
 from shoal.core.parameter_chunks import ParameterChunks, chunks_of

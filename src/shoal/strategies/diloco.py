@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.limits import above, at_least, between
+from shoal.vocabulary.merged_blocks import check_overlap, merged_blocks
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Sends, Strategy
 
@@ -22,12 +23,18 @@ class DiLoCo(Strategy):
     rate: float = 0.7  # outer learning rate
     momentum: float = 0.9  # outer momentum
     warmup: int = 0  # first steps, averaged one by one: the paper starts from a trained model
+    overlap: int = 0  # 1: a mean is taken in one block late, so that nobody waits for it
 
     def __post_init__(self) -> None:
         at_least(1, period=self.period)
         at_least(0, warmup=self.warmup)
         above(0, rate=self.rate)
         between(0, 1, momentum=self.momentum)
+        check_overlap(self.overlap)
+
+    @property
+    def is_elastic(self) -> bool:
+        return super().is_elastic and not self.overlap  # models differ by what is under way
 
     def steps_per_update(self, workers: int) -> float:
         return workers * (1 - self.momentum) / self.rate  # outer momentum lengthens steps on a slope
@@ -35,14 +42,12 @@ class DiLoCo(Strategy):
     async def worker(self, w: Node) -> None:
         start = w.keep("start", w.x)  # theta: where every round begins
         velocity = w.keep("velocity", torch.zeros_like(w.x), shared=True)
-        async for t in w.blocks(self.period, self.warmup):
-            displacement = await w.mean(start - w.x)
-            if t < self.warmup:
-                start -= displacement
+        async for merged in merged_blocks(w, start, self.period, self.warmup, self.overlap, sign=-1):
+            if merged.is_warmup:
+                start -= merged.update
             else:
-                velocity.mul_(self.momentum).add_(displacement)
-                start.sub_(displacement.add(velocity, alpha=self.momentum), alpha=self.rate)
-            w.x.copy_(start)
+                velocity.mul_(self.momentum).add_(merged.update)
+                start.sub_(merged.update.add(velocity, alpha=self.momentum), alpha=self.rate)
 
     def solution(self, node: Node) -> Tensor:
         return node.keep("start", node.x)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoal.core.limits import above, at_least
 from shoal.core.vector import layers_of
+from shoal.vocabulary.merged_blocks import check_overlap, merged_blocks
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Blockwise
 
@@ -34,6 +35,7 @@ class Local(Blockwise):
     )
     penalty: float | None = None  # T: EDiT weighs each layer by softmax(-norm / T); None: all count alike
     clip: float = 10.0  # phi: longest step of a layer, where there is a penalty
+    overlap: int = 0  # 1: a mean is taken in one block late, so that nobody waits for it
 
     def __post_init__(self) -> None:
         self.check_blocks()
@@ -41,6 +43,13 @@ class Local(Blockwise):
         above(0, penalty=self.penalty, clip=self.clip)
         if self.penalty is None and self.clip != type(self).clip:
             raise ValueError(f"clip={self.clip:g} belongs to a penalty; give penalty=1 too")
+        check_overlap(self.overlap)
+        if self.overlap and self.penalty is not None:
+            raise ValueError("overlap=1 and a penalty: its weights need the norms of all before the mean")
+
+    @property
+    def is_elastic(self) -> bool:
+        return super().is_elastic and not self.overlap  # models differ by what is under way
 
     @property
     def looks_at(self) -> str:
@@ -48,10 +57,18 @@ class Local(Blockwise):
 
     async def worker(self, w: Node) -> None:
         average = w.keep("average", w.x)
-        penalty = None if self.penalty is None else Penalty(w, self.penalty, self.clip)
+        if self.penalty is not None:
+            await self._merge_with_penalty(w, average, Penalty(w, self.penalty, self.clip))
+            return
+        async for merged in merged_blocks(w, average, self.block_steps(w), self.warmup, self.overlap):
+            average += merged.update
+            if self.reset_momentum:
+                w.reset_momentum()
+
+    async def _merge_with_penalty(self, w: Node, average: Tensor, penalty: Penalty) -> None:
         async for t in w.blocks(self.block_steps(w), self.warmup):
             displacement = w.x - average
-            if penalty is None or t < self.warmup:  # a single step's norm says nothing of a block's
+            if t < self.warmup:  # a single step's norm says nothing of a block's
                 average += await w.mean(displacement)
             else:
                 average += await penalty.merge(displacement)

@@ -16,7 +16,6 @@ from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Sends, Strategy
 
 SCALES = {"spectral": "original", "rms": "match_rms_adamw"}  # to torch's words
-EMBEDDING = re.compile(r"(.*_)?(emb|embed|embedder|embeddings?)(_.*)?|wte|wpe|pos")  # a part of a name
 HEAD = re.compile(r"(?!multi_)(.*_)?head|classifier")
 
 
@@ -83,7 +82,7 @@ def hidden_matrices(pieces: list[Piece]) -> list[Piece]:
     Where no name says which the output layer is, it is the last matrix.
     """
     matrices = [piece for piece in pieces if len(piece.shape) == 2 and piece.whole]
-    inner = [piece for piece in matrices if not any(map(EMBEDDING.fullmatch, piece.name.split(".")))]
+    inner = [piece for piece in matrices if not piece.is_embedding]
     hidden = [piece for piece in inner if not _is_output(piece.name.split("."))]
     return hidden[:-1] if len(hidden) == len(inner) else hidden
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.limits import above, at_least, between
+from shoal.vocabulary.merged_blocks import check_overlap, merged_blocks
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Sends, Strategy
 
@@ -22,11 +23,17 @@ class SlowMo(Strategy):
     momentum: float = 0.5  # beta
     rate: float = 1.0  # alpha: slow learning rate, times the learning rate
     reset_momentum: bool = True  # of the local optimizer
+    overlap: int = 0  # 1: a mean is taken in one block late, so that nobody waits for it
 
     def __post_init__(self) -> None:
         at_least(1, period=self.period)
         between(0, 1, momentum=self.momentum)
         above(0, rate=self.rate)
+        check_overlap(self.overlap)
+
+    @property
+    def is_elastic(self) -> bool:
+        return super().is_elastic and not self.overlap  # models differ by what is under way
 
     def steps_per_update(self, workers: int) -> float:
         return workers * (1 - self.momentum) / self.rate  # slow momentum lengthens steps on a slope
@@ -39,13 +46,11 @@ class SlowMo(Strategy):
         start = w.keep("start", w.x)  # x0: where every block begins
         step = w.keep("step", torch.zeros_like(w.x), shared=True)  # -alpha lr u: no rate is divided by
         lr = w.keep("lr", torch.zeros(1, dtype=torch.float64), shared=True)  # of the block before
-        async for _ in w.blocks(self.period):
-            update = await w.mean(w.x - start)
-            fallen = w.lr / float(lr) if lr > 0 else 0.0
-            step.mul_(self.momentum * fallen).add_(update, alpha=self.rate)
-            lr.fill_(w.lr)
+        async for merged in merged_blocks(w, start, self.period, overlap=self.overlap):
+            fallen = merged.lr / float(lr) if lr > 0 else 0.0
+            step.mul_(self.momentum * fallen).add_(merged.update, alpha=self.rate)
+            lr.fill_(merged.lr)
             start += step
-            w.x.copy_(start)
             if self.reset_momentum:
                 w.reset_momentum()
 

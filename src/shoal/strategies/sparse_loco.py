@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shoal.core.bits import bytes_of, from_bytes, to_bytes
-from shoal.core.chunk_selection import ChunkMean, ChunkSelection
+from shoal.chunks.bits import bytes_of, from_bytes, to_bytes
+from shoal.chunks.chunk_selection import ChunkMean, ChunkSelection
 from shoal.core.codec import expect
 from shoal.core.limits import above, at_least, check_density, one_of
 from shoal.core.parameter_chunks import chunks_of
@@ -54,9 +54,9 @@ class SparseLoCo(Strategy):
         error = w.keep("error", torch.zeros_like(w.x))  # e
         selection = self._selection(w)
         async for _ in w.blocks(self.period):
-            error.mul_(self.decay).add_(start - w.x)
+            places = selection.update(error, self.decay, start, w.x)
             w.check_finite("the displacement", error)
-            parts = self._encode(selection, error)
+            parts = self._encode(selection, error, places)
             start.sub_(await w.gather(parts, partial(self._merge, selection, w.x)), alpha=self.rate)
             w.x.copy_(start)
 
@@ -67,16 +67,12 @@ class SparseLoCo(Strategy):
         chunks = tuple(chunks_of(w.pieces, self.chunk))
         return ChunkSelection(chunks, tuple(max(1, round(each.length * self.density)) for each in chunks))
 
-    def _encode(self, selection: ChunkSelection, error: Tensor) -> tuple[Tensor, ...]:
-        """What travels of the error, which is then taken from it."""
-        cut = [each.cut(error) for each in selection.chunks]
-        places = selection.largest(cut)
-        values = [each.gather(1, place) for each, place in zip(cut, places, strict=True)]
-        parts = self._to_parts(values)
-        received = self._from_parts(parts, selection.sizes, error)
-        for each, chunk, place, value in zip(selection.chunks, cut, places, received, strict=True):
-            chunk.scatter_add_(1, place, -value.view_as(place))
-            each.put(chunk, error)
+    def _encode(self, selection: ChunkSelection, error: Tensor, places: list[Tensor]) -> tuple[Tensor, ...]:
+        """What travels of the error, its elements at these places, which is then taken from it."""
+        positions = [each.positions(p).flatten() for each, p in zip(selection.chunks, places, strict=True)]
+        parts = self._to_parts([error[p] for p in positions])
+        for p, value in zip(positions, self._from_parts(parts, selection.sizes, error), strict=True):
+            error.index_add_(0, p, -value)
         return (selection.to_bytes(places), *parts)
 
     def _merge(

@@ -66,8 +66,7 @@ class AnyNode:
 
     def fragments(self, number: int) -> list[list[slice]]:
         """`x` in so many parts, each a list of slices: whole layers where there are enough of them."""
-        layout = getattr(self.engine.replica, "layout", None)
-        return fragments(self.x.numel(), number, layout)
+        return fragments(self.x.numel(), number, self.engine.layout)
 
     async def send(self, dst: int, m: Message) -> None:
         """Send a message exactly. Does not wait for `dst`; tensors may be changed afterwards."""

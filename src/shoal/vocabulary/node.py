@@ -202,15 +202,16 @@ class Node(AnyNode):
         return () if members.outcome is None else members.outcome.contributors
 
     def push(
-        self, dst: int, v: Tensor, count: float | None = None, like: Push | None = None
+        self, dst: int, v: Tensor, count: float | None = None, like: Push | None = None, key: str = ""
     ) -> Operation[None]:
         """Have a server apply a difference. Completed when it has, and would remember it after a crash.
 
         Lossy if the codec is. `count` defaults to the samples of this worker since its last merge. The
         learning rate goes with it: this worker's, or that of `like`. Until it is completed, `v` must not
-        change. A refused update is recorded as a fault, and training goes on.
+        change. A refused update is recorded as a fault, and training goes on. A fragment, which the server's
+        `inbox` must expect, has a `key`: vectors with one key are one stream to the codec.
         """
-        return Operation(partial(self.engine.client.start_push, dst, v, count, like))
+        return Operation(partial(self.engine.client.start_push, dst, v, count, like, key))
 
     def pull(self, src: int, out: Tensor | None = None) -> Operation[Tensor]:
         """The parameters of `src` as they were when it answered, written to `out` if that is given.
@@ -220,6 +221,13 @@ class Node(AnyNode):
         """
         client = self.engine.client
         return Operation(partial(client.start_pull, src, out, False), partial(client.pull, src, out))
+
+    def news(self, urgent: bool = True) -> Operation[Tensor]:
+        """What the server sends of its parameters that have changed since this worker's `version`.
+
+        Exact. The server's algorithm decides which these are, and when it answers: see `News`.
+        """
+        return Operation(partial(self.engine.client.start_news, urgent))
 
     async def take_result(self) -> None:
         """Wait until every worker has handed over all it had, and take the model, the same for all."""
@@ -234,8 +242,8 @@ class Node(AnyNode):
 
     @property
     def version(self) -> int:
-        """Versions of the model since the start; see `advance`."""
-        return self.engine.progress.version
+        """Versions of the model since the start, see `advance`; at a worker, as of its last pull or news."""
+        return self.engine.progress.version if self.engine.is_server else self.engine.client.version
 
     @property
     def active(self) -> set[int]:
@@ -252,13 +260,18 @@ class Node(AnyNode):
         me = self.engine.identity
         return me.rank + (role - me.role) * me.shards
 
-    def inbox(self) -> AsyncIterator[Message]:
+    def inbox(self, fragments: int = 1) -> AsyncIterator[Message]:
         """Push and Pull messages in order of arrival, pushes decoded; ends when every worker has left.
 
         Every push comes once, and none that is not finite. A Fewer message says that a worker contributes
-        no more, a RolledBack message that this server restarted from a snapshot.
+        no more, a RolledBack message that this server restarted from a snapshot. With several `fragments`,
+        pushes carry one each: fragment `version % fragments`, by the version that the worker has.
         """
-        return self.engine.service.messages()
+        service = self.engine.service
+        if fragments > 1:
+            places = self.fragments(fragments)
+            service.reader.fragments = [sum(part.stop - part.start for part in each) for each in places]
+        return service.messages()
 
     async def serve(self, apply: Callable[[Push], Any]) -> None:
         """Answer every pull at once, and make a new version with `apply` for every push."""

@@ -51,6 +51,7 @@ class Setting:
     codec: Codec = field(default_factory=Identity)
     durability: str = "memory"
     own_loop: bool = False  # the user's training loop, which owns the data
+    shards: int = 1  # nodes that make up each server, with a slice of the model each
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from shoal.codecs import LowRank
+from shoal.codecs.low_rank.power_sgd import RIGHT
 from shoal.codecs.wire import HEADER, seal
+from shoal.core.codec import Codec
 from shoal.core.errors import WireError
 from shoal.core.matrices import Matrices, Matrix, orthonormal
 from shoal.core.vector import Layout
@@ -132,6 +134,17 @@ def test_with_the_rest_given_back_all_arrives_in_time():
         sent += codec.decode(payload, torch.empty_like(v))
         assert torch.allclose(sent + rest, step * v, atol=2e-4)
     assert float((sent / 40 - v).norm()) < 0.2 * float(v.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_one_matrix_after_the_other_sends_and_keeps_what_all_at_once_would(dtype):
+    codec, v, rest = fitted(), drawn(dtype=dtype), drawn(dtype=dtype, seed=1)
+    want_rest, state = rest.clone(), codec.init(v)
+    want, want_state = Codec.encode_rest(codec, v, want_rest, state)
+    got, got_state = codec.encode_rest(v, rest, state)
+    assert all(map(torch.equal, got, want))
+    assert torch.equal(rest, want_rest)
+    assert torch.equal(got_state[RIGHT], want_state[RIGHT])
 
 
 def test_without_it_the_same_is_lost_again_and_again():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sampling import sampled
+from shoal.codecs.sparse import random_k
 from shoal.codecs.sparse.codec import Sparse
 from shoal.codecs.sparse.random_k import RandomK, drawn
 from shoal.codecs.wire import HEADER, seal
@@ -166,3 +167,23 @@ def test_a_wrong_payload_is_refused(payload):
 def test_no_seed_leads_out_of_the_vector(begin):
     payload = seal(10, 50, 3, torch.ones(3), torch.tensor(begin))
     assert RandomK().decode(payload, torch.empty(50)).count_nonzero() == 3
+
+
+@pytest.mark.parametrize("bad", [None, torch.inf, torch.nan])
+@pytest.mark.parametrize(("elements", "density"), [(1, 1.0), (9000, 0.01), (9001, 0.7), (4096, 1.0)])
+def test_a_kernel_writes_and_keeps_what_the_lines_of_torch_do(monkeypatch, elements, density, bad):
+    codec = RandomK(density=density)
+    chance = torch.Generator().manual_seed(elements)
+    v, rest = torch.randn(elements, generator=chance), torch.randn(elements, generator=chance)
+    if bad is not None:
+        v[elements // 2] = bad
+    results = []
+    for has_kernel in (True, False):
+        with monkeypatch.context() as patch:
+            if not has_kernel:
+                patch.setattr(random_k, "on_cpu", lambda *tensors: False)
+            left = rest.clone()
+            payload, _ = codec.encode_rest(v, left, codec.init(v, 3))
+            results.append((*payload, codec.decode(payload, torch.empty(elements)), left))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)

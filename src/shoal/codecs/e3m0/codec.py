@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.blocks import count, from_rows, largest, rows
-from shoal.codecs.kernels import on_cpu
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_block, one_of_feedback
+from shoal.kernels.dispatch import on_cpu
 
 SIGN = 8
 VALUES = (0.0, *(2.0**power for power in range(-6, 1)))  # of codes 0 to 7, in scales; cpu.py has them too

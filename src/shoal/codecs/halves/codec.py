@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.codecs.kernels import on_cpu, on_gpu
 from shoal.codecs.wire import beside, seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
+from shoal.kernels.dispatch import on_cpu, on_gpu
 
 LARGEST = torch.finfo(torch.float16).max
 LARGE = 2**16  # elements; for fewer, importing Numba takes longer than its kernel saves

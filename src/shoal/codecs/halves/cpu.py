@@ -12,7 +12,7 @@ from llvmlite.binding import get_host_cpu_features
 from torch import Tensor
 
 from shoal.codecs import lanes
-from shoal.codecs.kernels import compiled
+from shoal.kernels.dispatch import compiled
 
 LANES = 16
 LARGEST = 65504.0

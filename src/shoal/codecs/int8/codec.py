@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.blocks import count, from_rows, largest, rows
-from shoal.codecs.kernels import on_cpu
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_block, one_of_feedback
+from shoal.kernels.dispatch import on_cpu
 
 MOST = 127  # the code of the largest magnitude in a block; -128 is never written
 

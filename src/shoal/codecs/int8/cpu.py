@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.codecs.blocks import count
 from shoal.codecs.blocks_cpu import add_largest, largest
-from shoal.codecs.kernels import compiled
+from shoal.kernels.dispatch import compiled
 
 MOST = np.float32(127)
 SHIFT = np.float32(1.5 * 2**23)  # added to a small number, it rounds it, and the lowest byte is the code

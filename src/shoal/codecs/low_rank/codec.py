@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from shoal.codecs.low_rank.power_sgd import RIGHT, LowRankRounds
@@ -14,7 +15,7 @@ from shoal.core.averaging import Reductions
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import one_of_feedback
-from shoal.core.matrices import Matrices, orthonormal, wide
+from shoal.core.matrices import Matrices, joined, orthonormal, wide
 from shoal.core.vector import Piece
 
 KEY = "low rank"
@@ -68,10 +69,26 @@ class LowRank(Codec):
         before = state.get(RIGHT, v.new_empty(0, dtype=wide(v)))
         p = orthonormal(matrices.lefts(matrices.left(v, before)), before)
         q = matrices.right(v, p)
-        payload = seal(self.code, v.numel(), self.rank, p, q, matrices.others(v))
-        if matrices.each and q.isfinite().all():  # otherwise the next vector would not be finite either
-            state = {**state, RIGHT: orthonormal(matrices.rights(q), q)}
-        return payload, state
+        return self._sealed(v, p, q, matrices.others(v), state)
+
+    def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
+        """As `encode` and `decode` would, but one matrix after the other, each while it is in cache."""
+        matrices = self.matrices
+        before = state.get(RIGHT, v.new_empty(0, dtype=wide(v)))
+        room = before.new_empty(max((m.rows * m.columns for m in matrices.each), default=0))
+        lefts: list[Tensor] = []
+        rights: list[Tensor] = []
+        for m, right in zip(matrices.each, matrices.rights(before), strict=True):
+            matrix = m.of(rest).add_(m.of(v))
+            p = orthonormal([right @ matrix.to(before.dtype).T], before).view(self.rank, -1)
+            q = p @ matrix.to(before.dtype)
+            product = torch.mm(p.T, q, out=room[: matrix.numel()].view_as(matrix))
+            matrix.sub_(product.to(rest.dtype))
+            lefts.append(p)
+            rights.append(q)
+        others = matrices.others(rest).add_(matrices.others(v))
+        matrices.put_others(rest, others - others)  # NaN, if they are not finite
+        return self._sealed(v, joined(lefts, before), joined(rights, before), others, state)
 
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
         rank, bodies = unseal(payload, self.code, out.numel())
@@ -82,6 +99,12 @@ class LowRank(Codec):
         lengths = (factors, matrices.left_length), (factors, matrices.right_length), (out.dtype, rest)
         p, q, others = expect(bodies, *lengths)
         return matrices.fill(out, p, q, others)
+
+    def _sealed(self, v: Tensor, p: Tensor, q: Tensor, others: Tensor, state: State) -> tuple[Payload, State]:
+        """The payload, and the state for the next vector, which begins with this Q."""
+        if self.matrices.each and q.isfinite().all():  # otherwise the next would not be finite either
+            state = {**state, RIGHT: orthonormal(self.matrices.rights(q), q)}
+        return seal(self.code, v.numel(), self.rank, p, q, others), state
 
     async def average(self, v: Tensor, state: State, workers: Reductions) -> tuple[Tensor, State]:
         if not self.matrices.each:

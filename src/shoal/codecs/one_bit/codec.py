@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from shoal.codecs.blocks import count, from_rows, rows
-from shoal.codecs.kernels import on_cpu, on_gpu
 from shoal.codecs.packing import packed, unpacked, words
 from shoal.codecs.wire import beside, seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_block, one_of_feedback
+from shoal.kernels.dispatch import on_cpu, on_gpu
 
 
 @dataclass(frozen=True)

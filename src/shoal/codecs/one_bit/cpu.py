@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shoal.codecs import lanes
-from shoal.codecs.kernels import compiled
+from shoal.kernels.dispatch import compiled
 
 GROUP, LANES, SIGN = 512, 16, np.int32(-(2**31))
 ZERO, ONE, NONE, FIRST = np.float32(0), np.float32(1), np.int32(0), np.int32(1)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from shoal.codecs import draws
 from shoal.codecs.blocks import count, euclidean, from_rows, largest, rows
-from shoal.codecs.kernels import on_cpu
 from shoal.codecs.qsgd import elias
 from shoal.codecs.qsgd.elias import CHAPTER
 from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_block, one_of_feedback
+from shoal.kernels.dispatch import on_cpu
 
 NORMS = ("l2", "max")
 
@@ -50,19 +50,13 @@ class QSGD(Codec):
 
     def encode(self, v: Tensor, state: State) -> tuple[Payload, State]:
         if on_cpu(v):
-            from shoal.codecs.qsgd import cpu
-
-            numbers, norms = cpu.encode(v, self.levels, self.bucket, self.norm, state)
-        else:
-            numbers, norms = self._quantised(v, state)
-        return self._sealed(numbers, norms), draws.after(state, v.numel())
+            return self._by_kernel(v, None, state)
+        numbers, norms = self._quantised(v, state)
+        return self._sealed(v, *elias.pack(numbers, self.levels), norms), draws.after(state, v.numel())
 
     def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
         if on_cpu(v, rest):
-            from shoal.codecs.qsgd import cpu
-
-            numbers, norms = cpu.encode(v, self.levels, self.bucket, self.norm, state, rest)
-            return self._sealed(numbers, norms), draws.after(state, v.numel())
+            return self._by_kernel(v, rest, state)
         return super().encode_rest(v, rest, state)
 
     def decode(self, payload: Payload, out: Tensor) -> Tensor:
@@ -72,11 +66,14 @@ class QSGD(Codec):
         norms, lengths, stream = expect(bodies, *parts)
         if (norms < 0).any():
             raise WireError("a payload of codec 'qsgd' has a norm below 0")
-        numbers = elias.unpack(stream, lengths, n, self.levels)
         if on_cpu(out, norms):
             from shoal.codecs.qsgd import cpu
 
-            return cpu.decode(numbers, norms, self.levels, self.bucket, out)
+            stream, lengths = elias.as_long_as_its_chapters(stream, lengths, n, self.levels)
+            if not cpu.decode(stream, lengths, norms, self.levels, self.bucket, CHAPTER, out):
+                raise elias.invalid(self.levels)
+            return out
+        numbers = elias.unpack(stream, lengths, n, self.levels)
         shares = rows(numbers.to(out.device), self.bucket)
         shares /= shares.new_tensor(self.levels)  # a tensor: torch rounds a division by a number differently
         return from_rows(shares * norms[:, None], out)
@@ -90,6 +87,11 @@ class QSGD(Codec):
         numbers = below + (draws.uniform(state, v.numel(), v.device) < shares - below)
         return numbers.copysign(v).short(), norms
 
-    def _sealed(self, numbers: Tensor, norms: Tensor) -> Payload:
-        stream, lengths = elias.pack(numbers, self.levels)
-        return seal(self.code, numbers.numel(), stream.numel(), norms, lengths, stream)
+    def _by_kernel(self, v: Tensor, rest: Tensor | None, state: State) -> tuple[Payload, State]:
+        from shoal.codecs.qsgd import cpu
+
+        parts = cpu.encode(v, self.levels, self.bucket, self.norm, state, CHAPTER, rest)
+        return self._sealed(v, *parts), draws.after(state, v.numel())
+
+    def _sealed(self, v: Tensor, stream: Tensor, lengths: Tensor, norms: Tensor) -> Payload:
+        return seal(self.code, v.numel(), stream.numel(), norms, lengths, stream)

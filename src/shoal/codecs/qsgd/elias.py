@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.codecs.kernels import on_cpu
 from shoal.core.errors import WireError
+from shoal.kernels.dispatch import on_cpu
 
 CHAPTER, WORD = 8192, 32
 LARGEST = 2**15 - 1  # the largest magnitude that a codec may ask for
@@ -27,9 +27,9 @@ def pack(numbers: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The stream of int16 numbers of magnitudes up to `most`, and the words of each chapter."""
     numbers = numbers.cpu()
     if on_cpu():
-        from shoal.codecs.qsgd import cpu
+        from shoal.codecs.qsgd import elias_cpu
 
-        return cpu.pack(numbers, most, CHAPTER)
+        return elias_cpu.pack(numbers, most, CHAPTER)
     chapters = [_write_chapter(part.long(), most) for part in torch.split(numbers, CHAPTER) if len(part)]
     lengths = torch.tensor([len(chapter) // 4 for chapter in chapters], dtype=torch.int32)
     return torch.cat([torch.empty(0, dtype=torch.uint8), *chapters]), lengths
@@ -37,22 +37,33 @@ def pack(numbers: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 def unpack(stream: Tensor, lengths: Tensor, n: int, most: int) -> Tensor:
     """The `n` numbers of a stream, in int16; raises WireError unless it holds exactly those."""
+    stream, lengths = as_long_as_its_chapters(stream, lengths, n, most)
+    numbers: Tensor | None
+    if on_cpu():
+        from shoal.codecs.qsgd import elias_cpu
+
+        numbers = elias_cpu.unpack(stream, lengths, n, most, CHAPTER)
+    else:
+        numbers = _read_stream(stream, lengths, n, most)
+    if numbers is None:
+        raise invalid(most)
+    return numbers
+
+
+def as_long_as_its_chapters(stream: Tensor, lengths: Tensor, n: int, most: int) -> tuple[Tensor, Tensor]:
+    """Both on the CPU; raises WireError unless their sizes fit `n` numbers."""
     stream, lengths = stream.cpu().flatten(), lengths.cpu().flatten()
     full, last = divmod(n, CHAPTER)
     longest = torch.tensor([words(CHAPTER, most)] * full + [words(last, most)] * (last > 0))
     fits = stream.dtype == torch.uint8 and lengths.dtype == torch.int32 and lengths.shape == longest.shape
     if not fits or (lengths < 1).any() or (lengths > longest).any() or 4 * lengths.sum() != stream.numel():
         raise WireError(f"a stream of {stream.numel()} bytes does not hold {n} numbers up to {most}")
-    numbers: Tensor | None
-    if on_cpu():
-        from shoal.codecs.qsgd import cpu
+    return stream, lengths
 
-        numbers = cpu.unpack(stream, lengths, n, most, CHAPTER)
-    else:
-        numbers = _read_stream(stream, lengths, n, most)
-    if numbers is None:
-        raise WireError(f"a chapter of a stream does not hold the expected count of numbers up to {most}")
-    return numbers
+
+def invalid(most: int) -> WireError:
+    """The error for a stream whose codes are wrong."""
+    return WireError(f"a chapter of a stream does not hold the expected count of numbers up to {most}")
 
 
 def _read_stream(stream: Tensor, lengths: Tensor, n: int, most: int) -> Tensor | None:

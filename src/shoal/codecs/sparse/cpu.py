@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.codecs.kernels import compiled
+from shoal.codecs.draws import COUNTER, SEED, STEP
+from shoal.codecs.draws_cpu import draw
+from shoal.core.codec import State
+from shoal.kernels.dispatch import compiled
 
 BLOCK = 4096  # elements that stay in cache from the sum to the last look
 BELOW_SIGN, INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
@@ -148,6 +151,55 @@ def _collect(u: Any, marks: Any, begin: int, found: Any, large: Any, count: int)
                 large[count] = u[i]
                 count += marks[i]
     return count
+
+
+# ------------------------------------------------------------------------------------------------- random_k
+
+
+def drawn(state: State, count: int, elements: int) -> tuple[Tensor, Tensor]:
+    """As `random_k.drawn`."""
+    draws = np.empty(2 * count, np.float32)
+    draw(int(state[SEED]), int(state[COUNTER]), draws)
+    positions, lengths = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.int64)
+    _places(draws, elements, positions.numpy(), lengths.numpy())
+    return positions, lengths
+
+
+def taken(rest: Tensor, add: Tensor, positions: Tensor) -> Tensor:
+    """Add to `rest`, then take the elements at these rising positions out of it, which leaves zeros there.
+
+    The first is NaN if any element of the sum is not finite.
+    """
+    values = torch.empty(positions.numel())
+    if not _take(rest.numpy(), add.detach().numpy(), positions.numpy(), values.numpy()):
+        values[0] = torch.nan
+    return values
+
+
+@compiled
+def _places(draws: Any, elements: int, positions: Any, lengths: Any) -> None:
+    begin, step = 0, np.float64(STEP)
+    for i in range(positions.size):
+        length = elements // positions.size + (i < elements % positions.size)
+        share = np.float64(draws[2 * i]) + np.float64(draws[2 * i + 1]) * step
+        positions[i], lengths[i] = begin + np.int64(share * length), length
+        begin += length
+
+
+@compiled
+def _take(rest: Any, add: Any, positions: Any, values: Any) -> Any:
+    count, most = 0, np.int32(0)
+    for begin in range(0, rest.size, BLOCK):
+        part, other = rest[begin : begin + BLOCK], add[begin : begin + BLOCK]
+        for i in range(part.size):
+            total = np.float32(part[i] + other[i])
+            part[i] = total
+            most = max(most, np.float32(total).view(np.int32) & BELOW_SIGN)
+        while count < positions.size and positions[count] < begin + part.size:
+            values[count] = rest[positions[count]]
+            rest[positions[count]] = 0
+            count += 1
+    return most < INFINITE
 
 
 # ----------------------------------------------------------------------------------------------------- gaps

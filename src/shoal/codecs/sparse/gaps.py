@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.codecs.kernels import on_cpu
 from shoal.core.errors import WireError
+from shoal.kernels.dispatch import on_cpu
 
 
 def low_bits(count: int, elements: int) -> int:

@@ -16,6 +16,7 @@ from shoal.codecs.wire import seal, unseal
 from shoal.core.codec import Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.sparse_vectors import SparseVector
+from shoal.kernels.dispatch import on_cpu
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,15 @@ class RandomK(Sparsifier):
     def encode_rest(self, v: Tensor, rest: Tensor, state: State) -> tuple[Payload, State]:
         count = how_many(self.density, v.numel())
         positions, _ = drawn(state, count, v.numel(), v.device)
-        rest.add_(v)
-        payload = self._sealed(rest, rest.index_select(0, positions), state)
-        rest.index_fill_(0, positions, 0)
+        if on_cpu(v, rest):
+            from shoal.codecs.sparse import cpu
+
+            values = cpu.taken(rest, v, positions)
+            payload = self._sealed_values(v, values, state)
+        else:
+            rest.add_(v)
+            payload = self._sealed(rest, rest.index_select(0, positions), state)
+            rest.index_fill_(0, positions, 0)
         return payload, draws.after(state, 2 * count)
 
     def bits(self, share: float, itemsize: int) -> float:
@@ -62,12 +69,19 @@ class RandomK(Sparsifier):
     def _sealed(self, v: Tensor, values: Tensor, state: State) -> Payload:
         if not v.sum().isfinite() and not v.isfinite().all():  # the sum is faster, and mostly enough
             values[0] = torch.nan
+        return self._sealed_values(v, values, state)
+
+    def _sealed_values(self, v: Tensor, values: Tensor, state: State) -> Payload:
         begin = torch.stack([state[SEED], state[COUNTER]])
         return seal(self.code, v.numel(), values.numel(), values, begin)
 
 
 def drawn(state: State, count: int, elements: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """A position in each of `count` stretches, and the lengths of the stretches."""
+    if device.type == "cpu" and on_cpu():
+        from shoal.codecs.sparse import cpu
+
+        return cpu.drawn(state, count, elements)
     length, longer = divmod(elements, count) if count else (0, 0)
     number = torch.arange(count, device=device)
     lengths = length + (number < longer).long()

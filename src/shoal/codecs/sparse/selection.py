@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.codecs.kernels import on_cpu
+from shoal.kernels.dispatch import on_cpu
 
 SAMPLE = 1 << 16  # elements that are sampled to estimate the rest
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from shoal.codecs import draws
 from shoal.codecs.blocks import count
-from shoal.codecs.kernels import on_cpu, on_gpu
 from shoal.codecs.packing import words
 from shoal.codecs.ternary import trits
 from shoal.codecs.ternary.shared_scale import average_trits
@@ -21,6 +20,7 @@ from shoal.core.averaging import Reductions
 from shoal.core.codec import Codec, Payload, State, expect
 from shoal.core.errors import WireError
 from shoal.core.limits import check_block, one_of_feedback
+from shoal.kernels.dispatch import on_cpu, on_gpu
 
 SMALLEST_CLIP = 1e-9  # of much smaller scales, the reciprocal would overflow
 

@@ -17,9 +17,9 @@ from torch.nn.functional import pad
 from shoal.codecs import lanes
 from shoal.codecs.draws import COUNTER, SEED
 from shoal.codecs.draws_cpu import draw
-from shoal.codecs.kernels import compiled
 from shoal.codecs.ternary import trits
 from shoal.core.codec import State
+from shoal.kernels.dispatch import compiled
 
 GROUP, LANES, ROWS = 256, 16, 16  # a group of 256 trits is sixteen words, row by row
 FIRST = 256  # elements in which a block that is clipped mostly shows it

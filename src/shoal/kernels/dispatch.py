@@ -1,8 +1,9 @@
 """Which kernel a vector goes to, and how the CPU kernels are compiled.
 
-A codec's `cpu.py` holds Numba kernels and its `gpu.py` Triton kernels. A kernel does in one pass over memory
-what the codec's PyTorch code does in several. The PyTorch code is the reference that the tests compare with.
-It also runs where no kernel can: for a dtype other than float32, or without Numba or Triton.
+A codec's `cpu.py` holds Numba kernels and its `gpu.py` Triton kernels; so do files that end in `_cpu.py` and
+`_gpu.py`. A kernel does in one pass over memory what PyTorch code does in several. The PyTorch code is the
+reference that the tests compare with. It also runs where no kernel can: for a dtype other than float32, or
+without Numba or Triton.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 LOG = logging.getLogger("shoal")
 F = TypeVar("F", bound=Callable[..., Any])
+MANY = 1 << 16  # elements from which on a kernel outside a codec is worth the half second that Numba loads
 
 
 def on_cpu(*tensors: Tensor) -> bool:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from shoal.core.bits import bytes_of, from_bytes, to_bytes
+from shoal.chunks.bits import bytes_of, from_bytes, to_bytes
 from shoal.core.codec import expect
 from shoal.core.errors import WireError
 from shoal.core.parameter_chunks import ParameterChunks
+from shoal.kernels.dispatch import MANY, on_cpu, on_gpu
+
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as a float of so many bytes
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,17 @@ class ChunkSelection:
         """Elements of each parameter that travel."""
         return [each.number * k for each, k in zip(self.chunks, self.kept, strict=True)]
 
+    def update(self, error: Tensor, decay: float, start: Tensor, x: Tensor) -> list[Tensor]:
+        """error ← decay error + start - x; for each parameter the places of its largest elements."""
+        if (kernel := self._kernel(error, start, x)) is not None:
+            pairs = zip(self.chunks, self.kept, strict=True)
+            return [kernel.update(each, k, error, decay, start, x) for each, k in pairs]
+        error.mul_(decay).add_(start - x)
+        return self.largest([each.cut(error) for each in self.chunks])
+
     def largest(self, cut: Sequence[Tensor]) -> list[Tensor]:
         """For each parameter the places of the largest elements, in absolute value, of every chunk."""
-        return [
-            each.abs().topk(k, dim=1).indices.sort(dim=1).values
-            for each, k in zip(cut, self.kept, strict=True)
-        ]
+        return [largest_places(each, k) for each, k in zip(cut, self.kept, strict=True)]
 
     def to_bytes(self, places: Sequence[Tensor]) -> Tensor:
         """The places, each in as few bits as its chunk allows."""
@@ -55,6 +64,29 @@ class ChunkSelection:
     @property
     def _bits(self) -> list[int]:
         return [max(1, (each.length - 1).bit_length()) for each in self.chunks]
+
+    def _kernel(self, *vectors: Tensor) -> ModuleType | None:
+        """The kernels that take these vectors, if any; all compute the same bits."""
+        if on_gpu(*vectors):
+            from shoal.chunks import chunk_selection_gpu
+
+            return chunk_selection_gpu if all(map(chunk_selection_gpu.able, self.chunks)) else None
+        if vectors[0].numel() >= MANY and on_cpu(*vectors):
+            from shoal.chunks import chunk_selection_cpu
+
+            return chunk_selection_cpu
+        return None
+
+
+def largest_places(chunks: Tensor, k: int) -> Tensor:
+    """The rising places of the k largest |elements| of each row; of equal ones, the first. NaN is largest."""
+    sizes = chunks.abs().view(INTEGERS[chunks.element_size()])  # without a sign, in the order of floats
+    edge = sizes.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    chosen = sizes >= edge
+    if int(chosen.sum()) > k * len(sizes):
+        above, ties = sizes > edge, sizes == edge
+        chosen = above | (ties & (ties.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    return chosen.nonzero()[:, 1].view(-1, k)
 
 
 class ChunkMean:
