@@ -4,9 +4,9 @@
         [--transport processes] [--times 60] [--rounds 3]
 
 In every round all collectives take their turn, with processes of their own and one thread each. For each
-number of workers: milliseconds of processor time and of the clock for one average at worker 0, the median
-over the rounds of medians. On a busy machine only the processor time means something. The last line is JSON:
-"workers/collective" -> milliseconds of processor time.
+number of workers: milliseconds of processor time (the mean) and of the clock (the median) for one average at
+worker 0; of several rounds the median. On a busy machine only the processor time means something. The last
+line is JSON: "workers/collective" -> milliseconds of processor time.
 """
 
 from __future__ import annotations

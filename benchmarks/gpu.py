@@ -29,11 +29,10 @@ from typing import Any
 from shoal.api.script import run_script
 from shoal.launch.environment import Place
 from shoal.strategies import STRATEGIES
+from shoal.transports.shared_memory.gpu_memory import SWITCH
 
 WORKER = Path(__file__).with_name("gpu_worker.py")
 PERIOD = 10
-SWITCH = "SHOAL_GPU_MEMORY"
-"""0: messages between processes on one GPU pass through host memory."""
 
 
 def arguments(options: argparse.Namespace) -> list[str]:

@@ -104,8 +104,9 @@ class Trial(AttachedReplica):
         self.evaluate(self._closure)
         return self.collect()
 
-    async def step(self) -> LocalStep:
+    async def step(self, check: Callable[[float | None], None]) -> LocalStep:
         gradient = await self.gradient()
+        check(gradient.loss)
         self.descend(gradient.vector)
         return LocalStep(gradient.count, gradient.loss)
 

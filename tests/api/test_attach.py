@@ -337,9 +337,8 @@ def test_a_failure_after_finish_is_a_failure():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "options"), [("local", {"period": "5"}), pytest.param("sync", {}, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak  # tests/api/test_epochs.py resumes a loop
+@pytest.mark.parametrize(("strategy", "options"), [("local", {"period": "5"}), ("sync", {})])
 @warm
 def test_a_loop_of_one_s_own_resumes_bit_for_bit(strategy, options, tmp_path, monkeypatch):
     """With dropout, momentum, an epoch-wise schedule and a second loader."""

@@ -52,9 +52,9 @@ def fitted(**options) -> DBNClassifier:
     ("word", "codec", "chains"),
     [
         *mostly_soak([(word, "none", 0) for word in STRATEGIES if not STRATEGIES[word].own_optimizer], few=2),
-        ("sync", "one_bit", 10),
-        ("bmuf", "top_k:density=0.2", 0),
-        ("asgd", "fp16", 10),
+        *mostly_soak(
+            [("asgd", "fp16", 10), ("bmuf", "top_k:density=0.2", 0), ("sync", "one_bit", 10)], few=1
+        ),
     ],
 )
 def test_an_rbm_learns_under_any_strategy_and_codec(word, codec, chains):
@@ -257,6 +257,7 @@ def test_settings_are_changed_by_name_and_unknown_ones_refused():
         net().set_params(rate=0.5)
 
 
+@pytest.mark.soak
 def test_both_fit_into_a_pipeline():
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import MinMaxScaler

@@ -303,7 +303,7 @@ def test_what_is_not_known_is_not_made_up():
 SEVERAL_ROUNDS = {"sparse_loco": SparseLoCo(period=2, density=0.25)}  # where the default is too long for four
 
 
-@pytest.mark.parametrize("name", mostly_soak([*STRATEGIES], 6))
+@pytest.mark.parametrize("name", mostly_soak([*STRATEGIES], few=3))
 def test_every_strategy_minimizes(name):
     machines = 1 if name == "single" else 2
     loss = described.cross_entropy if name == "sandblaster" else None
@@ -393,6 +393,7 @@ def test_processes_and_gloo_find_the_same_bits_as_virtual_time():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_downpour_on_processes_with_a_codec(monkeypatch):
     monkeypatch.setattr(minimizing, "LARGE_BYTES", 100)  # so that data and weights go by a file
     found = classify("downpour", transport="processes", codec="fp16", machines=2, epochs=6)
@@ -410,7 +411,7 @@ def test_large_arrays_lie_in_a_file_that_all_share(tmp_path):
     assert minimizing.placed([large], None, "data") == (large,)
 
 
-@pytest.mark.parametrize("strategy", ["sync", "bmuf"])
+@pytest.mark.parametrize("strategy", mostly_soak(["bmuf", "sync"], few=1))
 def test_resuming_is_bit_equal(strategy, tmp_path):
     chosen = shoal.BMUF(period=4) if strategy == "bmuf" else strategy
     classify(chosen, epochs=1, checkpoint=tmp_path)
@@ -420,6 +421,7 @@ def test_resuming_is_bit_equal(strategy, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # tests/storage/test_resume.py has a task of torch
 def test_resuming_on_processes_is_bit_equal(tmp_path):
     settings = {"machines": 2, "checkpoint": tmp_path}
     classify(shoal.BMUF(period=4), transport="processes", epochs=1, **settings)
@@ -431,7 +433,8 @@ def test_resuming_on_processes_is_bit_equal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["sim", pytest.param("processes", marks=pytest.mark.soak)])
+@pytest.mark.soak  # importing JAX takes seconds; the arrays above come as its own do
+@pytest.mark.parametrize("transport", ["sim", "processes"])
 def test_gradients_of_jax(transport):
     jax = pytest.importorskip("jax")
     import described_jax

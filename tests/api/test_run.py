@@ -44,7 +44,7 @@ def weights(result: shoal.Result) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_soak(list(SYNCHRONOUS), 3))
+@pytest.mark.parametrize("name", mostly_soak(list(SYNCHRONOUS), few=2))
 def test_a_synchronous_strategy_is_bit_equal_in_virtual_time_on_sockets_and_on_gloo_point_to_point(name):
     results = [
         shoal.run(blobs(), SYNCHRONOUS[name], workers=3, epochs=2, transport=transport, collective="stripes")
@@ -263,7 +263,7 @@ def test_a_task_that_cannot_travel_is_refused_before_anything_starts():
         shoal.run(replace(blobs(), model=lambda: torch.nn.Linear(8, 3)), "sync", workers=2)
 
 
-@pytest.mark.parametrize("name", mostly_soak(SYNCHRONOUS, few=4))
+@pytest.mark.parametrize("name", mostly_soak(SYNCHRONOUS, few=2))
 def test_batch_norm_is_tested_with_the_statistics_that_were_learnt(name):
     result = shoal.run(sabotage.with_batch_norm(), SYNCHRONOUS[name], workers=2, epochs=3, transport="sim")
     assert result.model is not None

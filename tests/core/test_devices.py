@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.core.devices import VISIBLE, choose_device, device_variables, on_device
+from shoal.core.devices import VISIBLE, choose_device, device_variables, gpus_for, on_device
 from shoal.testing import blobs
 
 
@@ -39,19 +39,19 @@ def test_an_unknown_word_is_refused_with_the_nearest():
 
 def test_each_worker_of_a_script_sees_the_next_gpu(gpus):
     gpus(2)
-    assert [device_variables("cuda", rank)[VISIBLE] for rank in range(4)] == ["0", "1", "0", "1"]
+    assert [device_variables(gpus_for("cuda"), rank)[VISIBLE] for rank in range(4)] == ["0", "1", "0", "1"]
 
 
 def test_workers_share_out_the_gpus_that_the_launcher_sees(gpus, monkeypatch):
     gpus(2)
     monkeypatch.setenv(VISIBLE, "5,GPU-7f")
-    assert [device_variables("auto", rank)[VISIBLE] for rank in range(3)] == ["5", "GPU-7f", "5"]
+    assert [device_variables(gpus_for("auto"), rank)[VISIBLE] for rank in range(3)] == ["5", "GPU-7f", "5"]
 
 
 def test_on_the_processor_a_script_sees_no_gpu_and_without_a_word_all(gpus):
     gpus(2)
-    assert device_variables("cpu", 1) == {VISIBLE: ""}
-    assert device_variables(None, 1) == {}
+    assert device_variables(gpus_for("cpu"), 1) == {VISIBLE: ""}
+    assert device_variables(gpus_for(None), 1) == {}
 
 
 def test_a_task_stays_where_it_is_unless_a_word_says_otherwise(gpus):

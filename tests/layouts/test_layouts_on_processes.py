@@ -45,18 +45,18 @@ def laid_out(task, layout, processes, **settings):
     ("task", "layout", "processes"),
     [
         ("pictures", "columns:group=2", 2),
-        ("pictures", "rows:group=2", 2),
+        *(pytest.param("pictures", f"rows:group={n}", n, marks=pytest.mark.soak) for n in (2, 3)),
         ("pictures", "tensor:group=2", 2),
         pytest.param("pictures", "hybrid:group=3", 3, marks=pytest.mark.soak),
         ("pictures", "hybrid:group=2", 2),
         ("two inputs", "branches", 2),
         ("pictures", PIPELINE, 2),
-        ("letters", "pipeline:group=2", 2),
         *(  # tests/pipelines/test_pipeline.py has every schedule
-            pytest.param(task, f"pipeline:{schedule},split=even", size, marks=pytest.mark.soak)
+            pytest.param(task, f"pipeline:{schedule}", size, marks=pytest.mark.soak)
             for task, schedule, size in (
-                ("pictures", "group=3,schedule=1f1b,microbatches=6", 3),
-                ("letters", "group=2,schedule=interleaved,microbatches=4", 2),
+                ("letters", "group=2", 2),
+                ("pictures", "group=3,schedule=1f1b,microbatches=6,split=even", 3),
+                ("letters", "group=2,schedule=interleaved,microbatches=4,split=even", 2),
             )
         ),
     ],

@@ -64,20 +64,27 @@ def both(
         (Contender("sync", 4), "1Gbit,100us"),
         pytest.param(Contender("sync", 16), "20Mbit,10ms", marks=pytest.mark.soak),
         (Contender("sync", 2, codec="one_bit"), "100Mbit,2ms"),
+        pytest.param(Contender("sync", 4, codec="one_bit"), "100Mbit,2ms", marks=pytest.mark.soak),
         (Contender("bmuf", 8, {"period": 8, "warmup": 0}), "20Mbit,10ms"),
         pytest.param(
             Contender("post_local", 8, {"period": 8, "switch": 6}), "100Mbit,2ms", marks=pytest.mark.soak
         ),
-        (Contender("streaming_diloco", 4, {"period": 16, "overlap": 3}), "20Mbit,10ms"),
+        pytest.param(
+            Contender("streaming_diloco", 4, {"period": 16, "overlap": 3}),
+            "20Mbit,10ms",
+            marks=pytest.mark.soak,
+        ),
         (Contender("sync_server", 4), "100Mbit,2ms"),
         pytest.param(Contender("hierarchical", 8), "100Mbit,2ms", marks=pytest.mark.soak),
         pytest.param(Contender("asgd", 16), "1Gbit,100us", marks=pytest.mark.soak),
         pytest.param(Contender("asgd", 4), "20Mbit,10ms", marks=pytest.mark.soak),
-        (Contender("downpour", 4, {"n_push": 4, "n_fetch": 4}), "100Mbit,2ms"),
+        pytest.param(
+            Contender("downpour", 4, {"n_push": 4, "n_fetch": 4}), "100Mbit,2ms", marks=pytest.mark.soak
+        ),
         (Contender("easgd", 8, {"period": 4}), "1Gbit,100us"),
         (Contender("hogwild", 4), "100Mbit,2ms"),
         pytest.param(Contender("gossip", 8), "100Mbit,2ms", marks=pytest.mark.soak),
-        (Contender("dpsgd", 8), "20Mbit,10ms"),
+        pytest.param(Contender("dpsgd", 8), "20Mbit,10ms", marks=pytest.mark.soak),
         pytest.param(Contender("sgp", 8), "100Mbit,2ms", marks=pytest.mark.soak),
         (Contender("adpsgd", 8), "100Mbit,2ms"),
         pytest.param(Contender("choco", 8), "100Mbit,2ms", marks=pytest.mark.soak),

@@ -1,6 +1,7 @@
 """What messages must cost for virtual time to take as long as a real run, found in virtual time."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -15,9 +16,9 @@ from shoal.strategies.sync import Sync
 PROFILE = Profile("here", 2, (1.0, 1.25), Handling(1e-6, 1e-10))
 
 
-@pytest.mark.parametrize("strategy", mostly_soak([ASGD(), Sync()], few=1))
-def test_costs_are_found_again_from_the_time_that_they_made(strategy, monkeypatch):
-    monkeypatch.setattr(fitting, "VIRTUAL_STEPS", 3)
+@pytest.mark.parametrize(("strategy", "steps"), mostly_soak([*product([ASGD(), Sync()], [3, 10])], few=1))
+def test_costs_are_found_again_from_the_time_that_they_made(strategy, steps, monkeypatch):
+    monkeypatch.setattr(fitting, "VIRTUAL_STEPS", steps)
     true = Handling(2e-4, 3e-10, 5e-5)
     wiring = Wiring(true, true)
     found = Wiring()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sampling import mostly_soak
 from shoal.codecs import CODECS
 from shoal.profiling import fitting, measure
 
@@ -24,15 +25,23 @@ def test_every_codec_that_compresses_alone_is_measured(monkeypatch):
     assert "none" not in speeds
 
 
+NARROW = 1, {24: 20, 96: 4}, (("each", 24), ("byte", 96), ("large", 96))
+WIDE = fitting.ROUNDS, {fitting.SHORT: 20, fitting.MIDDLE: 10, fitting.LONG: 4}, fitting.FITS
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_programs")
-def test_a_profile_of_this_machine_can_be_run_in(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("rounds", "steps", "fits"), mostly_soak([NARROW, WIDE], few=1), ids=["narrow nets", "wide nets"]
+)
+def test_a_profile_of_this_machine_can_be_run_in(rounds, steps, fits, tmp_path, monkeypatch):
     import shoal
     from shoal.sim.hardware import Profile
 
     monkeypatch.setattr(measure, "ELEMENTS", 1 << 16)
-    monkeypatch.setattr(fitting, "STEPS", {24: 20, 96: 4})
-    monkeypatch.setattr(fitting, "FITS", (("each", 24), ("byte", 96), ("large", 96)))
+    monkeypatch.setattr(fitting, "ROUNDS", rounds)
+    monkeypatch.setattr(fitting, "STEPS", steps)
+    monkeypatch.setattr(fitting, "FITS", fits)
     said = []
     measure.measure_profile(said.append).save(tmp_path / "here.json")
     assert len(said) == 3

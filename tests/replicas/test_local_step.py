@@ -20,6 +20,10 @@ from shoal.testing.problems import VectorReplica
 MOMENTUM = partial(torch.optim.SGD, momentum=0.9)
 
 
+def passes(loss: float | None) -> None:
+    """Any loss will do."""
+
+
 def replica_of(task: shoal.Task) -> ModuleReplica:
     return build_replica(task, build_model(task, 0), task.data(), shoal.Local(), 0, 1, 0)
 
@@ -38,7 +42,7 @@ def sparse_blobs() -> shoal.Task:
 def test_a_task_s_step_is_its_gradient_and_descend(task):
     one, other = replica_of(task), replica_of(task)
     for _ in range(7):
-        step = drive(one.step())
+        step = drive(one.step(passes))
         gradient = drive(other.gradient())
         other.descend(gradient.vector)
         assert (step.count, step.loss) == (gradient.count, gradient.loss)
@@ -49,11 +53,11 @@ def test_where_no_sample_is_left_a_step_is_along_zeros():
     task = replace(blobs(), optimizer=MOMENTUM)
     one, other = replica_of(task), replica_of(task)
     for replica in (one, other):
-        drive(replica.step())
+        drive(replica.step(passes))
         x, y = replica.batches.next()
         replica.batches.next = lambda x=x, y=y: (x[:0], y[:0])  # as where more workers share a last batch
     before = one.x.clone()
-    assert drive(one.step()).count == 0
+    assert drive(one.step(passes)).count == 0
     other.descend(drive(other.gradient()).vector)
     assert torch.equal(one.x, other.x)
     assert not torch.equal(one.x, before)  # by its momentum
@@ -61,7 +65,7 @@ def test_where_no_sample_is_left_a_step_is_along_zeros():
 
 def test_no_vector_is_made_of_the_gradient():
     replica = replica_of(blobs())
-    drive(replica.step())
+    drive(replica.step(passes))
     assert replica._g is None
 
 
@@ -80,3 +84,22 @@ def test_an_attached_loop_with_a_scaler_trains_as_without_shoal(word):
 def test_only_replicas_that_have_a_step_of_their_own_take_it():
     assert offers(ModuleReplica, StepsAlone) and offers(AttachedReplica, StepsAlone)
     assert not offers(VectorReplica, StepsAlone)
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were():
+    loop = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(loop.parameters(), lr=0.1)
+    run = shoal.attach(loop, optimizer)
+
+    def closure(factor: float) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = factor * loop(torch.ones(2, 3)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(lambda: closure(1.0))
+    before = loop.weight.detach().clone()
+    with pytest.raises(shoal.Diverged, match="the loss became nan"):
+        optimizer.step(lambda: closure(float("nan")))
+    assert torch.equal(loop.weight, before)
+    run.abandon()

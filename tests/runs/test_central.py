@@ -14,7 +14,6 @@ from shoal.testing import blobs
 
 SEARCHES = ("sandblaster",)  # an epoch is one evaluation, not many steps
 CENTRAL = [word for word in STRATEGIES if STRATEGIES.make(word).servers and word not in SEARCHES]
-FEW = ("downpour",)  # the others talk to a server in ways that tests of their own look at
 POINTS = 1.5
 """Of test accuracy that an algorithm may be behind synchronous training."""
 
@@ -53,9 +52,8 @@ def check(task: str, word: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "word", [w if w in FEW else pytest.param(w, marks=pytest.mark.soak) for w in CENTRAL]
-)
+@pytest.mark.soak  # tests/api/test_run.py has some that learn
+@pytest.mark.parametrize("word", CENTRAL)
 def test_digits(word):
     check("digits", word)
 

@@ -137,7 +137,8 @@ def test_one_whose_run_ends_is_too_late_only_if_it_has_taken_no_part(step, is_to
         assert joining._take_part(limits, call, (2, 1), "", lambda event: None) == {}
 
 
-@pytest.mark.parametrize("strategy", ["sync", pytest.param("bmuf", marks=pytest.mark.soak)])
+@pytest.mark.soak  # those below join as well
+@pytest.mark.parametrize("strategy", ["sync", "bmuf"])
 def test_a_worker_that_joins_does_its_share_and_is_in_the_record(joined, strategy):
     result, joiner = joined(strategy, Leaves(), epochs=12)
     assert joiner.failure is None

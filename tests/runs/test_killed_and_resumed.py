@@ -82,7 +82,8 @@ def test_one_has_come_back_before_all_stop_and_the_run_goes_on(crews, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", mostly_soak([3, 4], few=1))
+@pytest.mark.soak  # tests/sim/test_resuming_servers.py has it in virtual time
+@pytest.mark.parametrize("workers", [3, 4])
 def test_beside_a_server_the_run_goes_on_from_a_step_after_a_death(workers, crews, tmp_path):
     """The launcher ends all of a sudden; the newest whole step is one after the death of worker 1."""
 

@@ -65,8 +65,11 @@ def counted(done):
     return set(done.solution.tolist())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("strategy", "before", "after"),
+    mostly_soak([(s, *crews) for s in STRATEGIES for crews in ((2, 3), (4, 2), (3, 1))], few=5),
+    ids=repr,
+)
 def test_with_other_workers_every_batch_is_in_the_model_once_an_epoch(strategy, before, after, tmp_path):
     assert counted(run(tmp_path / "one", strategy, before)) == {2.0}
     steps = whole(tmp_path / "one")
@@ -100,7 +103,7 @@ def agree(folder, step, shards):
     return all(one.pushed == heard[0].pushed for one in heard)
 
 
-@pytest.mark.parametrize("seed", mostly_soak(range(200), few=3))
+@pytest.mark.parametrize("seed", mostly_soak(range(200), few=2))
 def test_deaths_after_a_change_lose_nothing(seed, tmp_path):
     """A worker that dies leaves its batches to others: also those that it had not pushed yet."""
     dice = random.Random(seed)
@@ -123,7 +126,7 @@ def test_what_a_worker_had_not_pushed_before_and_dies_with_comes_again(tmp_path)
     assert counted(again) == {2.0}
 
 
-@pytest.mark.parametrize("strategy", [STRATEGIES[3], STRATEGIES[5]], ids=repr)
+@pytest.mark.parametrize("strategy", mostly_soak([STRATEGIES[3], STRATEGIES[5]], few=1), ids=repr)
 def test_a_run_that_was_changed_goes_on_again_as_it_is(strategy, tmp_path):
     run(tmp_path / "one", strategy, 3)
     run(only(tmp_path / "one", 3, tmp_path / "two"), strategy, 2)
@@ -179,7 +182,7 @@ def test_one_that_is_back_leaves_alone_what_was_saved_before_its_death(tmp_path)
     assert counted(run(only(tmp_path / "one", 2, tmp_path / "two"), strategy, 2)) == {2.0}
 
 
-@pytest.mark.parametrize("seed", mostly_soak(range(400), few=4))
+@pytest.mark.parametrize("seed", mostly_soak(range(400), few=3))
 def test_whoever_died_and_came_back_every_batch_is_in_the_model_once(seed, tmp_path):
     """Workers die and come back before a checkpoint and after it, all of them, and several times."""
     dice = random.Random(seed)

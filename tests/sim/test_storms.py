@@ -8,7 +8,7 @@ from storm import Run, Storm, command, verdict
 
 from sampling import mostly_soak
 
-SEEDS, MEMORY_SEEDS, CHUNK = 2000, 600, 50
+SEEDS, MEMORY_SEEDS, CHUNK = 2000, 600, 25
 MOST = 1000  # seeds for each mutant; it is done with the first that catches it
 SHOWN = 10
 
@@ -37,9 +37,9 @@ def test_without_a_journal_what_is_lost_is_little_and_announced(first):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, 250), few=1))
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, 100), few=1))
 def test_a_seed_gives_the_same_storm_to_the_last_bit(first):
-    for seed in range(first, first + 250, 10):
+    for seed in range(first, first + 100, 10):
         once, again = (Run(Storm.draw(seed)).run().digest() for _ in range(2))
         assert once == again, command(seed)
 

@@ -3,6 +3,7 @@
 import logging
 import shutil
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import shoal
 from marks import SAMPLES as MARKS
 from marks import tallies
-from sampling import sampled
+from sampling import mostly_soak
 from shoal.core.identity import NodeIdentity
 from shoal.core.vector import Flat, trainable
 from shoal.launch.between_steps import BetweenSteps
@@ -84,7 +85,9 @@ def stopped(folder, strategy, every, **settings):
     return max(steps_in(folder))
 
 
-@pytest.mark.parametrize(("strategy", "numbers"), sampled(AMONG_WORKERS, [(2, 3), (4, 2), (3, 1)]))
+@pytest.mark.parametrize(
+    ("strategy", "numbers"), mostly_soak([*product(AMONG_WORKERS, [(2, 3), (4, 2), (3, 1)])], few=7)
+)
 def test_workers_that_average_among_themselves_may_become_more_or_fewer(strategy, numbers, tmp_path):
     before, after = numbers
     assert stopped(tmp_path, strategy, 3, workers=before) % 3 == 0  # in mid-block
@@ -94,7 +97,8 @@ def test_workers_that_average_among_themselves_may_become_more_or_fewer(strategy
 
 
 @pytest.mark.parametrize(
-    ("strategy", "numbers"), sampled(WITH_A_SERVER, [((2, 1), (3, 1)), ((3, 1), (2, 2)), ((3, 1), (3, 3))])
+    ("strategy", "numbers"),
+    mostly_soak([*product(WITH_A_SERVER, [((2, 1), (3, 1)), ((3, 1), (2, 2)), ((3, 1), (3, 3))])], few=6),
 )
 def test_with_a_server_workers_and_servers_may_become_more_or_fewer(strategy, numbers, tmp_path):
     (workers, servers), (now, servers_now) = numbers
@@ -258,7 +262,9 @@ def took_part(folder, step):
     return files.crew_at(step, NodeIdentity(0, 1)).members if files._is_complete(step) else ()
 
 
-@pytest.mark.parametrize("strategy", [shoal.Sync(), shoal.BMUF(period=5), shoal.DiLoCo(period=3)], ids=repr)
+@pytest.mark.parametrize(
+    "strategy", mostly_soak([shoal.DiLoCo(period=3), shoal.BMUF(period=5), shoal.Sync()], few=1), ids=repr
+)
 def test_resumed_after_a_worker_came_back_is_bit_equal_to_straight(strategy, tmp_path):
     faults = Faults(noticed_after=0.1, restart_after=7.0).kill(1, 5.5)
     straight = coming_and_going(tmp_path / "one", strategy, faults=faults)
@@ -290,11 +296,16 @@ def test_resumed_without_a_worker_that_never_came_back_is_bit_equal_to_straight(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "strategy", "before", "after"),
-    [
-        ("processes", "asgd", {"workers": 2}, {"workers": 3, "servers": 2}),
-        pytest.param("grpc", "sync", {"workers": 2}, {"workers": 3}, marks=pytest.mark.soak),
-        pytest.param("gloo", "bmuf", {"workers": 3}, {"workers": 2}, marks=pytest.mark.soak),
-    ],
+    mostly_soak(
+        [
+            ("processes", "asgd", {"workers": 2}, {"workers": 3, "servers": 2}),
+            ("processes", "sync", {"workers": 2}, {"workers": 3}),
+            ("grpc", "asgd", {"workers": 2}, {"workers": 3, "servers": 2}),
+            ("grpc", "sync", {"workers": 2}, {"workers": 3}),
+            ("gloo", "bmuf", {"workers": 3}, {"workers": 2}),
+        ],
+        few=1,
+    ),
 )
 def test_on_processes_other_numbers_go_on(transport, strategy, before, after, tmp_path):
     settings = {"transport": transport, "checkpoint": tmp_path, "every": 4}
@@ -305,6 +316,7 @@ def test_on_processes_other_numbers_go_on(transport, strategy, before, after, tm
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # tests/sim/test_resuming_servers.py has it in virtual time
 def test_on_processes_every_batch_is_in_a_server_s_model_once_an_epoch(tmp_path):
     settings = {"checkpoint": tmp_path, "every": 10}
     shoal.run(tallies(), "asgd", workers=3, epochs=1, **settings)

@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 import marks
 import sabotage
 import shoal
-from sampling import mostly_soak, sampled
+from sampling import mostly_soak
 from shoal.core.codec import Identity
 from shoal.runs.plan import Plan
 from shoal.sim import Compute, Faults
@@ -93,7 +94,7 @@ def weights(result: shoal.Result) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("strategy", "codec"),
-    [*sampled(SYNCHRONOUS, ["none", "fp16"]), *((strategy, "none") for strategy in COMPRESSED)],
+    mostly_soak([*product(SYNCHRONOUS, ["none", "fp16"]), *product(COMPRESSED, ["none"])], few=9),
 )
 def test_resuming_in_virtual_time_is_bit_equal(strategy, codec, tmp_path):
     settings = {"workers": 3, "transport": "sim", "codec": codec}
@@ -104,7 +105,7 @@ def test_resuming_in_virtual_time_is_bit_equal(strategy, codec, tmp_path):
     assert resumed.samples == straight.samples
 
 
-@pytest.mark.parametrize("strategy", WITH_A_SERVER, ids=repr)
+@pytest.mark.parametrize("strategy", mostly_soak(WITH_A_SERVER, few=5), ids=repr)
 def test_resuming_with_a_server_in_virtual_time_is_bit_equal(strategy, tmp_path):
     settings = {"workers": 3, "transport": "sim", "epochs": 3, "compute": Compute(mean=1.0, jitter=0.0)}
     straight = shoal.run(blobs(), strategy, **settings, checkpoint=tmp_path, every=9)
@@ -139,7 +140,7 @@ def test_resuming_on_processes_is_bit_equal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["downpour", "easgd"])
+@pytest.mark.parametrize("name", mostly_soak(["downpour", "easgd"], few=1))
 def test_a_server_is_saved_and_resumed_with_its_workers(name, tmp_path):
     shoal.run(blobs(), name, workers=2, epochs=1, checkpoint=tmp_path, every=5)
     saved = sorted(path.name for path in (tmp_path / "step-00000010").iterdir())
@@ -264,7 +265,7 @@ def test_checkpoints_are_nobody_else_s_to_read(tmp_path):
     assert {oct(p.stat().st_mode & 0o777) for p in (tmp_path / "new").rglob("*") if p.is_file()} == {"0o600"}
 
 
-@pytest.mark.parametrize("strategy", mostly_soak(SYNCHRONOUS, few=4), ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("strategy", mostly_soak(SYNCHRONOUS, few=2), ids=lambda s: type(s).__name__)
 def test_running_a_finished_run_again_gives_the_same_model(strategy, tmp_path):
     settings = {"workers": 3, "transport": "sim", "epochs": 1, "checkpoint": tmp_path}
     first = shoal.run(blobs(), strategy, **settings)  # 7 steps: the last block is cut short

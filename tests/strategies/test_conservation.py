@@ -12,6 +12,7 @@ from central import Census, Whole, name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sampling import mostly_soak
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.strategies import ASGD, EASGD, SSP, Downpour, Hogwild
@@ -107,7 +108,7 @@ def vector(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("strategy", ADDING, ids=name)
+@pytest.mark.parametrize("strategy", mostly_soak(ADDING, few=8), ids=name)
 @several
 @given(world=worlds, shards=shards)
 def test_the_model_moves_by_what_was_acknowledged_and_that_is_every_gradient(strategy, world, shards):
@@ -130,7 +131,7 @@ def test_shared_memory_moves_by_every_gradient(world, shards):
     assert len(problem.taken) == run.server.merged == 15
 
 
-@pytest.mark.parametrize("strategy", ADDING, ids=name)
+@pytest.mark.parametrize("strategy", mostly_soak(ADDING, few=5), ids=name)
 @several
 @given(world=worlds, shards=shards, rank=st.integers(0, 2), moment=st.floats(0.0, 12.0))
 def test_killing_a_worker_changes_only_which_updates_arrive(strategy, world, shards, rank, moment):
@@ -150,7 +151,7 @@ def test_killing_a_worker_changes_only_which_updates_arrive(strategy, world, sha
     assert run.server.merged == 12
 
 
-@pytest.mark.parametrize("strategy", ADDING, ids=name)
+@pytest.mark.parametrize("strategy", mostly_soak(ADDING, few=5), ids=name)
 @several
 @given(world=worlds, rank=st.integers(0, 2), moment=st.floats(0.0, 12.0))
 def test_killing_a_worker_leaves_no_batch_undone_and_does_none_twice(strategy, world, rank, moment):

@@ -132,7 +132,7 @@ def test_a_pull_by_which_pairs_drift_apart_is_refused():
     [
         (2, 2, 3.8),  # 2 (1 + 0.9): all in one group
         (3, 5, 3.8),
-        (3, 9, 0.38 / 0.7),
+        pytest.param(3, 9, 0.38 / 0.7, marks=pytest.mark.soak),
         pytest.param(2, 16, 0.38, marks=pytest.mark.soak),
         pytest.param(4, 16, 0.38 / 0.55, marks=pytest.mark.soak),
     ],

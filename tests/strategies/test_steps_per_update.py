@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sampling import mostly_soak
 from shoal.strategies import (
     BMUF,
     EASGD,
@@ -67,7 +68,9 @@ def pace(strategy) -> float:
     return (moved(strategy, last) - moved(strategy, first)) / (last - first)
 
 
-@pytest.mark.parametrize("word", [word for word in STRATEGIES if word not in {"single", *AGED, *SEARCHES}])
+@pytest.mark.parametrize(
+    "word", mostly_soak([word for word in STRATEGIES if word not in {"single", *AGED, *SEARCHES}], few=12)
+)
 def test_on_a_slope_so_many_steps_of_the_workers_move_the_model_by_one(word):
     strategy = STRATEGIES.make(word, **SHORT.get(word, {}))
     expected = WORKERS / strategy.steps_per_update(WORKERS)
@@ -79,10 +82,15 @@ def test_on_a_slope_so_many_steps_of_the_workers_move_the_model_by_one(word):
 @pytest.mark.parametrize(
     ("word", "options", "averaged"),
     [
-        ("bmuf", {"momentum": 0.5}, 2.0),
-        ("bmuf", {"momentum": 0.5, "variant": "cntk"}, 4 / 3),
-        ("bmuf", {"momentum": 0.5, "nesterov": False}, 2.0),
-        ("slowmo", {"momentum": 0.0, "rate": 2.0}, 2.0),
+        *mostly_soak(
+            [
+                ("bmuf", {"momentum": 0.5, "variant": "cntk"}, 4 / 3),
+                ("bmuf", {"momentum": 0.5}, 2.0),
+                ("bmuf", {"momentum": 0.5, "nesterov": False}, 2.0),
+                ("slowmo", {"momentum": 0.0, "rate": 2.0}, 2.0),
+            ],
+            few=1,
+        ),
         ("sync_server", {"backup": 1}, 3.0),
         ("softsync", {"collect": 2}, 2.0),
         ("hierarchical", {"collect": 2}, 2.0),

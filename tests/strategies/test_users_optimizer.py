@@ -46,7 +46,7 @@ ONE_WORKER = [
     *covering([*product(["momentum", "adamw"], [*product(OTHERS, SHARDS)])], each=3),
 ]
 WAITING = [
-    *mostly_soak([*product(OPTIMIZERS, [SyncServer()], SHARDS)], 3),
+    *mostly_soak([*product(OPTIMIZERS, [SyncServer()], SHARDS)], few=2),
     *sampled(["adamw"], [SoftSync(wait=True), Hierarchical(2)], SHARDS),
 ]
 
@@ -73,7 +73,7 @@ def test_with_one_worker_it_is_plain_torch(word, strategy, shards):
 
 
 @pytest.mark.parametrize(
-    ("word", "snapshot_every"), sampled(list(OPTIMIZERS), [1, 7, 1000])
+    ("word", "snapshot_every"), mostly_soak([*product(OPTIMIZERS, [1, 7, 1000])], few=5)
 )  # from snapshots, from both, from the journal
 def test_a_server_that_dies_and_comes_back_still_has_the_optimizer_s_state(word, snapshot_every):
     run = simulated(
@@ -95,7 +95,7 @@ def test_who_waits_for_all_at_a_server_trains_as_sync_does(word, strategy, shard
     assert torch.allclose(at_the_server, at_the_workers, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("word", OPTIMIZERS)
+@pytest.mark.parametrize("word", mostly_soak([*OPTIMIZERS], few=3))
 def test_a_hogwild_worker_adds_the_steps_of_its_own_optimizer(word):
     assert torch.allclose(simulated(Hogwild(), word).solution, trained_plainly(word), rtol=1e-5, atol=1e-6)
 

@@ -96,8 +96,9 @@ class LoopReplica(AttachedReplica):
         self._t += 1
         return self._taken.pop()
 
-    async def step(self):
+    async def step(self, check):
         """The same, with the step of the optimizer along it."""
         gradient = await self.gradient()
+        check(gradient.loss)
         self.descend(gradient.vector)
         return LocalStep(gradient.count, gradient.loss)

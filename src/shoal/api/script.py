@@ -219,7 +219,7 @@ def _on_this_host(
                 lambda line: on_output(name, line),
                 variables={
                     **variables,
-                    **({} if number == SPARE else device_variables(place.device, number)),
+                    **({} if number == SPARE else device_variables(place.gpus, number)),
                 },
             )
             return Member(number, name, process, control, incarnation)
@@ -300,7 +300,7 @@ def _wait_to_be_needed(place: Place, control: Control) -> None:
     order = control.await_order()
     became = replace(place, spare=False, rank=order["number"], incarnation=order["incarnation"])
     os.environ.update(became.to_environment())
-    os.environ.update(device_variables(place.device, became.rank))
+    os.environ.update(device_variables(place.gpus, became.rank))
 
 
 def _vanish(code: int) -> NoReturn:

@@ -19,6 +19,7 @@ from shoal.cli.checkpoint_options import advice, resumable
 from shoal.cli.command import INTERRUPTED, check_servers
 from shoal.cli.outcome import Outcome
 from shoal.cli.watch_options import live_page
+from shoal.core.devices import gpus_for
 from shoal.core.errors import Interrupted, Unavailable
 from shoal.core.words import check_durability, refuse_mpi
 from shoal.launch.environment import Place
@@ -51,10 +52,11 @@ def launch(
 ) -> None:
     """Run `script` on so many workers, each of `group` processes.
 
-    `settings` are fields of Place; `on` is a cluster, such as "ray"; `membership` says how many workers there
-    must be at least, and how many spares.
+    `settings` are fields of Place, and a word for the device; `on` is a cluster, such as "ray"; `membership`
+    says how many workers there must be at least, and how many spares.
     """
-    place = replace(Place.find(settings.get("transport")), **settings)
+    device, fields = settings.get("device"), {k: v for k, v in settings.items() if k != "device"}
+    place = replace(Place.find(settings.get("transport")), **fields, gpus=gpus_for(device))
     strategy = make_strategy(place)
     codec = choose_codec(place.codec, strategy)
     check_collective(place.collective, codec)
@@ -66,7 +68,7 @@ def launch(
     if place.is_joined and (hosts is not None or on is not None):
         option = "--hosts" if on is None else "--on"
         raise ValueError(f"{place.launched} has started this process; {option} starts processes of its own")
-    if place.is_joined and place.device is not None:
+    if place.is_joined and device is not None:
         raise ValueError(
             f"{place.launched} has started this process, which sees the GPUs that {place.launched} gives it; "
             "--device is for workers that `shoal run` starts"

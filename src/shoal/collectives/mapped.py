@@ -30,6 +30,9 @@ from shoal.engine.group import Group, Mean
 SMALLEST_MAPPED = 64 * 1024
 """Vectors of fewer bytes are averaged by messages."""
 
+WIDEST_BYTES = max(dtype.itemsize for dtype in DTYPES)
+"""Of an element: stripes differ by one."""
+
 _HEAD_BYTES = 64
 """Before each vector: its weight, its length and the code of its dtype. The rest aligns it."""
 
@@ -66,6 +69,7 @@ class Mapped:
     async def _map(self, group: Group) -> MappedMemory | None:
         """Show this worker's memory to the others and map theirs; None unless all of them can do so."""
         if not await meet(group, self._has_memory(group)):
+            self._vector = self._stripe = torch.empty(0, dtype=torch.uint8)
             if self._required:
                 raise Unavailable(
                     "collective 'mapped' needs workers on one host that share memory; take 'stripes'"
@@ -85,7 +89,7 @@ class Mapped:
         if not group.can_show() or group.x.device.type != "cpu":
             return False
         share, room = cast(Shows, group.transport).share, group.x.nbytes
-        stripe = -(-room // group.size) + group.x.element_size()
+        stripe = -(-room // group.size) + WIDEST_BYTES
         try:
             if self._vector.nbytes < _HEAD_BYTES + room:
                 self._vector = share(torch.zeros(_HEAD_BYTES + room, dtype=torch.uint8))

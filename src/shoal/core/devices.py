@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -36,12 +36,22 @@ def take_gpu(rank: int) -> None:
     torch.cuda.set_device(rank % torch.cuda.device_count())
 
 
-def device_variables(word: str | None, rank: int) -> Mapping[str, str]:
-    """The environment in which a script of the user's sees its device alone; nothing without a word."""
+def gpus_for(word: str | None) -> list[str] | None:
+    """The GPUs that workers of a script share out, as CUDA calls them: none on the processor.
+
+    None without a word: then each sees all there are. Once CUDA has been asked, as here, it no longer looks
+    which are visible: so do not call this in a worker.
+    """
     if word is None:
-        return {}
+        return None
     if choose_device(word) == "cpu":
-        return {VISIBLE: ""}
+        return []
     seen = os.environ.get(VISIBLE) or ",".join(map(str, range(torch.cuda.device_count())))
-    gpus = seen.split(",")
-    return {VISIBLE: gpus[rank % len(gpus)]}
+    return seen.split(",")
+
+
+def device_variables(gpus: Sequence[str] | None, rank: int) -> Mapping[str, str]:
+    """The environment in which a worker sees its device alone."""
+    if gpus is None:
+        return {}
+    return {VISIBLE: gpus[rank % len(gpus)] if gpus else ""}

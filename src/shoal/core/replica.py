@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -95,8 +95,8 @@ class Replica(Protocol):
 class StepsAlone(Protocol):
     """A replica that can take a local step without its gradient as one vector: a copy less."""
 
-    async def step(self) -> LocalStep:
-        """`descend` along the `gradient` of the next batch."""
+    async def step(self, check: Callable[[float | None], None]) -> LocalStep:
+        """`descend` along the `gradient` of the next batch, unless `check` raises for its loss."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from torch import Tensor
@@ -80,7 +81,7 @@ class Gradients:
     async def step(self) -> None:
         """One step of the replica's optimizer on the next batch."""
         assert self._steps_alone is not None
-        await self.computed(self._steps_alone.step)
+        await self.computed(partial(self._steps_alone.step, self._check))
 
     async def next(self, handlers: Handlers | None = None) -> Tensor:
         """The gradient on the next batch at `x`. Raises NoMoreSteps when the user's loop has ended."""
@@ -101,13 +102,7 @@ class Gradients:
         except NoMoreSteps:
             progress.end_data()
             raise
-        if gradient.loss is not None:
-            channel.meter.loss = gradient.loss
-            if not math.isfinite(gradient.loss) and not self._identity.servers:
-                raise Diverged(
-                    f"{self._identity.name}: the loss became {gradient.loss} at step {progress.t}. "
-                    f"{advice_on_overflow(self._replica.lr)}"
-                )
+        self._check(gradient.loss)
         if self.duration is not None:
             seconds = self.duration(gradient.count)
             if handlers is not None and seconds:
@@ -117,6 +112,17 @@ class Gradients:
         progress.count_gradient(gradient.count)
         channel.meter.compute_seconds += channel.now() - began
         return gradient
+
+    def _check(self, loss: float | None) -> None:
+        """Note the loss of a batch. Raises Diverged if it is not finite and no server refuses it."""
+        if loss is None:
+            return
+        self._channel.meter.loss = loss
+        if not math.isfinite(loss) and not self._identity.servers:
+            raise Diverged(
+                f"{self._identity.name}: the loss became {loss} at step {self._progress.t}. "
+                f"{advice_on_overflow(self._replica.lr)}"
+            )
 
     async def _apart(self, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of the work, whose time `duration` tells."""

@@ -57,7 +57,7 @@ class Place:
     spare: bool = False  # whether this process waits to take the place of a worker that is killed
     on_host: int | None = None  # nodes on this host, if `shoal run` started the process
     control: int | None = None  # file descriptor of the connection to the launcher
-    device: str | None = None  # the only one that a script sees, if a word is given
+    gpus: list[str] | None = None  # of which each worker of a script sees one, or no GPU if there are none
     strategy: str | None = None
     strategy_options: dict[str, str] = field(default_factory=dict)
     codec: str | None = None

@@ -187,7 +187,7 @@ class AttachedReplica:
             g.div_(scale)
         return Gradient(g if count else g.zero_(), count, self.loss)
 
-    async def step(self) -> LocalStep:
+    async def step(self, check: Callable[[float | None], None]) -> LocalStep:
         """Wait for the user to call `optimizer.step()`, and take that step on the gradients as they lie."""
         await self._step_called()
         self._check_still_trained()
@@ -195,6 +195,7 @@ class AttachedReplica:
         if scale is not None:
             for g in self.gradients:
                 g.div_(scale)
+        check(self.loss)
         if count:
             self._take_step()
         return LocalStep(count, self.loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -102,10 +102,11 @@ class ModuleReplica:
             self._recorder.belongs_to(gradient.vector)
         return gradient
 
-    async def step(self) -> LocalStep:
+    async def step(self, check: Callable[[float | None], None]) -> LocalStep:
         """One step of the task's optimizer on the next batch, on the gradients as they lie."""
         x, y = self._next_batch()
         loss = self._propagate(x, y) if len(y) else None
+        check(loss)
         if not len(y):
             self.descend(self._buffer.zero_())
         elif any(p.grad is not None and p.grad.is_sparse for p in self._flat.tensors):

@@ -85,6 +85,9 @@ def node_process(
     control.defer_sigterm()
     try:
         torch.set_num_threads(plan.threads_each)
+        if plan.task.device == "cuda":
+            take_gpu(place[0] * plan.group + place[1])
+            data = None if data is None else data.on("cuda")  # a spare did not know which it would take
         control.tell("done", **live(plan, place, incarnation, control, root, data))
     except RunIsOver:
         control.tell("came too late")
@@ -109,8 +112,6 @@ def live(
 ) -> dict[str, Any]:
     """Build the node, train when the launcher gives the order, and return the node's report."""
     rank, position = place
-    if plan.task.device == "cuda":
-        take_gpu(rank * plan.group + position)
     folder = nodes_folder(plan, root)
     data, memory = data or plan.task.data(), PeakMemory()
     model, curve = build_model(plan.task, plan.seed), plan.curve(data)

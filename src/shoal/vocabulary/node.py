@@ -127,7 +127,10 @@ class Node(AnyNode):
         return ComingGradient(compute if at is None else partial(self._at, at, compute))
 
     async def step(self) -> None:
-        """One local step: `descend` along the gradient of the next batch at `x`, which nobody else needs."""
+        """One local step: `descend` along the gradient of the next batch at `x`, which nobody else needs.
+
+        Raises Diverged as `grad` does, before the step.
+        """
         gradients = self.engine.gradients
         if gradients.may_step and self._answers is None:
             await gradients.step()

@@ -127,7 +127,7 @@ def test_a_worker_that_left_is_named(near: Lines) -> None:
 
 
 PLACES = {"near": 3, "distant": 3, "crowded": 5}
-WHERE = ["near", "distant", pytest.param("crowded", marks=pytest.mark.soak)]
+WHERE = ["near", *(pytest.param(where, marks=pytest.mark.soak) for where in ("distant", "crowded"))]
 
 
 @pytest.mark.parametrize("dtype", ["torch.float32", "torch.float64"])
@@ -154,6 +154,7 @@ def test_what_the_job_itself_asserts(part: str, where: str, request: pytest.Fixt
     assert {line["rank"] for line in lines if line.get("passed") == part} == set(range(PLACES[where]))
 
 
+@pytest.mark.soak
 def test_the_owner_of_a_window_need_not_call_anything(distant: Lines) -> None:
     """It slept for half a second while others added to its memory."""
     assert max(told(distant, "helped").values()) < 0.4
@@ -175,6 +176,7 @@ def test_idle_ranks_leave_the_cores_alone(near: Lines) -> None:
     assert len(idle) == 3 and sum(idle.values()) < 0.5, f"of a core: {idle}"
 
 
+@pytest.mark.soak
 def test_a_frozen_owner_keeps_nobody_waiting(distant: Lines) -> None:
     assert told(distant, "frozen") == {0: "node 1 did not complete an addition to its window within 0.5 s"}
     assert told(distant, "waited")[0] < 5.0

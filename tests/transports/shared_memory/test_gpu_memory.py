@@ -60,23 +60,39 @@ def test_what_a_dead_sender_left_can_still_be_read(tmp_path):
     assert got[-1] == {"right": True, "cuda": True}
 
 
-def test_a_receiver_names_the_gpus_that_it_sees(monkeypatch):
-    seen = [uuid.UUID(int=k).bytes for k in (7, 2**100)]
+def test_a_receiver_names_the_gpu_that_it_is_on(monkeypatch):
+    gpus = [uuid.UUID(int=k).bytes for k in (7, 2**100)]
     monkeypatch.setattr(gpu_memory, "is_supported", lambda: True)
-    monkeypatch.setattr(gpu_memory, "uuid_of", lambda k: seen[k])
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
+    monkeypatch.setattr(gpu_memory, "uuid_of", lambda k: gpus[k])
     shared = SharedMemory.create(100)
-    assert gpu_memory.announced(shared) == set()
-    gpu_memory.announce(shared)
-    assert gpu_memory.announced(shared) == set(seen)
+    assert gpu_memory.announced(shared) is None
+    gpu_memory.announce(shared, 1)
+    assert gpu_memory.announced(shared) == gpus[1]
     shared.retire()
 
 
+def test_memory_is_kept_until_its_receiver_has_unmapped_it_or_has_ended(monkeypatch):
+    monkeypatch.setattr(gpu_memory, "_given_up", [])
+    first, second = SharedMemory.create(8), SharedMemory.create(8)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gpu_memory.give_up(object(), first.words, os.getpid())
+    assert len(gpu_memory._given_up) == 1
+    gone.wait()
+    gpu_memory.give_up(object(), second.words, gone.pid)
+    assert len(gpu_memory._given_up) == 1
+    first.words[memory.UNMAPPED] = 1
+    gpu_memory.give_up(object(), second.words, gone.pid)
+    assert gpu_memory._given_up == []
+    first.retire()
+    second.retire()
+
+
 def test_a_process_without_cuda_names_none_and_maps_none():
-    shared = SharedMemory.create(100)
+    shared = SharedMemory.create(CARD_BYTES)
     if not gpu_memory.uses_gpu():
-        gpu_memory.announce(shared)
-        assert gpu_memory.announced(shared) == set()
+        assert gpu_memory.own_gpu() is None
+        gpu_memory.announce(shared, 0)
+        assert gpu_memory.announced(shared) is None
         with pytest.raises(WireError, match="a GPU that this process does not see"):
-            MappedGpuMemory(bytes(CARD_BYTES))
+            MappedGpuMemory(shared)
     shared.retire()

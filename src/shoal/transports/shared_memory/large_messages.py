@@ -26,7 +26,7 @@ from shoal.transports.frames import (
     encode_location,
 )
 from shoal.transports.shared_memory import gpu_memory
-from shoal.transports.shared_memory.gpu_memory import CARD_BYTES, GpuMemory, MappedGpuMemory, uses_gpu
+from shoal.transports.shared_memory.gpu_memory import CARD_BYTES, GpuMemory, MappedGpuMemory
 from shoal.transports.shared_memory.memory import ALIGNMENT, FREED, SharedMemory, fence, layout
 
 SMALLEST_SHARED = 64 * 1024
@@ -59,13 +59,15 @@ class SendBuffers:
     the receiver's tensors over it are gone.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, pid: int) -> None:
         self._most_bytes = 2 * largest(limit_bytes)
+        self._pid = pid  # of the receiver
         self._lock = threading.Lock()
         self._buffers: list[_Buffer] = []
         self._sends = 0
         self._closed = False
-        self._mapped_gpus: set[bytes] = set()  # whose memory the receiver can map
+        self._their_gpu: bytes | None = None  # whose memory the receiver can map
+        self._shares_gpu = True  # until memory of a GPU cannot be had, or not be shared
 
     def wrap(self, header: bytes, parts: Sequence[Tensor]) -> tuple[bytes, Sequence[Tensor]]:
         """Move a large message into a free buffer, which its new header names; else return it unchanged."""
@@ -90,22 +92,20 @@ class SendBuffers:
         """Release all buffers. Tensors at the receiver stay valid through its own mapping."""
         with self._lock:
             self._closed = True
-            for buffer in self._buffers:
-                buffer.memory.retire()
-            self._buffers.clear()
+            self._retire(list(self._buffers))
 
     def _shared_gpu(self, parts: Sequence[Tensor]) -> torch.device | None:
         """The GPU on which all parts are, if the receiver can map its memory."""
         devices = {part.device for part in parts}
-        if len(devices) > 1 or not parts[0].is_cuda or not gpu_memory.is_supported():
+        able = self._shares_gpu and len(devices) == 1 and parts[0].is_cuda
+        if not able or not gpu_memory.is_supported():
             return None
-        (device,) = devices
-        wanted = gpu_memory.uuid_of(device)
-        if wanted not in self._mapped_gpus:
+        if self._their_gpu is None:
             with self._lock:
-                for buffer in self._buffers:
-                    self._mapped_gpus |= gpu_memory.announced(buffer.memory)
-        return device if wanted in self._mapped_gpus else None
+                told = (gpu_memory.announced(buffer.memory) for buffer in self._buffers)
+                self._their_gpu = next(filter(None, told), None)
+        (device,) = devices
+        return device if gpu_memory.uuid_of(device) == self._their_gpu else None
 
     def _take(self, nbytes: int, gpu: torch.device | None) -> _Buffer | None:
         if self._closed:
@@ -131,7 +131,8 @@ class SendBuffers:
     def _add(self, nbytes: int, gpu: torch.device | None) -> _Buffer | None:
         try:
             buffer = _Buffer(nbytes, gpu, self._sends)
-        except OSError:  # no memory or too many open files: use the connection
+        except OSError:  # no memory or too many open files: use the host's, or the connection
+            self._shares_gpu = self._shares_gpu and gpu is None
             return None
         self._buffers.append(buffer)
         return buffer
@@ -139,7 +140,7 @@ class SendBuffers:
     def _retire(self, buffers: Sequence[_Buffer]) -> None:
         for buffer in buffers:
             self._buffers.remove(buffer)
-            buffer.memory.retire()
+            buffer.retire(self._pid)
 
 
 class _Buffer:
@@ -159,10 +160,16 @@ class _Buffer:
     def is_free(self) -> bool:
         return self.memory.words[FREED] == self.number
 
+    def retire(self, pid: int) -> None:
+        """It is not used again; the process `pid` may still have it mapped."""
+        self.memory.retire()
+        if self._on_gpu is not None:
+            gpu_memory.give_up(self._on_gpu, self.memory.words, pid)
+
     def write(self, shapes: Sequence[Shape], parts: Sequence[Tensor]) -> MemoryLocation:
         """Copy the parts into it, and wait until they are there."""
         if self._on_gpu is None and self.number > 1 and parts[0].is_cuda:  # it costs as much as ten copies
-            self.memory.pin()
+            gpu_memory.pin(self.memory, parts[0].get_device())
         targets = self.memory if self._on_gpu is None else self._on_gpu
         for target, part in zip(targets.tensors(shapes), parts, strict=True):
             target.copy_(part)
@@ -175,10 +182,10 @@ class _Buffer:
 class Mappings:
     """The memory of one peer that this process has mapped."""
 
-    def __init__(self, pid: int, limit_bytes: int, *, with_gpus: bool = False) -> None:
+    def __init__(self, pid: int, limit_bytes: int, gpu: int | None = None) -> None:
         self._pid = pid
         self._most_bytes = largest(limit_bytes)
-        self._with_gpus = with_gpus  # whether the peer may send memory of a GPU
+        self._gpu = gpu  # on which this process is, if the peer may send memory of it
         self._mapped: dict[int, SharedMemory] = {}
         self._on_gpus: dict[int, MappedGpuMemory] = {}
 
@@ -187,12 +194,11 @@ class Mappings:
         memory = self.at(location)
         then = _freeing(memory, location.number)
         if location.kind == LARGE_MESSAGE:
-            if self._with_gpus and location.number > 1 and uses_gpu():
-                memory.pin()
+            if self._gpu is not None and location.number > 1:
+                gpu_memory.pin(memory, self._gpu)
             return memory.tensors(shapes, location.offset, then)
         if location.serial not in self._on_gpus:
-            (card,) = memory.tensors([(torch.uint8, CARD_BYTES)])
-            self._on_gpus[location.serial] = MappedGpuMemory(card.numpy().tobytes())
+            self._on_gpus[location.serial] = MappedGpuMemory(memory)
         return self._on_gpus[location.serial].tensors(shapes, then)
 
     def at(self, location: MemoryLocation) -> SharedMemory:
@@ -205,8 +211,8 @@ class Mappings:
                 self._unmap(next(iter(self._mapped)))
             self._mapped[location.serial] = memory = self.open(location)
             memory.close()
-            if self._with_gpus and location.kind == LARGE_MESSAGE:
-                gpu_memory.announce(memory)
+            if self._gpu is not None and location.kind == LARGE_MESSAGE:
+                gpu_memory.announce(memory, self._gpu)
         return self._mapped[location.serial]
 
     def clear(self) -> None:
@@ -232,7 +238,7 @@ class LargeMessages:
     def __init__(self, pid: int, limit_bytes: int, *, is_mapped: bool = False) -> None:
         self.pid = pid  # of the peer, if its memory can be mapped here; else 0
         self.is_mapped = is_mapped  # whether the peer can map memory of this process
-        self._send_buffers = SendBuffers(limit_bytes)
+        self._send_buffers = SendBuffers(limit_bytes, pid)
         self._mappings = Mappings(pid, limit_bytes)
 
     def wrap(self, header: bytes, parts: Sequence[Tensor]) -> tuple[bytes, Sequence[Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import os
@@ -34,6 +33,9 @@ _MAGIC, _SERIAL, _RETIRED = 0, 1, 2
 FREED = 3  # of a large message's buffer: the number of the last message that its receiver has released
 COUNT = 4  # of a window: finished additions
 REVISION = 5  # of shown memory: how often its owner has begun to change it
+HAS_GPU = 6  # of a large message's buffer: whether its receiver is on a GPU
+UNMAPPED = 7  # of a large message's buffer on a GPU: whether its receiver has unmapped it
+GPU = 8  # of a large message's buffer: two words that name the receiver's GPU
 SLOTS = 8  # of lent memory: from here on two words for each shared read
 
 ALIGNMENT = 64
@@ -92,8 +94,8 @@ class SharedMemory:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes  # of the contents
+        self.is_pinned = False  # whether gpu_memory has tried to pin it
         self._bytes = _map(fd, HEAD_BYTES + nbytes)
-        self._is_pinned = False
         self.words = self._bytes[:HEAD_BYTES].numpy().data.cast("Q")
         close_on_fork(self)
 
@@ -169,19 +171,16 @@ class SharedMemory:
             raise WireError(f"{length:,} bytes at {offset:,} do not fit memory of {self.nbytes:,}")
         export = self._bytes.numpy()  # a new object each time; the storages reference it
         if then is not None:
-            weakref.finalize(export, _call_in_creator, os.getpid(), then).atexit = False
+            weakref.finalize(export, call_in_creator, os.getpid(), then).atexit = False
         return tuple(
             _view(export, dtype, elements, HEAD_BYTES + offset + start)
             for (dtype, elements), start in zip(shapes, starts, strict=True)
         )
 
-    def pin(self) -> None:
-        """Let GPUs copy to and from it directly, at several times the speed. Does nothing if that fails."""
-        if not self._is_pinned:
-            self._is_pinned = True
-            begin, nbytes = self._bytes.data_ptr(), self._bytes.nbytes
-            if int(torch.cuda.cudart().cudaHostRegister(begin, nbytes, 0)) == 0:  # type: ignore[no-untyped-call]
-                weakref.finalize(self._bytes, _unpin, begin).atexit = False
+    @property
+    def mapping(self) -> Tensor:
+        """All of it, head and contents."""
+        return self._bytes
 
     def retire(self) -> None:
         """Tell processes that have mapped it that it will not be used again, and close the file."""
@@ -253,12 +252,8 @@ def _map(fd: int, nbytes: int) -> Tensor:
         raise OSError(f"{nbytes:,} bytes cannot be mapped: {error}") from error
 
 
-def _unpin(begin: int) -> None:
-    with contextlib.suppress(Exception):  # CUDA ends before Python does
-        torch.cuda.cudart().cudaHostUnregister(begin)  # type: ignore[no-untyped-call]
-
-
-def _call_in_creator(pid: int, then: Callable[[], object]) -> None:
+def call_in_creator(pid: int, then: Callable[[], object]) -> None:
+    """Call `then`, unless this is a forked child in which copies die."""
     if os.getpid() == pid:  # not when the copies in a forked child die
         then()
 

@@ -25,11 +25,13 @@ _TOKEN_KEY = "shoal/token"
 class Connection:
     """A connection to one incarnation of a peer. A lock keeps frames whole; `finish` ends sending."""
 
-    def __init__(self, verified: VerifiedSocket, limit_bytes: int, timeout: float) -> None:
+    def __init__(
+        self, verified: VerifiedSocket, limit_bytes: int, timeout: float, gpu: int | None = None
+    ) -> None:
         self.sock = verified.sock
         self.incarnation = verified.incarnation
-        self.send_buffers = SendBuffers(limit_bytes) if verified.pid else None
-        self.mappings = Mappings(verified.pid, limit_bytes, with_gpus=True) if verified.pid else None
+        self.send_buffers = SendBuffers(limit_bytes, verified.pid) if verified.pid else None
+        self.mappings = Mappings(verified.pid, limit_bytes, gpu) if verified.pid else None
         self.reader: threading.Thread  # set by the transport, which delivers what this thread reads
         self.is_over = False  # the peer sends nothing more
         self.write_error = ""  # why the connection was cut, if a write failed

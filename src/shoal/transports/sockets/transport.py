@@ -27,6 +27,7 @@ from shoal.transports.frames import (
 )
 from shoal.transports.rendezvous import Store
 from shoal.transports.shared_memory import memory
+from shoal.transports.shared_memory.gpu_memory import own_gpu
 from shoal.transports.shared_memory.shared_reads import SharedReads, ShownMemory, start_read
 from shoal.transports.shared_memory.windows import WindowTable
 from shoal.transports.sockets.connections import Connection, connect_all
@@ -86,6 +87,7 @@ class SocketTransport(Endpoint):
         self.timeout = timeout
         # Restarted nodes need it, and a FileStore deletes its file when the last node drops it.
         self._store: Store | None = store
+        self._gpu = own_gpu()  # here: other threads have no GPU of their own
         self._buffers = BufferPool()
         self._shared_reads = SharedReads()
         self._windows = WindowTable(self.rank, timeout)
@@ -288,7 +290,7 @@ class SocketTransport(Endpoint):
         return m
 
     def _new_connection(self, peer: int, verified: VerifiedSocket) -> Connection:
-        connection = Connection(verified, self.limit_bytes, self.timeout)
+        connection = Connection(verified, self.limit_bytes, self.timeout, self._gpu)
         name = f"shoal {self.rank} from {peer}"
         connection.reader = threading.Thread(
             target=self._read, args=(peer, connection), name=name, daemon=True
