@@ -18,6 +18,7 @@ from profiles import PROFILE
         (("--task", "digits", "train.py"), "--task digits and train.py: plan one of the two"),
         (("--task", "digits", "--network", "slow"), "there is no network 'slow'"),
         (("--task", "digits", "--strategies", "bmfu"), "unknown strategy 'bmfu'. Did you mean 'bmuf'?"),
+        (("--task", "digits", "--strategies", ","), "--strategies names none; try --strategies sync,bmuf"),
         (("none.py",), "there is no script 'none.py'"),
         (("train.py", "--batch", "4"), "--batch is for a task; a script has its own"),
         (("train.py", "--seed", "0"), "--seed is for a task; a script has its own"),

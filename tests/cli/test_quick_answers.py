@@ -52,6 +52,8 @@ REFUSED = {
     "demo --network 3": "has no known unit",
     "split mnsit": "unknown task 'mnsit'. Did you mean 'mnist'?",
     "split shakespeare:layer=3": "task 'shakespeare' has no option 'layer'",
+    "search --task shakespeare:layer=3": "task 'shakespeare' has no option 'layer'",
+    "plan --task digits --strategies ,": "--strategies names none",
     "split digits --network 3": "has no known unit",
     "split digits --memory 3": "'3' is not a size of memory; write it as 16GB",
     "split digits --memory 3GB,3GB,3GB": "--memory names 3 devices, and there are 2 stages",

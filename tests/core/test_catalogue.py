@@ -133,6 +133,9 @@ def test_a_catalogue_is_a_mapping():
 def test_options_may_follow_the_word():
     assert BOATS.read("boat") == Boat()
     assert BOATS.read("boat:masts=3,name=Pinta,crew=auto") == Boat(masts=3, name="Pinta")
+    assert BOATS.read("boat:masts=3", name="Pinta") == Boat(masts=3, name="Pinta")
+    with pytest.raises(ValueError, match="'boat:masts=3' has 'masts' already; say masts= once"):
+        BOATS.read("boat:masts=3", masts=4)
     with pytest.raises(ValueError, match=r"boat 'boat' has no option 'mast'\. Did you mean 'masts'"):
         BOATS.read("boat:mast=3")
 

@@ -10,6 +10,8 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import WorkerFailed
+from shoal.integrations.workers import Workers
+from shoal.strategies.local import Local
 
 LIGHTNING = "lightning_trainer.py"
 AVERAGING = {  # under `sync` they work: the weights are the same at all workers when they are averaged
@@ -32,6 +34,13 @@ def test_lightning_averages_weights_beside_sync_and_beside_no_other_strategy(cal
     assert_close(weights(first), weights(run_alone(LIGHTNING, tmp_path / "plain", batch=32, **wanted)))
     without = run_alone(LIGHTNING, tmp_path / "control", batch=32, epochs=3)
     assert not torch.allclose(weights(first), weights(without), atol=1e-4)  # the control: it does average
+
+
+def test_the_options_of_a_strategy_come_in_its_word_or_beside_it(two_workers):
+    found = Workers("Lightning", "local:period=8", None, {"warmup": 2})
+    assert found.strategy == Local(period=8, warmup=2)
+    with pytest.raises(ValueError, match="'local:period=8' has 'period' already"):
+        Workers("Lightning", "local:period=8", None, {"period": 4})
 
 
 @needs("lightning", "lightning")

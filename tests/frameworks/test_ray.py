@@ -159,3 +159,12 @@ def test_a_misspelt_strategy_is_refused_where_the_trainer_is_made():
 
     with pytest.raises(ValueError, match="bmuf"):
         ShoalConfig(strategy="bmfu")
+
+
+def test_the_options_of_a_strategy_come_in_its_word_or_beside_it():
+    from shoal.ray import ShoalConfig
+
+    place = ShoalConfig(strategy="local:period=8", strategy_options={"warmup": 2}).place(0, 2)
+    assert (place.strategy, place.strategy_options) == ("local", {"period": "8", "warmup": "2"})
+    with pytest.raises(ValueError, match="'local:period=8' has 'period' already"):
+        ShoalConfig(strategy="local:period=8", strategy_options={"period": 4})

@@ -81,6 +81,21 @@ def test_seconds_to_a_target_are_as_uncertain_as_the_curve_of_one_worker():
     assert log(target.high / target.value) == pytest.approx(both) and both > 2 * FORMULA_DOUBT
 
 
+def test_a_figure_that_nobody_knows_has_bounds_all_the_same():
+    """A flat, noisy curve: the doubt of when it is at a target is more than e can be raised to."""
+    law = PowerLaw(height=0.0, slope=0.02, middle=8.0, points=3, width=0.05, residual=1.0)
+    assert law.samples_doubt(0.8) > 710
+    baseline = Baseline([(0.0, 1.0), (3000.0, 0.9)], law, None)
+    better = [{"samples": 3000.0, "test_loss": 1e-9}]
+    ratio = ratio_of([better], baseline, 0.0)
+    found = Race(baseline, [Tried(SINGLE, ratio, 1e-3, 0.0, 1000, 1)], 0.0)
+    goal, cost = Objective(5, 0.8, is_loss=True), RunCost(1.0, 1e6, 1e3, 100.0, 1.0)
+    (told,) = forecast_all({SINGLE: cost}, Workload("t", 1000, 10, 1000), goal, found)
+    for figure in (ratio, told.seconds, told.score, told.key(goal)):
+        assert figure is not None and 0 < figure.low < figure.value < figure.high < inf
+        assert figure.high / figure.value >= 999
+
+
 def test_too_few_points_are_no_law():
     assert PowerLaw.fit([(1.0, 1.0), (2.0, 0.5)]) is None
     assert Baseline.of([[]]) is None

@@ -135,6 +135,19 @@ def test_a_strategy_without_a_formula_is_refused_and_every_other_has_one():
         contenders(4, 1000, ("none",), words=["sync", "sandblaster"])
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "no strategy is named"),
+        (["single:period=8"], "strategy 'single' has no option 'period'"),
+        (["sync", "hierarchical:groups=99"], "strategy 'hierarchical' fits no number of workers up to 4: "),
+    ],
+)
+def test_what_is_named_and_cannot_be_looked_at_is_refused(words: list[str], sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        contenders(4, 1000, ("none",), words=words)
+
+
 def test_every_number_of_workers_and_only_what_goes_together():
     assert crews(8) == [2, 4, 8]
     assert crews(6) == [2, 4, 6]

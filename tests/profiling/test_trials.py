@@ -1,15 +1,21 @@
 """Trials: the step of a task among others, as virtual time takes it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import pytest
 
+from shoal.collectives import Mapped, stripes
+from shoal.core.transport import Shows
+from shoal.launch.join import choose_mean
 from shoal.profiling import trials
 from shoal.profiling.step import Step
 from shoal.profiling.trials import compute_here, measure_step_among, net_task, step_seconds
 from shoal.programs.tasks import TASKS
 from shoal.sim.hardware import Machine
 from shoal.strategies.local import Local
+from shoal.strategies.sync import Sync
 
 
 def test_virtual_time_takes_the_step_among_as_many_as_have_a_core(monkeypatch):
@@ -41,6 +47,22 @@ def test_a_trial_takes_no_more_data_than_it_needs_and_makes_no_copies_where_ther
     for samples in (100, 5):  # three steps of one sample in each of four processes are needed
         assert measure_step_among(net_task(2, samples, batch=1), 4).seconds == 0.01
     assert taken == [(12, 1), (5, 3)]
+
+
+def test_a_trial_over_processes_averages_by_messages_as_virtual_time_does(monkeypatch):
+    plans = []
+
+    def run(plan, audience):
+        plans.append(plan)
+        return SimpleNamespace(seconds=1.0, nodes=[{"role": "worker", "steps": 4}])
+
+    monkeypatch.setattr(trials, "run_processes", run)
+    assert step_seconds(net_task(8, 8), Sync(), 2, "processes") == 0.25
+    (plan,) = plans
+    shows = create_autospec(Shows, instance=True)  # of such a transport "auto" averages in mapped memory
+    assert isinstance(choose_mean("auto", shows, plan.codec, 2), Mapped)
+    assert choose_mean(plan.collective, shows, plan.codec, 2) is stripes
+    assert choose_mean(plan.collective, None, plan.codec, 2) is stripes
 
 
 @pytest.mark.slow

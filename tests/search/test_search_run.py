@@ -46,6 +46,13 @@ def broken() -> torch.nn.Module:
 TASK = Task("linear", linear, examples, batch=8)
 
 
+def test_a_task_is_named_with_its_options():
+    with pytest.raises(ValueError, match="task 'shakespeare' has no option 'layer'"):
+        run("shakespeare:layer=1", SPACE)
+    with pytest.raises(ValueError, match="unknown metric 'luck'"):  # the task was read before
+        run("shakespeare:layers=1", SPACE, metric="luck")
+
+
 def test_a_search_finds_trains_and_tests_a_model(tmp_path):
     found = run(TASK, SPACE, "pbt:population=4,quantile=0.5", epochs=12, at_once=2, folder=tmp_path / "s")
     assert found.epochs == 12 and found.samples == 12 * 160 and found.kills == 0

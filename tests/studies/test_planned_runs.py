@@ -207,6 +207,13 @@ def test_a_script_trains_over_shaped_links_and_here(hosts: ShapedHosts) -> None:
         assert script_seconds(script, LinkedMachines("100Mbit", PROFILE, there), contender, 1) > 0
 
 
+def test_a_run_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_programs, "LONGEST_SECONDS", 0.2)
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(60)\n")
+    with pytest.raises(WorkerFailed, match=r"shoal run took more than 0\.2 s"):
+        script_seconds(tmp_path / "train.py", LinkedMachines("here", PROFILE), SYNC, 1)
+
+
 def test_a_script_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_programs, "launched", lambda words: "nothing of the kind")
     with pytest.raises(WorkerFailed, match=r"train\.py did not say how long it took"):

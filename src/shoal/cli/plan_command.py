@@ -130,7 +130,12 @@ def check_words(task: str | None, strategies: str | None, scale_lr: str, script:
         raise ValueError(f"--task {task} and {script[0]}: plan one of the two")
     if task is not None:
         TASKS.check_text(task)
-    for word in split_list(strategies or ""):
+    named = None if strategies is None else split_list(strategies)
+    if named == []:
+        raise ValueError(
+            "--strategies names none; try --strategies sync,bmuf, or leave it out to look at all"
+        )
+    for word in named or ():
         STRATEGIES.check_text(word)
     check_word("scale-lr", scale_lr, SCALING)
 

@@ -126,7 +126,7 @@ def check_words(
     task: str, method: str, strategy: str, codec: str | None, transport: str, metric: str
 ) -> None:
     """Raise ValueError with the nearest name for a word that is not known."""
-    TASKS.check(task)
+    TASKS.check_text(task)
     METHODS.check_text(method)
     STRATEGIES.check_text(strategy)
     CODECS.check_text(codec or "none")

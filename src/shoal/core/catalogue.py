@@ -83,10 +83,13 @@ class Catalogue(Mapping[str, Callable[..., T]], Generic[T]):
         word, options = split_options(text)
         self.check(word, **options)
 
-    def read(self, text: str) -> T:
-        """What a word stands for, with its options if it has any: 'torus:rows=2'."""
+    def read(self, text: str, **others: Any) -> T:
+        """What a word stands for, with its options if it has any: 'torus:rows=2'; `others` are more."""
         word, options = split_options(text)
-        return self.make(word, **options)
+        for name in options:
+            if name in others:
+                raise ValueError(f"{self.kind} {text!r} has {name!r} already; say {name}= once")
+        return self.make(word, **options, **others)
 
     def text_of(self, thing: object) -> str:
         """What `read` makes such a thing from: its word, and the options that differ from their defaults."""

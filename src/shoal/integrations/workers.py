@@ -52,7 +52,7 @@ class Workers:
             )
         self.framework = framework
         self.rank = place.rank
-        self._given = STRATEGIES.make(strategy, **options) if isinstance(strategy, str) else strategy
+        self._given = STRATEGIES.read(strategy, **options) if isinstance(strategy, str) else strategy
         self._codec = codec
         self.strategy = choose_strategy(place, self._given)
         self.size = place.identity(self.strategy).workers

@@ -35,6 +35,8 @@ def planned(words: Iterable[str] | None, refused: Mapping[str, str]) -> list[tup
     if words is None:
         return [(word, {}) for word in PLANNED if word not in refused]
     named = [split_options(text) for text in words]
+    if not named:
+        raise ValueError("no strategy is named; name one, such as 'sync', or leave them out to look at all")
     for word, _ in named:
         if word not in (*PLANNED, "single"):
             raise ValueError(
@@ -43,7 +45,8 @@ def planned(words: Iterable[str] | None, refused: Mapping[str, str]) -> list[tup
             )
         if word in refused:
             raise ValueError(refused[word])
-    return [(word, STRATEGIES.check(word, **options)) for word, options in named if word != "single"]
+    checked = [(word, STRATEGIES.check(word, **options)) for word, options in named]
+    return [(word, options) for word, options in checked if word != "single"]
 
 
 def one_sided_words() -> dict[str, str]:
@@ -128,13 +131,17 @@ def contenders(
     """One worker, and every setting on up to `most` workers.
 
     `steps` is the length of the run on one worker, and `codecs` are words. `refused` says of strategies why
-    they cannot run. `own_loop`: for a script.
+    they cannot run. `own_loop`: for a script. Raises ValueError if one of `words` fits no number of workers.
     """
     known, found = list(codecs), [SINGLE]
     for word, own in planned(words, refused or {}):
+        fitting: list[Contender] = []
         for workers in crews(most):
             for options in [own] if own else _options(word, max(1, steps // workers)):
-                found += _coded(word, workers, options, known, own_loop)
+                fitting += _coded(word, workers, options, known, own_loop)
+        if words is not None and most > 1 and not fitting:
+            raise ValueError(_why_not(word, own, most, own_loop))
+        found += fitting
     return found
 
 
@@ -151,6 +158,16 @@ def _coded(
         except ValueError:
             continue  # these do not go together, or not on so many workers
         yield Contender(word, workers, options, codec)
+
+
+def _why_not(word: str, options: Mapping[str, Any], most: int, own_loop: bool) -> str:
+    """Why a strategy with these options runs on no number of workers up to `most`."""
+    strategy = _made(word, tuple(options.items()))
+    try:
+        strategy.check(Setting(most, _read(strategy.default_codec), own_loop=own_loop))
+    except ValueError as error:
+        return f"strategy {word!r} fits no number of workers up to {most}: {error}"
+    return f"strategy {word!r} goes with no codec that a plan can look at here"
 
 
 def _options(word: str, steps: int) -> list[dict[str, Any]]:

@@ -25,6 +25,8 @@ EARLY = 0.2  # of the samples: the first tests are of a model that knows nothing
 FALL = 1 / 3  # the power of the samples with which the excess of a ratio falls
 FAR_DOUBT = 0.15  # standard deviation of a ratio, in logarithms, for every factor of ten that it is continued
 MIDDLE = 0.75  # of a short run: where its ratio is read off, on average
+MOST_DOUBT = log(1000)  # of a logarithm: a figure that may be a thousand times as large is not known
+MOST_POWER = 600.0  # of e, in samples: more are no number of the machine
 STEEPEST, FLATTEST = 2.0, 0.02  # exponents of a power law that a learning curve can have
 
 
@@ -35,6 +37,12 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def around(cls, value: float, far: float) -> Estimate:
+        """A figure whose logarithm may be off by `far` either way; beyond MOST_DOUBT all are as unknown."""
+        factor = exp(min(far, MOST_DOUBT))
+        return cls(value, value / factor, value * factor)
 
     def times(self, factor: float) -> Estimate:
         """So many times the figure."""
@@ -72,8 +80,8 @@ class PowerLaw:
 
     def at(self, samples: float) -> Estimate:
         """y after so many samples."""
-        value, far = self.height - self.slope * log(max(samples, 1.0)), self._doubt(samples)
-        return Estimate(exp(value), exp(value - far), exp(value + far))
+        value = exp(self.height - self.slope * log(max(samples, 1.0)))
+        return Estimate.around(value, self._doubt(samples))
 
     def _doubt(self, samples: float) -> float:
         """How far log y may be off after so many samples."""
@@ -84,7 +92,7 @@ class PowerLaw:
     def samples_to(self, y: float) -> float:
         """Samples until y has fallen so far; infinity if there is no such number."""
         power = (self.height - log(y)) / self.slope if y > 0 else inf
-        return exp(power) if power < 600 else inf
+        return exp(power) if power < MOST_POWER else inf
 
     def samples_doubt(self, y: float) -> float:
         """How far the logarithm of that number may be off: the flatter the curve, the further."""
@@ -133,7 +141,7 @@ class Baseline:
                 return before[0] + min(1.0, max(0.0, share)) * (m - before[0])
             before = (m, y)
         last, lowest = self.points[-1]
-        return last * exp((log(lowest) - log(loss)) / self.loss.slope)
+        return last * exp(min(MOST_POWER, (log(lowest) - log(loss)) / self.loss.slope))
 
 
 def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
@@ -201,8 +209,7 @@ def ratio_of(
         fmean(log_ratios(curve, baseline, capped=False)) for curve, r in zip(curves, each, strict=True) if r
     ]
     far = hypot(far, fmean(means) - fmean(seen))
-    value = fmean(means)
-    return Estimate(exp(value), exp(value - far), exp(value + far))
+    return Estimate.around(exp(fmean(means)), far)
 
 
 def continued(ratio: Estimate, trained: float, goal: float, *, own: bool = False) -> Estimate:
@@ -218,4 +225,4 @@ def continued(ratio: Estimate, trained: float, goal: float, *, own: bool = False
         value = 1 + (ratio.value - 1) * further**-FALL if ratio.value > 1 else ratio.value
     doubt = INTERVAL * FAR_DOUBT * log(further) / log(10)
     far = sqrt(log(ratio.high / ratio.value) ** 2 + doubt**2)
-    return Estimate(value, value * exp(-far), value * exp(far))
+    return Estimate.around(value, far)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import exp, hypot, isfinite, log
+from math import hypot, isfinite, log
 
 from shoal.planning.contenders import SINGLE, Contender
 from shoal.planning.curves_ahead import Baseline, Estimate, PowerLaw, continued
@@ -81,7 +81,7 @@ def _forecast(
     if objective.within is None and not objective.by_epochs:
         far = hypot(far, goal_doubt(objective, baseline))
     far = hypot(far, FORMULA_DOUBT)
-    seconds = Estimate(samples * each, samples * each * exp(-far), samples * each * exp(far))
+    seconds = Estimate.around(samples * each, far)
     score = score_after(samples, ratio, baseline)
     return Forecast(contender, cost, ratio, seconds, score, samples / epoch, samples / epoch * cost.nbytes)
 

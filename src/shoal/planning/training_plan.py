@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from math import exp, isfinite, log, sqrt
+from math import isfinite, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Forecast:
         far = sqrt(log(self.ratio.high / self.ratio.value) ** 2 + FORMULA_DOUBT**2)
         if objective.by_epochs or objective.fewest_bytes:
             far = log(self.ratio.high / self.ratio.value)
-        return Estimate(value, value * exp(-far), value * exp(far))
+        return Estimate.around(value, far)
 
 
 @dataclass(frozen=True)

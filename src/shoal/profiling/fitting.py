@@ -14,7 +14,7 @@ from statistics import median
 
 from shoal.core.codec import Identity
 from shoal.launch.audience import Audience
-from shoal.profiling.trials import NEVER, net_task, step_seconds
+from shoal.profiling.trials import BY_MESSAGES, NEVER, net_task, step_seconds
 from shoal.runs.plan import Plan
 from shoal.runs.simulated import VirtualTime, run_simulated
 from shoal.sim import Compute, Network
@@ -107,7 +107,8 @@ class VirtualTrial:
 
     def step_seconds(self, wiring: Wiring, strategy: Strategy) -> float:
         """Virtual seconds of a step over that wiring."""
-        plan = Plan(self._task, strategy, Identity(), workers=WORKERS, transport="sim", tests=0)
+        settings = {"workers": WORKERS, "transport": "sim", "collective": BY_MESSAGES, "tests": 0}
+        plan = Plan(self._task, strategy, Identity(), **settings)  # type: ignore[arg-type]
         profile = replace(self._profile, transports={"trial": wiring})
         machine = profile.machine("trial", per_host=plan.nodes)
         compute = Compute(mean=self._silent * machine.speed(WORKERS))

@@ -15,7 +15,7 @@ from ray.train.torch import TorchConfig
 from ray.train.torch.config import TorchConfigContextManager
 
 from shoal.api.attachment import current
-from shoal.core.catalogue import check_word
+from shoal.core.catalogue import check_word, split_options
 from shoal.launch.environment import Place
 from shoal.strategies import STRATEGIES
 
@@ -41,7 +41,9 @@ class ShoalConfig(TorchConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         check_word("transport", self.transport, ["gloo"])
         if self.strategy is not None:
-            STRATEGIES.make(self.strategy, **self.strategy_options)
+            STRATEGIES.read(self.strategy, **self.strategy_options)
+            self.strategy, options = split_options(self.strategy)
+            self.strategy_options = {**options, **self.strategy_options}
         elif self.strategy_options:
             raise ValueError("strategy_options belong to a strategy; name it with strategy=")
 

@@ -79,7 +79,7 @@ def run(
     Raises ValueError for a name or value that no run could use, before anything starts; Interrupted after
     Ctrl-C.
     """
-    chosen = TASKS.make(task) if isinstance(task, str) else task
+    chosen = TASKS.read(task) if isinstance(task, str) else task
     chosen = on_device(chosen, device)
     way = METHODS.read(method) if isinstance(method, str) else method
     found = read_space(space)

@@ -27,7 +27,7 @@ from shoal.sim import Network
 from shoal.sim.hardware import Profile
 from shoal.strategies import STRATEGIES
 from shoal.studies.busy_neighbour import busy_neighbour
-from shoal.studies.host_runs import run_on_hosts, script_on_hosts
+from shoal.studies.host_runs import LONGEST_SECONDS, run_on_hosts, script_on_hosts
 from shoal.studies.shaped_hosts import ShapedHosts
 
 HERE = "here"
@@ -196,13 +196,17 @@ def script_seconds(script: Path, machines: LinkedMachines, contender: Contender,
 
 
 def launched(words: list[str]) -> str:
-    """What `shoal run` prints with these words."""
-    done = subprocess.run(
-        [sys.executable, "-m", "shoal", "run", *words],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+    """What `shoal run` prints with these words. Raises WorkerFailed if it fails, or takes too long."""
+    line = [sys.executable, "-m", "shoal", "run", *words]
+    try:
+        done = subprocess.run(
+            line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LONGEST_SECONDS
+        )
+    except subprocess.TimeoutExpired as expired:
+        said = expired.stderr or b""  # bytes, whatever `text` says
+        raise WorkerFailed(
+            f"shoal run took more than {LONGEST_SECONDS:g} s", said.decode(errors="replace")
+        ) from None
     if done.returncode:
         raise WorkerFailed(f"shoal run ended with exit code {done.returncode}", done.stderr)
     return done.stdout
