@@ -7,9 +7,10 @@ import weakref
 import pytest
 import torch
 
-from shoal.codecs import BF16, FP16, kernels
+from shoal.codecs import BF16, FP16
 from shoal.codecs.halves import codec as halves
 from shoal.codecs.halves import cpu
+from shoal.kernels import dispatch
 
 STRANGE = [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 65519.9, 65520.0]
 STRANGE += [1e9, -1e9, 3e38, -3e38, 2.0**-14, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 1e-40, -1e-45, 1 + 2.0**-11]
@@ -37,7 +38,7 @@ def test_kernels_give_the_bits_of_the_lines_of_torch(monkeypatch, codec, length)
     v = drawn(length)
     (header, short), _ = codec.encode(v, {})
     out = codec.decode((header, short), torch.empty(length))
-    monkeypatch.setattr(kernels, "_has_numba", lambda: False)
+    monkeypatch.setattr(dispatch, "_has_numba", lambda: False)
     (_, plain), _ = codec.encode(v, {})
     assert short.dtype == plain.dtype
     assert same(short, plain, torch.int16)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from sampling import sampled
-from shoal.codecs import OneBit, kernels
+from shoal.codecs import OneBit
 from shoal.codecs.wire import HEADER, seal
 from shoal.core.errors import WireError
+from shoal.kernels import dispatch
 
 LENGTHS = [1, 15, 16, 511, 512, 513, 1024, 1025, 5000]  # around the borders of rows and columns
 
@@ -121,7 +122,7 @@ def test_it_converges_with_feedback_and_stalls_without():
 @pytest.fixture
 def lines_of_torch(monkeypatch):
     """Call it, and there are no kernels any more."""
-    return lambda: monkeypatch.setattr(kernels, "_has_numba", lambda: False)
+    return lambda: monkeypatch.setattr(dispatch, "_has_numba", lambda: False)
 
 
 @pytest.mark.parametrize(("column", "length"), sampled([512, 1536], LENGTHS))

@@ -27,7 +27,7 @@ class Readable:
         return max((s for s in self.steps[me.rank] if limit is None or s <= limit), default=NO_STEP)
 
     def set_aside_after(self, step, me):
-        return "ckpt/set-aside" if any(own > step for own in self.steps[me.rank]) else None
+        return ["ckpt/set-aside"] if any(own > step for own in self.steps[me.rank]) else []
 
     def crew_at(self, step, me):
         return None

@@ -46,7 +46,7 @@ def test_over_grpc_a_host_that_stays_away_is_a_dead_worker(tmp_path, how):
         if how == "cut":
             assert run.processes[1].poll() == 1
             assert (
-                "the server was lost (it gave no sign of life for 10 s: is it frozen, or the network down?)"
+                "the server was lost (it gave no sign of life for 15 s: is it frozen, or the network down?)"
                 in run.errors(1)
             )
 

@@ -108,6 +108,25 @@ def test_a_run_with_a_server_goes_on_without_a_host_whose_agent_is_killed(caplog
     assert ended == ["worker 0"]
 
 
+class Told:
+    """A link to a host that notes what it is told to do."""
+
+    def __init__(self):
+        self.orders = []
+
+    def send(self, **order):
+        self.orders.append(order)
+
+
+def test_hosts_are_told_once_which_steps_to_forget():
+    fleet, link = Fleet(here(2), 2, "gloo", print), Told()
+    fleet._links = [link]
+    for step in (10, 20, 30):
+        for rank in (0, 1, 1):  # one of them tells it twice
+            fleet._note_saved(rank, step)
+    assert link.orders == [{"do": "forget", "before": step} for step in (10, 20)]
+
+
 def connect(hosts: HostList) -> None:
     with Fleet(hosts, hosts.workers, "gloo", lambda name, line: None):
         pass

@@ -147,7 +147,7 @@ def test_what_was_saved_after_the_step_that_all_go_on_from_is_set_aside(tmp_path
     before = saved.newest(NodeIdentity(0, 3))
     assert before < newest
     left = lambda: {path.stem for path in step_folder(tmp_path, newest).glob("*.json")}  # noqa: E731
-    assert saved.set_aside_after(before, NodeIdentity(1, 3)) == aside_folder(tmp_path, before)
+    assert saved.set_aside_after(before, NodeIdentity(1, 3)) == [aside_folder(tmp_path, before)]
     assert left() == {"worker-0", "worker-2", "worker-3"}
     saved.set_aside_after(before, NodeIdentity(0, 3))  # also for worker 3, of which there is none now
     assert left() == {"worker-2"}

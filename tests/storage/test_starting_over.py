@@ -1,6 +1,7 @@
 """A run that cannot resume begins anew in the same folder, and never mixes its steps with the old ones."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from shoal.core.codec import Identity
 from shoal.core.identity import NodeIdentity
 from shoal.runs.plan import Plan
 from shoal.storage.checkpoint import NO_STEP, Checkpoints
-from shoal.storage.step_folders import aside_folder, step_folder, steps_in
+from shoal.storage.step_folders import aside_folder, remove_before, step_folder, steps_in
 from shoal.testing import blobs
 
 
@@ -74,10 +75,42 @@ def test_what_a_node_saved_before_it_died_is_not_completed_by_another_attempt(tm
     assert [path.name for path in tmp_path.rglob("*.json")].count("worker-0.json") == 1  # aside
 
 
-def test_what_lies_aside_is_of_one_attempt(tmp_path):
+def test_every_attempt_is_set_aside_in_a_folder_of_its_own(tmp_path):
     files, me = Checkpoints(tmp_path, {}, 1), NodeIdentity(0, 1)
-    for step in (8, 4):
-        files.write(step, me, {})
+    for steps in ([8], [8, 12], [4]):
+        for step in steps:
+            files.write(step, me, {})
         files.set_aside_after(NO_STEP, me)
-    assert steps_in(aside_folder(tmp_path, NO_STEP)) == [8]
+    aside = [aside_folder(tmp_path, NO_STEP, number) for number in (1, 2, 3)]
+    assert [sorted(steps_in(one)) for one in aside] == [[8], [8, 12], [4]]
     assert files.newest(me) == NO_STEP
+    remove_before(tmp_path, 4)
+    assert not any(one.exists() for one in aside)
+
+
+@pytest.mark.parametrize("moved", range(1, 8))
+def test_a_start_that_is_killed_while_it_sets_aside_is_completed_by_the_next(moved, tmp_path, monkeypatch):
+    """It is killed after so many files; then everything is in the same folder, as if it had not been."""
+    files, nodes = files_of(tmp_path)
+    for step in (4, 8):
+        for node in nodes:
+            files.write(step, node, {"step": step})
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("worker-*")}
+    replace, left = Path.replace, iter(range(moved))
+
+    def replace_or_die(self, target):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    def begin():
+        for node in nodes:
+            files.set_aside_after(NO_STEP, node)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", replace_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    begin()
+    aside = aside_folder(tmp_path, NO_STEP)
+    assert {path.relative_to(aside): path.read_bytes() for path in tmp_path.rglob("worker-*")} == written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ class BetweenSteps:
     def _set_aside(self, checkpoints: Checkpoints, step: int, engines: Sequence[Engine]) -> None:
         """Have what earlier attempts saved after this step not be mixed with what this one saves there."""
         moved = [checkpoints.set_aside_after(step, engine.identity) for engine in engines]
-        if (aside := next(filter(None, moved), None)) is not None:
+        if aside := sorted({*chain(*moved)}):
             self._control.announce(_has_moved(step, checkpoints.folder, aside))
 
     def _load(self, checkpoints: Checkpoints, step: int, engine: Engine) -> int | None:
@@ -202,8 +203,8 @@ def _from_json(told: Any) -> dict[str, Any]:
     return deal
 
 
-def _has_moved(step: int, folder: Path, aside: Path) -> str:
-    where = f"{aside}, until this run has saved two steps"
+def _has_moved(step: int, folder: Path, aside: Sequence[Path]) -> str:
+    where = f"{' and '.join(map(str, aside))}, until this run has saved two steps"
     if step != NO_STEP:
         return f"resuming step {step}; what was saved after it cannot be resumed, and is now in {where}"
     return (

@@ -47,6 +47,7 @@ class Fleet:
         self._patience = patience
         self._values = StoreValues()
         self._saved: list[set[int]] = [set() for _ in range(nodes)]
+        self._oldest = -1  # the oldest step that the hosts keep
         self._saved_lock = threading.Lock()
         self._links: list[HostLink] = []
         self._stack = ExitStack()
@@ -130,6 +131,9 @@ class Fleet:
             oldest = complete[-KEPT]
             for saved in self._saved:
                 saved -= {step for step in saved if step < oldest}
+            if oldest == self._oldest:  # they have been told
+                return
+            self._oldest = oldest
         for link in self._links:
             link.send(do="forget", before=oldest)
 

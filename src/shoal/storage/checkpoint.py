@@ -33,7 +33,7 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.state_tree import harvest, plant
 from shoal.engine.engine import Engine
 from shoal.storage.saved_crew import SavedCrew
-from shoal.storage.step_folders import KEPT, aside_folder, remove_before, set_aside, step_folder, steps_in
+from shoal.storage.step_folders import KEPT, aside_folder_for, remove_before, set_aside, step_folder, steps_in
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
 FORMAT = 5
@@ -224,22 +224,19 @@ class Checkpoints:
     def _name(self, kind: str, number: int) -> str:
         return f"{kind}-{number}" if self._position is None else f"{kind}-{number}-{self._position}"
 
-    def set_aside_after(self, step: int, me: NodeIdentity) -> Path | None:
-        """Move what this node saved after that step, from which all go on, aside; None if there is nothing.
+    def set_aside_after(self, step: int, me: NodeIdentity) -> list[Path]:
+        """Move what this node saved after that step, from which all go on, aside; returns the folders.
 
         Else it might be taken for what others save there now. Worker 0 moves that of nodes that are no more,
-        too. What an attempt before set aside stays, and what came after it is removed.
+        too. What was set aside before stays as it is.
         """
-        aside, found = aside_folder(self.folder, step), False
-        before = {path.stem for path in aside.glob("step-*/*.json")}
-        for later in filter(lambda one: one > step, steps_in(self.folder)):
+        aside: dict[str, Path] = {}
+        for later in sorted(one for one in steps_in(self.folder) if one > step):
             for role in self._stale_roles(later, me):
-                found = True
-                if role in before:
-                    (step_folder(self.folder, later) / f"{role}.json").unlink(missing_ok=True)
-                else:
-                    set_aside(self.folder, later, aside, self._names(later, role))
-        return aside if found else None
+                if role not in aside:
+                    aside[role] = aside_folder_for(self.folder, step, role, later)
+                set_aside(self.folder, later, aside[role], self._names(later, role))
+        return sorted({*aside.values()})
 
     def _stale_roles(self, step: int, me: NodeIdentity) -> list[str]:
         """Whose records at a step of an earlier attempt this node sees to."""

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import shoal
-from shoal.codecs import CODECS, ByLayer, Ternary, kernels, packing
+from shoal.codecs import CODECS, ByLayer, Ternary, packing
 from shoal.codecs.ternary.shared_scale import SharedTrits, field
 from shoal.collectives import LinkCost
 from shoal.core.errors import PeerLost
 from shoal.core.transport import Message
 from shoal.engine.averages import PRESENT
+from shoal.kernels import dispatch
 from shoal.launch.join import check_collective, choose_mean
 from shoal.sim import Network, Simulation
 from shoal.strategies import STRATEGIES, Sync
@@ -189,7 +190,7 @@ def test_kernels_draw_what_the_lines_of_torch_draw(monkeypatch, clip, length):
     codec = Ternary(clip=clip, shared=True)
     vectors = [(8 * normal(length, seed)).round() for seed in range(3)]  # sums of squares are exact
     fast = averaged(vectors, codec=codec)[0][0][0][0]
-    monkeypatch.setattr(kernels, "_has_numba", lambda: False)
+    monkeypatch.setattr(dispatch, "_has_numba", lambda: False)
     slow = averaged(vectors, codec=codec)[0][0][0][0]
     torch.testing.assert_close(fast, slow, rtol=1e-6, atol=0)
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from sampling import sampled
-from shoal.codecs import Ternary, kernels
+from shoal.codecs import Ternary
 from shoal.codecs.packing import packed, unpacked
 from shoal.codecs.ternary import trits
 from shoal.codecs.wire import HEADER, seal
 from shoal.core.errors import WireError
+from shoal.kernels import dispatch
 
 LENGTHS = [1, 15, 16, 255, 256, 257, 2047, 2048, 2049, 5000]  # around the borders of rows, groups and blocks
 
@@ -197,7 +198,7 @@ def test_less_is_kept_back_by_a_clip_that_goes_with_feedback():
 @pytest.fixture
 def lines_of_torch(monkeypatch):
     """Call it, and there are no kernels any more."""
-    return lambda: monkeypatch.setattr(kernels, "_has_numba", lambda: False)
+    return lambda: monkeypatch.setattr(dispatch, "_has_numba", lambda: False)
 
 
 @pytest.mark.parametrize(("clip", "block", "length"), sampled([0, 2.5, 1.0], [256, 2048], LENGTHS))

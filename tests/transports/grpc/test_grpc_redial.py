@@ -6,15 +6,20 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from grpc_nodes import PATIENCE, connect, notices, receive
+from grpc_nodes import PATIENCE, connect, hub_and_caller, nodes, notices, receive
 from harness import drive, in_threads
 
 from shoal.core.transport import LOST, Message
+from shoal.transports.grpc import calls
+from shoal.transports.grpc.control_pb2 import PollRequest
+from shoal.transports.grpc.hub_protocol import POLL
+from shoal.transports.grpc.redial import OUTDATED
 from shoal.transports.grpc.security import join_address, split_address
 
 pytestmark = pytest.mark.usefixtures("grpc_core")
@@ -158,3 +163,59 @@ def test_a_hub_that_has_heard_an_attempt_which_was_given_up_is_called_again() ->
         attempt.close()
         exchange(hub, node, range(1, 4), 100)
         assert redial.line.number > 1
+
+
+def test_a_hub_that_leaves_in_order_is_not_called_again() -> None:
+    """It ends the call with which a node acknowledges its goodbye; that is no connection to replace."""
+    with nodes(2, patience=3 * PATIENCE) as ((hub, node), _):
+        drive(hub.close())
+        polling = node._clients[0]._thread
+        polling.join(PATIENCE)
+        assert not polling.is_alive()
+
+
+class OtherLine:
+    """A line that another replaces after a minute."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.line = "old"
+        self._clock = clock
+
+    def note(self) -> None:
+        pass
+
+    def await_other(self, line: Any, code: str, deadline: float) -> bool:
+        self._clock[0] += 60
+        self.line = "new"
+        return line == "old"
+
+
+def test_a_call_that_is_repeated_on_a_new_line_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    session = calls.HubCalls.__new__(calls.HubCalls)
+    session._redial = OtherLine(clock)  # type: ignore[assignment]
+    made = []
+
+    def call(line: Any, seconds: float) -> bytes:
+        made.append((line, seconds))
+        if line == "old":
+            raise ValueError("it is closed")
+        return b"answer"
+
+    assert session._insist(65, call) == b"answer"
+    assert made == [("old", 65), ("new", 65)]
+
+
+def test_a_call_that_a_move_overtakes_is_not_served() -> None:
+    with hub_and_caller() as (hub, caller):
+        session = hub._hub._by_rank[1]
+        move_to = session.move_to
+
+        def move_on(line: int) -> None:
+            move_to(line)
+            move_to(1)
+
+        session.move_to = move_on
+        assert caller.outcome(POLL, PollRequest().SerializeToString()) in OUTDATED
+        assert session.here and not session.calls

@@ -213,6 +213,32 @@ def test_buffers_are_used_again() -> None:
         assert open_files() <= files + 2
 
 
+def test_a_message_that_comes_on_two_lines_at_once_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buffer is not free before what was delivered is gone."""
+    with nodes(2, failure_timeout=0.4, patience=PATIENCE) as ((hub, node), _):
+        await_agreement(hub)
+        ours, session = node._clients[0]._calls.large_messages, hub._hub._by_rank[1]
+        header, parts = ours.wrap(frames.encode(Message("x"), (ONE,), 1), (ONE,))
+        assert not parts
+        envelope = Envelope(1, 0, 0, header).pack()
+        both, flow_for = threading.Barrier(2), hub._hub._flow_for
+
+        def wait_for_the_other(*args: Any) -> Any:
+            both.wait(PATIENCE)
+            return flow_for(*args)
+
+        monkeypatch.setattr(hub._hub, "_flow_for", wait_for_the_other)
+        session.move_to(1)
+        in_threads(2, lambda _: hub._hub.receive(session, iter((envelope,))))
+        m = receive(hub)
+        gc.collect()
+        (buffer,) = ours._send_buffers._buffers
+        assert not buffer.is_free() and torch.equal(m.body, ONE)
+        del m
+        wait_until(buffer.is_free)
+        node._clients[0]._calls._sent = 1
+
+
 def test_parcels_take_no_room_at_a_hub() -> None:
     with nodes(4) as ((hub, *others), _):
         senders = [

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from torch import Tensor
 
+from shoal.transports.endpoint import CLOSING_SECONDS
 from shoal.transports.frames import bytes_of
 from shoal.transports.grpc.control_pb2 import FetchRequest, JoinReply, PollRequest, Receipt
 from shoal.transports.grpc.hub_protocol import (
@@ -82,16 +83,20 @@ class HubCalls:
 
     def poll(self, received: int) -> bytes:
         """The next records. The hub answers within the failure timeout, with none if there are none."""
-        ask = PollRequest(received=received, maps=self.large_messages.pid > 0).SerializeToString()
         return self._insist(
-            self._config.silence_seconds,
-            lambda line, seconds: line.poll(ask, timeout=seconds, metadata=line.named(self._metadata)),
+            self._config.silence_seconds, lambda line, seconds: self._poll(line, received, seconds)
         )
+
+    def acknowledge(self, received: int) -> None:
+        """Tell the hub that its last record has come. Not repeated: the hub then ends the session."""
+        with _as_call_failed():
+            self._poll(self._redial.line, received, CLOSING_SECONDS)
 
     def fetch(self, number: int, nbytes: int) -> Iterator[bytes]:
         """The body of a large message, in slices. Complete if the iterator ends without an error."""
         want = FetchRequest(number=number).SerializeToString()
-        deadline = time.monotonic() + self._config.call_seconds(nbytes)
+        allowed = self._config.call_seconds(nbytes)
+        deadline = time.monotonic() + allowed
         got = 0
         while True:
             line = self._redial.line
@@ -107,6 +112,7 @@ class HubCalls:
             except CallFailed as error:
                 if not self._redial.await_other(line, error.code, deadline):
                     raise
+                deadline = time.monotonic() + allowed  # the hub was just heard on the new line
 
     def send(self, dst: int, session_number: int, header: bytes, parts: Sequence[Tensor]) -> None:
         """Send one message to the hub; retries while it has no room."""
@@ -131,6 +137,10 @@ class HubCalls:
         """After `cut`: release what the session has used."""
         self._redial.join_thread()
         self.large_messages.close()
+
+    def _poll(self, line: HubLine, received: int, seconds: float) -> Any:
+        ask = PollRequest(received=received, maps=self.large_messages.pid > 0).SerializeToString()
+        return line.poll(ask, timeout=seconds, metadata=line.named(self._metadata))
 
     def _offer(self, envelope: bytes, parts: Sequence[Tensor]) -> bytes:
         nbytes = sum(part.nbytes for part in parts)
@@ -158,7 +168,9 @@ class HubCalls:
                 is_crowded = "Concurrent RPC limit" in error.text
                 if is_crowded and time.monotonic() + CROWDED_PAUSE <= deadline:
                     time.sleep(CROWDED_PAUSE)
-                elif not self._redial.await_other(line, error.code, deadline):
+                elif self._redial.await_other(line, error.code, deadline):
+                    deadline = time.monotonic() + seconds  # the hub was just heard on the new line
+                else:
                     raise
 
 

@@ -324,9 +324,8 @@ class Hub:
             return Receipt(busy=True)
         try:
             message.parts = fill(follows, session.touch_each(itertools.chain((rest,), pieces)), self._buffers)
-            if location is not None:
-                message.parts = self._read_shared(session, location, shapes)
-            self._dispatch(session, envelope, message, lambda: flow.leave(cost))
+            shared = None if location is None else (location, shapes)
+            self._dispatch(session, envelope, message, shared, lambda: flow.leave(cost))
         except BaseException:
             flow.leave(cost)
             raise
@@ -345,14 +344,6 @@ class Hub:
                 self._end(session)
                 self._tracker.left(session.rank)
                 self._announce(session, Peer.LEFT)
-
-    def _read_shared(
-        self, session: Session, location: MemoryLocation, shapes: Sequence[Shape]
-    ) -> tuple[Tensor, ...]:
-        with self._members:  # ending a session releases its memory
-            if not session.here:
-                raise SessionEnded
-            return session.large_messages.read(location, shapes)
 
     def _flow_for(
         self, session: Session, dst: int, follows: Sequence[Shape], location: MemoryLocation | None
@@ -374,7 +365,12 @@ class Hub:
         return flows[nbytes > INLINE_BYTES], HEADER_BYTES + nbytes
 
     def _dispatch(
-        self, session: Session, envelope: Envelope, message: Message, leave: Callable[[], None]
+        self,
+        session: Session,
+        envelope: Envelope,
+        message: Message,
+        shared: tuple[MemoryLocation, Sequence[Shape]] | None,
+        leave: Callable[[], None],
     ) -> None:
         """Deliver or queue a complete message. Raises SessionEnded if its sender is gone."""
         is_large = message.nbytes > HEADER_BYTES + INLINE_BYTES
@@ -386,6 +382,8 @@ class Hub:
             if session.has_received(envelope.number):
                 leave()
                 return
+            if shared is not None:  # read once: the end of what is read frees the sender's buffer
+                message.parts = session.large_messages.read(*shared)
             session.received += 1
             target = self._by_rank.get(envelope.dst)
             if envelope.dst == self._config.rank and not self._closing:

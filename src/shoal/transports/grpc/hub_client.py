@@ -172,7 +172,7 @@ class HubClient:
     def _why(self, error: Exception) -> str:
         """Why a hub is lost, for people."""
         if isinstance(error, CallFailed) and error.code == "DEADLINE_EXCEEDED":
-            seconds = self._config.patience or self._config.silence_seconds
+            seconds = self._config.silence_seconds
             return f"it gave no sign of life for {seconds:g} s: is it frozen, or the network down?"
         return str(error)
 
@@ -228,7 +228,7 @@ class HubClient:
         self._calls = None
         self._hub_left = True
         with contextlib.suppress(CallFailed):
-            calls.poll(received)  # acknowledges the last record, which the hub waits for
+            calls.acknowledge(received)  # the hub waits for it
         calls.cut()
         self._cut_off(f"node {self.hub}, which forwarded its messages, has left")
 

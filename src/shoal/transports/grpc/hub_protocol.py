@@ -127,7 +127,7 @@ class GrpcConfig:
     """One node's settings. All nodes have the same, except for `rank` and `incarnation`.
 
     Nobody waits for the nodes that may come `late`, when the run is under way. A peer that is silent for
-    `patience` seconds is lost, by default after 1.5 times the failure timeout.
+    `silence_seconds` is lost.
     """
 
     rank: int
@@ -155,7 +155,11 @@ class GrpcConfig:
 
     @property
     def silence_seconds(self) -> float:
-        """Seconds after which a peer is lost: the patience, from when it should have said something."""
+        """Seconds of silence after which a peer is lost.
+
+        A peer may be silent for the failure timeout. From then on it is waited for during `patience`, by
+        default half the failure timeout.
+        """
         half = self.failure_timeout / 2
         return self.failure_timeout + (half if self.patience is None else self.patience)
 

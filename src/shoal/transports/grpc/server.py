@@ -196,11 +196,11 @@ class HubServer:
             if not finished:
                 lose("its connection broke")
 
-        _check_line(context, line, session)
-        session.touch()
-        session.move_to(line)
-        session.calls[context] = line
+        session.calls[context] = line  # first, so that a Move that comes now ends this call
         try:
+            session.move_to(line)
+            _check_line(context, line, session)
+            session.touch()
             if not context.add_callback(ended):
                 ended()
             yield session

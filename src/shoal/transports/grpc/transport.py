@@ -29,8 +29,8 @@ class GrpcTransport(Endpoint):
     """Messages over gRPC: protobuf for control, raw slices into preallocated memory for tensors.
 
     `hubs` listen; every other node calls each of them, and a hub those below it. The first hub forwards
-    messages between nodes that are not hubs. A node that is silent for `patience` seconds is lost, by default
-    1.5 times the `failure_timeout`; one that dies is lost at once, since its connection breaks.
+    messages between nodes that are not hubs. A node that is silent for `failure_timeout` and then `patience`
+    seconds (GrpcConfig.silence_seconds) is lost; one that dies is lost at once, since its connection breaks.
     A hub receives one large message at a time: until there is room, `send` waits. Large messages between a
     hub and a process of the same host travel in shared memory, and arrive as views on it.
     """
