@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -38,6 +38,7 @@ TESTS = 40  # of the model in a real run
 SEED = 7  # of real runs; the short runs of a plan have others
 LONGER = 1.5  # times as long as predicted a run is, to see when it gets to the goal
 SCRIPT_SECONDS = 8.0  # about so long a script trains
+GRACE_SECONDS = 30.0  # in which a run that is given up ends its workers
 TOOK = re.compile(r"took ([0-9.]+) s")
 
 Tell = Callable[[str], None]
@@ -198,18 +199,19 @@ def script_seconds(script: Path, machines: LinkedMachines, contender: Contender,
 def launched(words: list[str]) -> str:
     """What `shoal run` prints with these words. Raises WorkerFailed if it fails, or takes too long."""
     line = [sys.executable, "-m", "shoal", "run", *words]
-    try:
-        done = subprocess.run(
-            line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LONGEST_SECONDS
-        )
-    except subprocess.TimeoutExpired as expired:
-        said = expired.stderr or b""  # bytes, whatever `text` says
-        raise WorkerFailed(
-            f"shoal run took more than {LONGEST_SECONDS:g} s", said.decode(errors="replace")
-        ) from None
-    if done.returncode:
-        raise WorkerFailed(f"shoal run ended with exit code {done.returncode}", done.stderr)
-    return done.stdout
+    nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(line, stdin=nothing, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            said, errors = process.communicate(timeout=LONGEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it ends its workers, which a kill would leave behind
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+            process.kill()  # if it is still there
+            raise WorkerFailed(f"shoal run took more than {LONGEST_SECONDS:g} s", "") from None
+    if process.returncode:
+        raise WorkerFailed(f"shoal run ended with exit code {process.returncode}", errors)
+    return said
 
 
 def time_to_goal(made: TrainingPlan, curve: list[dict[str, Any]]) -> float | None:
