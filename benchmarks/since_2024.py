@@ -146,11 +146,16 @@ def picture(found: dict[str, dict[str, Any]]) -> str:
         x = 60 + 440 * (power - left) / ((right - left) or 1)
         if 40 <= x <= 600:
             marks.append(f'<text class="word" x="{x:.0f}" y="390">10^{power}</text>')
-    for name, (sent, loss) in places.items():
+    words: list[tuple[float, float]] = []  # where they are, so that none lies on another
+    for name, (sent, loss) in sorted(places.items(), key=lambda place: -place[1][1]):
         x = 60 + 440 * (sent - left) / ((right - left) or 1)
         y = 360 - 310 * (loss - low) / ((high - low) or 1)
         marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="var(--ink)"/>')
-        marks.append(f'<text class="word" x="{x + 9:.1f}" y="{y + 4:.1f}">{name} {loss:.3f}</text>')
+        line = y + 4
+        while any(abs(x - left_of) < 160 and abs(line - other) < 13 for left_of, other in words):
+            line += 1
+        words.append((x, line))
+        marks.append(f'<text class="word" x="{x + 9:.1f}" y="{line:.1f}">{name} {loss:.3f}</text>')
     return PICTURE.format(css=CSS, marks="\n".join(marks))
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import shoal
-from sampling import mostly_soak
 from shoal.core.errors import Diverged, PeerLost
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network, Weather
@@ -223,13 +222,23 @@ def storm(seed):
     )
 
 
-@pytest.mark.parametrize("seed", mostly_soak(range(1000), few=4))
-def test_a_storm_changes_nothing(seed):
+def check_storm(seed):
     done = storm(seed)
     assert done.server.t == 4
     assert torch.allclose(done.solution, ALONE.solution, rtol=0, atol=1e-12)
     if done._shards == 1:
         assert torch.equal(done.solution, ALONE.solution)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_storm_changes_nothing(seed):
+    check_storm(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10, 1000))
+def test_a_thousand_storms_change_nothing(seed):
+    check_storm(seed)
 
 
 def test_a_lost_server_ends_the_run():
