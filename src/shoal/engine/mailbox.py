@@ -64,6 +64,7 @@ class Mailbox:
         self._lost_at: dict[int, float] = {}
         self._numbers: dict[int, int] = {}  # rank -> number of the last request
         self._open: dict[Question, Message] = {}
+        self._asked_at = 0.0  # when all that is open was asked, or asked again
         self._answers: dict[Question, Message] = {}
         self._returned: set[int] = set()  # peers that came back and have not been asked again
         self._awaited: tuple[str, int | None] | None = None  # what it waits for, and from whom
@@ -195,6 +196,8 @@ class Mailbox:
         """Send a request; `answer` waits for its answer. Its tensors must not change until then."""
         before = self._numbers.get(dst, self._identity.incarnation << 40)  # no two incarnations ask alike
         m.seq = self._numbers[dst] = before + 1
+        if not self._open:
+            self._asked_at = self._channel.waited
         self._open[dst, m.seq] = m
         await self._channel.send(dst, m)
         return dst, m.seq
@@ -371,7 +374,9 @@ class Mailbox:
         channel, timeout = self._channel, self._channel.timeout
         deadline = inf if timeout is None else began + timeout
         while True:
-            pauses = [deadline - channel.waited, inf if self._retry is None else self._retry]
+            pauses = [deadline - channel.waited]
+            if self._retry is not None and self._open:  # whatever arrives meanwhile
+                pauses.append(self._asked_at + self._retry - channel.waited)
             if reminds and timeout is not None:
                 pauses.append(timeout / 3)
             if src in self._lost_at:
@@ -387,5 +392,6 @@ class Mailbox:
                     ) from None
                 if src in self._lost_at and not self._may_come_back(src):
                     raise self._lost(src, self._awaited[0] if self._awaited else "") from None
+                self._asked_at = channel.waited
                 for rank in sorted({dst for dst, _ in self._open}):
                     await self._ask_again(rank)
