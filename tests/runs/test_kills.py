@@ -177,7 +177,7 @@ def test_a_run_without_a_server_whose_workers_are_all_killed_fails_and_says_so(c
         Assassin(crews, all_at_once, 1, 5, tmp_path),
         # the second if the launcher has started one of them again before it sees the last one die
         pytest.raises(
-            WorkerFailed, match="it was ended by SIGKILL|every worker that had the model was killed"
+            WorkerFailed, match=r"it was ended by SIGKILL|every worker that had the model was killed"
         ),
     ):
         shoal.run(marks(), "sync", workers=WORKERS, epochs=200)
