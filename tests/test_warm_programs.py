@@ -13,7 +13,12 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
-SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+SLEEPS = """
+import os, time
+print(os.getpid(), flush=True)
+for _ in range(600):
+    time.sleep(0.1)  # a signal on the way into sleep() is handled when sleep() comes back
+"""
 STARTS_OTHERS = """
 import multiprocessing, sys
 

@@ -141,7 +141,8 @@ IMPORTS = """
 import os, time
 print("importing", flush=True)
 try:
-    time.sleep(100)
+    for _ in range(1000):
+        time.sleep(0.1)  # a signal on the way into sleep() is handled when sleep() comes back
 except BaseException:
     raise ImportError("half imported")  # as a library in C may do
 """

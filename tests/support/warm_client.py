@@ -11,6 +11,7 @@ import os
 import sys
 
 LENGTH_BYTES = 8
+LOOK_SECONDS = 0.2
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -35,6 +36,7 @@ def main(program, address):
     for number in FORWARDED:
         signal.signal(number, lambda number, _: pass_on(pid, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    server.settimeout(LOOK_SECONDS)  # a signal on the way into recv() waits until recv() comes back
     status = int.from_bytes(exactly(server, LENGTH_BYTES), "big", signed=True)
     if status < 0:
         if -status != signal.SIGKILL:
@@ -47,7 +49,10 @@ def exactly(connection, length):
     """So many bytes. Raises EOFError where the other side is gone first."""
     found = b""
     while len(found) < length:
-        more = connection.recv(length - len(found))
+        try:
+            more = connection.recv(length - len(found))
+        except TimeoutError:
+            continue
         if not more:
             raise EOFError("the other side has closed the connection")
         found += more
