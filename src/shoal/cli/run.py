@@ -78,8 +78,8 @@ def refuse_crew(value: str | None) -> None:
     """Raise ValueError: a script deals out its own samples to those who are there."""
     if value is not None:
         raise ValueError(
-            "--crew is for shoal.run() and shoal compare: a script's loop owns its loader, and a worker that "
-            "joins later would not find its place there; start all workers with -n"
+            "--crew is for shoal.run() and shoal compare: a script's loop owns its loader; start all workers "
+            "with -n, or let others join with --max-workers"
         )
 
 

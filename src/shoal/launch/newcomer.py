@@ -11,11 +11,11 @@ from shoal.core.identity import NodeIdentity
 from shoal.launch.crew import Crew, Listener
 from shoal.launch.join import RUN_KEY, file_store
 from shoal.launch.member import Member
-from shoal.launch.place_call import PlaceCall
+from shoal.launch.place_call import FAILURE_SECONDS, PlaceCall
 from shoal.transports.rendezvous import Store, hub_key
 
 AWAY_SECONDS = 30.0
-"""How long the run may be away: its keeper may be killed, and is then started again."""
+"""How long the run may be away at least: its keeper may be killed, and is then started again."""
 
 ENDED = "the run was stopped where it was started, or failed there"
 
@@ -36,11 +36,12 @@ def take_part(
     Raises Unavailable if the run ended before this worker could take part.
     """
     steps = 0  # that it has done, or others before it
+    longest = max(AWAY_SECONDS, FAILURE_SECONDS + patience)
 
     def listen(event: dict[str, Any]) -> None:
         nonlocal steps
-        if call.lost_for > AWAY_SECONDS:
-            raise ShoalError(f"the run at {call.address} has been away for {AWAY_SECONDS:g} s; it is over")
+        if call.lost_for > longest:
+            raise ShoalError(f"the run at {call.address} has been away for {longest:g} s; it is over")
         if event.get("step") is not None:
             steps = event["step"]
             call.tell({"event": "progress", **event})
