@@ -32,7 +32,7 @@ from shoal.runs.curve import Curve, Snapshot, holds_solution
 from shoal.runs.group_processes import GroupMember, position_folder
 from shoal.runs.plan import Plan
 from shoal.runs.result import report
-from shoal.storage.checkpoint import save_model
+from shoal.storage.model_file import save_model
 from shoal.vocabulary.node import Node
 
 
