@@ -39,6 +39,7 @@ from shoal.launch.member import Member
 from shoal.launch.newcomer import ENDED
 from shoal.launch.open_places import vacate
 from shoal.launch.process_handle import ProcessHandle
+from shoal.launch.quick_exit import end_quickly
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
 from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import number_of, stopped_by, temporary_folder
@@ -338,6 +339,7 @@ def main() -> None:
         if (attachment := current()) is not None:
             attachment.abandon()  # say goodbye, or a server would wait for this worker to come back
         control.tell("interrupted")
+        end_quickly()
     except RunIsOver:  # in the middle of its loop: it was cut off, and the others are done
         control.tell("came too late")
     except SystemExit as end:

@@ -53,6 +53,7 @@ from shoal.cli.command import (
     ScriptCommand,
     StrategyCommand,
 )
+from shoal.launch.quick_exit import end_quickly
 from shoal.launch.stop_signals import signals_raise
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C,\n143 for SIGTERM."
@@ -136,5 +137,6 @@ def main() -> None:
     """Run the `shoal` command."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ✓ gets a ?
+    end_quickly()
     with signals_raise():
         app(prog_name="shoal")
