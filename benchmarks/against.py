@@ -35,7 +35,7 @@ OPTIONS = {  # enough for a stable ratio, not for a figure by itself
     "simulator": ["--repeats", "1", "--events", "200000"],
     "step_time": ["--models", "mlp,cnn", "--blocks", "8"],
     "parameter_server": ["--rounds", "5", "--parameters", "20_000_000"],
-    "codecs": ["--rounds", "5", "--elements", "10_000_000", "--lines", "500_000"],
+    "codec_speed": ["--rounds", "5", "--elements", "10_000_000", "--lines", "500_000"],
 }
 LESS_IS_FASTER = ("seconds", "memory")  # parts of the names of such figures; step_time's all are
 
