@@ -20,6 +20,7 @@ from typer import testing
 
 from forked import ensure_fork_server, warm_scripts
 from interpreter import be_as_if_cold
+from one_message import send_together, take_apart
 from power_cuts import expect_no_power_cut
 from sampling import leave_products_to_soak
 from warm import fork_server_pid, programs, warm_programs
@@ -192,6 +193,15 @@ def helper_files() -> set[int]:
         )
         if fd is not None
     }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    send_together(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    take_apart(node)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is obeyed
