@@ -106,7 +106,7 @@ def test_what_is_no_report_comes_as_it_was_sent():
     assert seen == [("workerready", {"workerinfo": {}}), end]
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # every run of the tests is such a run
 @pytest.mark.usefixtures("warm_programs")
 def test_a_run_reports_what_it_reports_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(one_message.__file__).parent))
