@@ -161,6 +161,12 @@ def test_what_is_named_and_cannot_be_looked_at_is_refused(words: list[str], sent
         contenders(4, 1000, ("none",), words=words)
 
 
+def test_one_worker_has_nobody_to_exchange_with():
+    with pytest.raises(ValueError, match="a plan for one worker knows 'single' alone; give -n 2 or more"):
+        contenders(1, 1000, ("none",), words=["sync"])
+    assert contenders(1, 1000, ("none",), words=["single"]) == contenders(1, 1000, ("none",)) == [SINGLE]
+
+
 def test_every_number_of_workers_and_only_what_goes_together():
     assert crews(8) == [2, 4, 8]
     assert crews(6) == [2, 4, 6]
