@@ -155,7 +155,7 @@ def test_a_call_that_a_move_overtakes_is_not_served() -> None:
 
         session.begin_call = overtaken
         assert caller.outcome(POLL, PollRequest().SerializeToString()) in OUTDATED
-        wait_until(lambda: not session.calls)
+        wait_until(lambda: not session.calls)  # it has its answer before the hub is done with the call
         assert session.here
 
 
