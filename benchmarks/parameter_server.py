@@ -33,6 +33,7 @@ from shoal.core.identity import SERVER, NodeIdentity, slice_of
 from shoal.core.replica import Parameters
 from shoal.core.vector import first_bad
 from shoal.engine.engine import Engine
+from shoal.engine.protocol import Push
 from shoal.launch.drive import drive
 from shoal.launch.join import connect, file_store
 from shoal.strategies import ASGD
@@ -230,7 +231,7 @@ class Bench:
             await worker.pull(SERVER, out=self._x)
 
         async def push() -> None:
-            await worker.push(SERVER, self._g, count=1, rate=1e-3)
+            await worker.push(SERVER, self._g, count=1, like=Push(rate=1e-3))
 
         self.visits[f"{name} pull"] = lambda: drive(pull())
         self.visits[f"{name} push"] = lambda: drive(push())
