@@ -250,7 +250,7 @@ class Bench:
         process = self._context.Process(target=drain_tcp, args=(theirs, self.nbytes))
         process.start()
         connection = socket.create_connection(("127.0.0.1", ours.recv()))
-        memory = memoryview(self._g.numpy()).cast("B")
+        memory = self._g.numpy().data.cast("B")
 
         def visit() -> None:
             connection.sendall(memory)
