@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -242,13 +242,19 @@ class Client:
             else:
                 self._refusals = 0
 
-    async def _hear(self, question: Question) -> Message:
+    def _hear(self, question: Question) -> Coroutine[Any, Any, Message]:
         """The answer, if need be from the first server instead of another that dies meanwhile."""
-        rank, asked = question[0], self._mailbox.asked(question)
+        me = self._identity
+        is_first = question[0] < me.workers + me.shards
+        return (self._mailbox.answer if is_first or me.is_server else self._hear_any)(question)
+
+    async def _hear_any(self, question: Question) -> Message:
+        asked = self._mailbox.asked(question)
         try:
             return await self._mailbox.answer(question)
         except PeerLost:
-            if self._identity.is_server or rank == self._or_first(rank):
+            rank = question[0]
+            if rank == self._or_first(rank):
                 raise
             return await self._answer(self._or_first(rank), replace(asked))
 
@@ -273,11 +279,13 @@ class Client:
 
     async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor | None) -> Tensor:
         into = out if len(questions) == 1 else None  # of several, the last may never come: `out` stays whole
-        answers = [await self._state(question, into) for question, _ in questions]
+        answers = []
+        for question, part in questions:  # no list comprehension: it would be one more coroutine
+            answers.append((question[0], part, await self._state(question, into)))
         if out is None:
             x = self._replica.x  # an answer that holds all of it is kept as it came
-            out = answers[0].body.to(x.device) if len(answers) == 1 else torch.empty_like(x)
-        for ((rank, _), part), answer in zip(questions, answers, strict=True):
+            out = answers[0][2].body.to(x.device) if len(answers) == 1 else torch.empty_like(x)
+        for rank, part, answer in answers:
             if answer.body is not out:
                 self._own_part(out, part).copy_(answer.body)
             if answer.version < self._seen.get(rank, 0):
