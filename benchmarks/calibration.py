@@ -34,7 +34,9 @@ from shoal.sim.hardware import Profile
 STRATEGIES = "sync,local:period=8,bmuf:period=8,easgd:period=4,asgd,downpour"
 
 
-def predict(setting: dict[str, Any], profile: Profile, transport: str, compute: shoal.Compute) -> Any:
+def predict(
+    setting: dict[str, Any], profile: Profile, transport: str, compute: shoal.Compute
+) -> shoal.Result:
     """The run in virtual time, as processes of one machine that use this transport."""
     here = replace(
         profile,

@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 from statistics import mean
+from typing import Any
 
 import shoal
 from shoal.strategies import STRATEGIES
 
-SETTINGS = {"digits": {"epochs": 20, "lr": 0.1}, "mnist": {"epochs": 2, "lr": 0.05}}
-OPTIONS = {"easgd": {"period": 2}, "eamsgd": {"period": 2, "momentum": 0.5}}
+SETTINGS = {"digits": (20, 0.1), "mnist": (2, 0.05)}  # epochs, learning rate
+OPTIONS: dict[str, dict[str, Any]] = {"easgd": {"period": 2}, "eamsgd": {"period": 2, "momentum": 0.5}}
 CENTRAL = [word for word in STRATEGIES if STRATEGIES.make(word).servers]
 
 
@@ -35,17 +36,17 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="numbers separated by commas")
     parser.add_argument("--strategies", default=",".join(CENTRAL), help="words separated by commas")
     options = parser.parse_args()
-    settings = dict(SETTINGS[options.task])
+    epochs, lr = SETTINGS[options.task]
     if options.epochs is not None:
-        settings["epochs"] = options.epochs
+        epochs = options.epochs
     seeds = [int(seed) for seed in options.seeds.split(",")]
     ahead: dict[str, float] = {}
     base = 0.0
-    print(f"{options.task}, {options.workers} workers, {settings['epochs']} epochs, rate {settings['lr']}")
+    print(f"{options.task}, {options.workers} workers, {epochs} epochs, rate {lr}")
     for word in ["sync", *options.strategies.split(",")]:
         strategy = STRATEGIES.make(word, **OPTIONS.get(word, {}))
         results = [
-            shoal.run(options.task, strategy, workers=options.workers, seed=seed, **settings)
+            shoal.run(options.task, strategy, workers=options.workers, seed=seed, epochs=epochs, lr=lr)
             for seed in seeds
         ]
         accuracies = [result.test_accuracy or 0.0 for result in results]

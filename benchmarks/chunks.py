@@ -55,7 +55,7 @@ class Side:
         shuffled = torch.randperm(len(self.data.x), generator=order).to(self.data.x.device)
         self.propagate(shuffled[: self.batch])  # untimed warm-up
         began = self.now()
-        for picked in shuffled.split(self.batch):
+        for picked in torch.split(shuffled, self.batch):
             self.propagate(picked)
             self.optimizer.step()
         self.seconds.append(self.now() - began)
@@ -63,7 +63,7 @@ class Side:
     def propagate(self, picked: Tensor) -> None:
         """Compute the gradients of a batch."""
         self.optimizer.zero_grad()
-        sequence_loss(self.model(self.data.x[picked]), self.data.y[picked]).backward()
+        sequence_loss(self.model(self.data.x[picked]), self.data.y[picked]).backward()  # type: ignore[no-untyped-call]
 
     def now(self) -> float:
         """The clock, after all work on the device is done."""
@@ -82,7 +82,7 @@ def rate(lr: float, epoch: int, epochs: int) -> float:
 def errors(model: nn.Module, data: Data) -> dict[str, float]:
     """Both error rates on the test set."""
     model.eval()
-    out = torch.cat([model(x) for x in data.test_x.split(100)])
+    out = torch.cat([model(x) for x in torch.split(data.test_x, 100)])
     return {name: metric(out, data.test_y) for name, metric in METRICS.items()}
 
 

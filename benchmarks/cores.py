@@ -66,8 +66,8 @@ def rate(word: str, model: str, batch: int, workers: int, epochs: int) -> float:
     strategy = shoal.strategies.STRATEGIES.read(
         {PLAIN: "single", CEILING: "ensemble:all_data=true"}.get(word, word)
     )
-    settings = {"workers": workers, "epochs": epochs, "tests": 0, "threads": 1}
-    return shoal.run(task, strategy, **settings).samples_per_second
+    result = shoal.run(task, strategy, workers=workers, epochs=epochs, tests=0, threads=1)
+    return result.samples_per_second
 
 
 def measure(

@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,31 +92,31 @@ def real(strategy: str, transport: str) -> shoal.Result:
 def cases() -> Iterator[tuple[str, Callable[[], shoal.Result]]]:
     """What is fingerprinted, by name."""
     for word in STRATEGIES:
-        yield f"virtual {word}", lambda word=word: virtual(word)
+        yield f"virtual {word}", partial(virtual, word)
         if STRATEGIES.make(word).servers:
-            faults = lambda: shoal.Faults().crash(1, step=3)  # noqa: E731
-            yield f"virtual {word}, a crash", lambda word=word, f=faults: virtual(word, faults=f())
+            crash = shoal.Faults().crash(1, step=3)
+            yield f"virtual {word}, a crash", partial(virtual, word, faults=crash)
             if word != "hogwild":
-                yield f"virtual {word}, 2 shards", lambda word=word: virtual(word, servers=2)
+                yield f"virtual {word}, 2 shards", partial(virtual, word, servers=2)
     for label, word, options in VARIANTS:
-        yield f"virtual {label}", lambda word=word, options=options: virtual(word, options)
+        yield f"virtual {label}", partial(virtual, word, options)
     for codec in CODECS:
-        yield f"virtual sync + {codec}", lambda codec=codec: virtual("sync", codec=codec)
+        yield f"virtual sync + {codec}", partial(virtual, "sync", codec=codec)
         for word in ("bmuf", "asgd", "choco"):
             if suits(word, codec):
-                yield f"virtual {word} + {codec}", lambda w=word, c=codec: virtual(w, codec=c)
-    yield "virtual sync + ternary:shared=true", lambda: virtual("sync", codec="ternary:shared=true")
+                yield f"virtual {word} + {codec}", partial(virtual, word, codec=codec)
+    yield "virtual sync + ternary:shared=true", partial(virtual, "sync", codec="ternary:shared=true")
     for word in COLLECTIVES:
-        yield f"virtual sync by {word}", lambda word=word: virtual("sync", collective=word, workers=5)
+        yield f"virtual sync by {word}", partial(virtual, "sync", collective=word, workers=5)
     yield (
         "virtual sync by sparse_doubling",
-        lambda: virtual("sync", codec="top_k", collective="sparse_doubling", workers=5),
+        partial(virtual, "sync", codec="top_k", collective="sparse_doubling", workers=5),
     )
-    yield "virtual sync balanced", lambda: virtual("sync", balance=True)
+    yield "virtual sync balanced", partial(virtual, "sync", balance=True)
     for word in ON_PROCESSES:
-        yield f"processes {word}", lambda word=word: real(word, "processes")
+        yield f"processes {word}", partial(real, word, "processes")
     for word in ("sync", "bmuf"):
-        yield f"gloo {word}", lambda word=word: real(word, "gloo")
+        yield f"gloo {word}", partial(real, word, "gloo")
 
 
 def suits(strategy: str, codec: str) -> bool:

@@ -37,7 +37,7 @@ def trained(options: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimiz
             logits = model(symbols[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), symbols[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return model, optimizer, step

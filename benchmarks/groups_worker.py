@@ -80,7 +80,7 @@ def pipeline(layers: nn.Sequential, mesh: DeviceMesh, options: argparse.Namespac
 
     def step(x: Tensor, y: Tensor) -> None:
         inputs = (x.to(wire),) if stage == 0 else ()
-        schedule.step(*inputs, **({"target": y.to(wire)} if stage == stages - 1 else {}))
+        schedule.step(*inputs, target=y.to(wire) if stage == stages - 1 else None)
 
     return own, step
 
@@ -110,7 +110,7 @@ def build(options: argparse.Namespace) -> tuple[nn.Module, Step, DeviceMesh | No
         model = layers_of(options.net, options).to(device)
 
     def step(x: Tensor, y: Tensor) -> None:
-        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        F.cross_entropy(model(x.to(device)), y.to(device)).backward()  # type: ignore[no-untyped-call]
 
     return model, step, mesh
 

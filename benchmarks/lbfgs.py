@@ -71,14 +71,24 @@ def model(inputs: int) -> nn.Module:
 def by_torch(function: Regression, iterations: int) -> list[float]:
     """The loss after each iteration of torch's."""
     w = torch.zeros(function.data.x.shape[1] * 10 + 10, requires_grad=True)
-    ends = {"tolerance_grad": 0.0, "tolerance_change": 0.0, "max_iter": 1, "max_eval": 10**6}
-    optimizer = torch.optim.LBFGS([w], history_size=HISTORY, line_search_fn="strong_wolfe", **ends)  # type: ignore[arg-type]
+    optimizer = torch.optim.LBFGS(
+        [w],
+        max_iter=1,
+        max_eval=10**6,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=HISTORY,
+        line_search_fn="strong_wolfe",
+    )
 
     def closure() -> float:
         loss, w.grad = function(w)
         return loss
 
-    starts = [float(optimizer.step(closure)) for _ in range(iterations + 1)]  # the loss before each
+    starts = [  # the loss before each
+        float(optimizer.step(closure))  # type: ignore[no-untyped-call]
+        for _ in range(iterations + 1)
+    ]
     return starts[1:]
 
 
@@ -160,8 +170,8 @@ def iterations(function: Regression, ours: list[float], count: int) -> dict[str,
         there = "" if needed is None else f"{path[needed - 1]:.6f}"
         table.add_row(name, str(needed or "not reached"), there, f"{path[:count][-1]:.6f}")
     Console(width=100).print(table)
-    needed = {name: reached(path, minimum) or inf for name, path in losses.items()}
-    return {"minimum": minimum, "iterations": needed, "losses": losses}
+    counts = {name: reached(path, minimum) or inf for name, path in losses.items()}
+    return {"minimum": minimum, "iterations": counts, "losses": losses}
 
 
 def times(

@@ -33,6 +33,7 @@ from shoal.core.identity import SERVER, NodeIdentity, slice_of
 from shoal.core.replica import Parameters
 from shoal.core.vector import first_bad
 from shoal.engine.engine import Engine
+from shoal.engine.protocol import Push
 from shoal.launch.drive import drive
 from shoal.launch.join import connect, file_store
 from shoal.strategies import ASGD
@@ -230,7 +231,7 @@ class Bench:
             await worker.pull(SERVER, out=self._x)
 
         async def push() -> None:
-            await worker.push(SERVER, self._g, count=1, rate=1e-3)
+            await worker.push(SERVER, self._g, count=1, like=Push(rate=1e-3))
 
         self.visits[f"{name} pull"] = lambda: drive(pull())
         self.visits[f"{name} push"] = lambda: drive(push())
@@ -249,7 +250,7 @@ class Bench:
         process = self._context.Process(target=drain_tcp, args=(theirs, self.nbytes))
         process.start()
         connection = socket.create_connection(("127.0.0.1", ours.recv()))
-        memory = memoryview(self._g.numpy()).cast("B")
+        memory = self._g.numpy().data.cast("B")
 
         def visit() -> None:
             connection.sendall(memory)

@@ -92,7 +92,7 @@ class Pause(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Sleep.apply(x, self.weight)
+        out: Tensor = Sleep.apply(x, self.weight)  # type: ignore[no-untyped-call]
         return out
 
 

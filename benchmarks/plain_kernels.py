@@ -18,10 +18,12 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
+from torch import Tensor
 
 from shoal.codecs import draws
 from shoal.codecs.halves import cpu as halves
@@ -37,7 +39,7 @@ CODE, SIGN, BELOW_SIGN = np.int32(-(2**30)), np.int32(-(2**31)), np.int32(2**31 
 
 
 @plain
-def one_bit_encode(v, rest, signs, values):
+def one_bit_encode(v: Any, rest: Any, signs: Any, values: Any) -> None:
     low, high, bits = np.zeros(16, np.float32), np.zeros(16, np.float32), np.zeros(16, np.uint32)
     for c in range(values.size // 2):
         low[:], high[:], bits[:] = ZERO, ZERO, np.uint32(0)
@@ -64,7 +66,7 @@ def one_bit_encode(v, rest, signs, values):
 
 
 @plain
-def one_bit_decode(signs, values, column, out):
+def one_bit_decode(signs: Any, values: Any, column: int, out: Any) -> None:
     for c in range(values.size // 2):
         below, above = values[2 * c], values[2 * c + 1]
         for group in range(c * column, (c + 1) * column, 512):
@@ -76,7 +78,7 @@ def one_bit_decode(signs, values, column, out):
 
 
 @fused
-def ternary_encode(v, rest, clip, table, masks, codes, scales):
+def ternary_encode(v: Any, rest: Any, clip: float, table: Any, masks: Any, codes: Any, scales: Any) -> None:
     squares, bits = np.zeros(16, np.float32), np.zeros(16, np.int32)
     for b in range(scales.size):
         squares[:], top = ZERO, np.int32(0)
@@ -104,7 +106,7 @@ def ternary_encode(v, rest, clip, table, masks, codes, scales):
 
 
 @plain
-def ternary_decode(codes, scales, block, out):
+def ternary_decode(codes: Any, scales: Any, block: int, out: Any) -> None:
     for b in range(scales.size):
         half = scales[b] * HALF
         for group in range(b * block, (b + 1) * block, 256):
@@ -116,7 +118,7 @@ def ternary_decode(codes, scales, block, out):
                     part[j] = np.int32(code).view(np.float32) * half
 
 
-def one_bit_encode_torch(v, rest, signs, values):
+def one_bit_encode_torch(v: Tensor, rest: Tensor, signs: Tensor, values: Tensor) -> None:
     rest.add_(v)
     u = rest.view(-1, COLUMN // 16, 16)
     above = u >= 0
@@ -129,14 +131,16 @@ def one_bit_encode_torch(v, rest, signs, values):
     values.view(-1, 2).copy_(torch.stack((low, high), 1))
 
 
-def one_bit_decode_torch(signs, values, out):
+def one_bit_decode_torch(signs: Tensor, values: Tensor, out: Tensor) -> None:
     row = torch.arange(COLUMN // 16, dtype=torch.int32)[:, None]
     above = (signs.view(-1, 1, 16) >> row) & 1
     low, high = values.view(-1, 2, 1, 1).unbind(1)
     out.view(-1, COLUMN // 16, 16).copy_(torch.where(above.bool(), high, low))
 
 
-def ternary_encode_torch(v, rest, clip, drawn, codes, scales):
+def ternary_encode_torch(
+    v: Tensor, rest: Tensor, clip: float, drawn: Tensor, codes: Tensor, scales: Tensor
+) -> None:
     rest.add_(v)
     u = rest.view(-1, BLOCK)
     scale = torch.minimum(u.abs().amax(1), clip * u.square().mean(1).sqrt())[:, None]
@@ -148,13 +152,13 @@ def ternary_encode_torch(v, rest, clip, drawn, codes, scales):
     scales.copy_(scale[:, 0])
 
 
-def ternary_decode_torch(codes, scales, out):
+def ternary_decode_torch(codes: Tensor, scales: Tensor, out: Tensor) -> None:
     shift = 2 * torch.arange(16, dtype=torch.int32)[:, None]
     trits = ((codes.view(-1, 1, 16) >> shift) & 3).view(-1, BLOCK)
     out.view(-1, BLOCK).copy_((trits - 4 * (trits >> 1)) * scales[:, None])
 
 
-def fp16_encode_torch(v, half):
+def fp16_encode_torch(v: Tensor, half: Tensor) -> None:
     half.copy_(v.clamp(-halves.LARGEST, halves.LARGEST))
 
 
@@ -196,15 +200,15 @@ def kernels(n: int) -> dict[str, dict[str, Callable[[], object]]]:
         },
     }
     if shutil.which("c++"):
-        compiled = {
-            "one_bit encode": (one_bit_encode_torch, v, rests[4], signs, means),
-            "one_bit decode": (one_bit_decode_torch, signs, means, out),
-            "ternary encode": (ternary_encode_torch, v, rests[5], 1.5, drawn, codes, scales),
-            "ternary decode": (ternary_decode_torch, codes, scales, out),
-            "fp16 encode": (fp16_encode_torch, v, half),
+        compiled: dict[str, partial[None]] = {
+            "one_bit encode": partial(one_bit_encode_torch, v, rests[4], signs, means),
+            "one_bit decode": partial(one_bit_decode_torch, signs, means, out),
+            "ternary encode": partial(ternary_encode_torch, v, rests[5], 1.5, drawn, codes, scales),
+            "ternary decode": partial(ternary_decode_torch, codes, scales, out),
+            "fp16 encode": partial(fp16_encode_torch, v, half),
         }
-        for name, (function, *arguments) in compiled.items():
-            found[name]["compile"] = partial(torch.compile(function, fullgraph=True), *arguments)
+        for name, call in compiled.items():
+            found[name]["compile"] = partial(torch.compile(call.func, fullgraph=True), *call.args)
     return found
 
 
@@ -218,7 +222,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     n = options.elements // BLOCK * BLOCK
-    forms, seconds = kernels(n), {}
+    forms = kernels(n)
+    seconds: dict[tuple[str, str], list[float]] = {}
     for number in range(options.rounds + 1):  # the first compiles, and does not count
         for name, ways in forms.items():
             for way, work in ways.items():

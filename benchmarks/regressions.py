@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -27,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -260,10 +258,11 @@ def codec_top_k() -> Iterator[Work]:
 
 
 def encode_and_decode(word: str, times: int) -> Work:
-    """The stream of vectors of codecs.py, with a vector of a million elements."""
-    codecs = neighbour("codecs")
+    """The stream of vectors of codec_speed.py, with a vector of a million elements."""
+    from codec_speed import Visit, chosen, layers
+
     v = 1e-3 * torch.randn(1_000_000, generator=torch.Generator().manual_seed(0))
-    visit = codecs.Visit(codecs.chosen([word])[word].fit(codecs.layers(len(v))), v, torch.zeros_like(v))
+    visit = Visit(chosen([word])[word].fit(layers(len(v))), v, torch.zeros_like(v))
 
     def work() -> None:
         for _ in range(times):
@@ -271,16 +270,6 @@ def encode_and_decode(word: str, times: int) -> Work:
             visit.decode()
 
     return work
-
-
-def neighbour(name: str) -> types.ModuleType:
-    """A benchmark whose name is also that of a module of the standard library."""
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 WORKLOADS: dict[str, Callable[[], AbstractContextManager[Work]]] = {

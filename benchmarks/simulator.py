@@ -73,17 +73,25 @@ def easgd(workers: int, steps: int) -> Simulation:
 
 def bmuf(task: Task, workers: int) -> None:
     """One pass with real gradients in virtual time, in one thread."""
-    virtual = {"transport": "sim", "network": NETWORK, "compute": Compute.parse("20ms")}
-    run(task, BMUF(period=PERIOD), workers=workers, batch=BATCH, threads=1, **virtual)
+    run(
+        task,
+        BMUF(period=PERIOD),
+        workers=workers,
+        batch=BATCH,
+        threads=1,
+        transport="sim",
+        network=NETWORK,
+        compute=Compute.parse("20ms"),
+    )
 
 
 def plain_loop(task: Task) -> None:
     """The same number of batches and steps on one model, without Shoal."""
     data, model = task.data(), task.model()
     optimizer = task.optimizer(model.parameters(), lr=task.lr)
-    for x, y in zip(data.x.split(BATCH), data.y.split(BATCH), strict=True):
+    for x, y in zip(torch.split(data.x, BATCH), torch.split(data.y, BATCH), strict=True):
         optimizer.zero_grad()
-        task.loss(model(x), y).backward()
+        task.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

@@ -103,6 +103,7 @@ def figures_of(name: str, seed: int, options: argparse.Namespace) -> tuple[float
     """Loss, bytes sent and virtual seconds of one run."""
     torch.set_num_threads(1)  # a step is too small for more
     run = train(METHODS[name], options, seed)
+    assert run.test_loss is not None  # the text has a test part
     return run.test_loss, run.bytes_sent, run.seconds
 
 

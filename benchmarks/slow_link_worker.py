@@ -109,7 +109,7 @@ class Loop:
             began = time.perf_counter()
             x, y = self._batches.next()
             self.optimizer.zero_grad()
-            F.cross_entropy(self._model(x), y).backward()
+            F.cross_entropy(self._model(x), y).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             schedule.step()
             yield time.perf_counter() - began
@@ -138,8 +138,10 @@ def work(trial: Trial) -> None:
     model = mlp(data.x.shape[1], trial.hidden)
 
     def loop_for(module: nn.Module) -> Loop:
-        cut = {"batch": trial.batch, "rank": rank, "workers": trial.workers, "seed": trial.seed}
-        return Loop(trial, module, Batches(data.x, data.y, **cut))
+        batches = Batches(
+            data.x, data.y, batch=trial.batch, rank=rank, workers=trial.workers, seed=trial.seed
+        )
+        return Loop(trial, module, batches)
 
     alone = list(loop_for(copy.deepcopy(model)).train(1 + ALONE_STEPS))[1:]
     finish: Callable[[], object]

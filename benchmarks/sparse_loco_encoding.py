@@ -15,13 +15,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
+from codec_speed import lines_of_torch
 
 from shoal.chunks.chunk_selection import ChunkSelection
 from shoal.core.parameter_chunks import chunks_of
 from shoal.core.vector import Layout
-from shoal.kernels import dispatch as kernels
 from shoal.strategies import SparseLoCo
 
 SIDE = 1024
@@ -77,18 +78,15 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    has = kernels._has_numba, kernels._has_triton
     work = Encoding(options.layers, options.device)
     spent: dict[str, list[float]] = {}
     for number in range(options.rounds + 1):  # the first compiles, and does not count
         for way in ("kernels", "torch"):
-            kernels._has_numba, kernels._has_triton = (
-                has if way == "kernels" else (lambda: False, lambda: False)
-            )
-            for name, part in (("select", work.select), ("encode", work.encode), ("read", work.read)):
-                took = seconds(part, options.device)
-                if number:
-                    spent.setdefault(f"{way} {name}", []).append(took)
+            with nullcontext() if way == "kernels" else lines_of_torch():
+                for name, part in (("select", work.select), ("encode", work.encode), ("read", work.read)):
+                    took = seconds(part, options.device)
+                    if number:
+                        spent.setdefault(f"{way} {name}", []).append(took)
     scale = 1e3 * 10_000_000 / work.x.numel()
     medians = {name: round(scale * statistics.median(each), 1) for name, each in spent.items()}
     for name in ("select", "encode", "read"):

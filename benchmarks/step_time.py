@@ -98,7 +98,7 @@ class Side:
             x, y = batches[self.steps % len(batches)]
             began = time.perf_counter()
             self.optimizer.zero_grad()
-            F.cross_entropy(self.model(x), y).backward()
+            F.cross_entropy(self.model(x), y).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             seconds.append(time.perf_counter() - began)
             self.steps += 1

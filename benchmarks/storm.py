@@ -138,7 +138,9 @@ class Storm:
         return self._dice.choice(mortal) if mortal else None
 
 
-def train(word: str, options: argparse.Namespace, epochs: int, every: float, seed: int) -> tuple[Any, Storm]:
+def train(
+    word: str, options: argparse.Namespace, epochs: int, every: float, seed: int
+) -> tuple[shoal.Result, Storm]:
     """One run, and what the storm has seen of it."""
     strategy = shoal.strategies.STRATEGIES.read(STRATEGIES.get(word, word))
     with Storm(set(options.kill.split(",")), every, seed) as storm:
@@ -188,7 +190,7 @@ def measure(word: str, options: argparse.Namespace, samples: int) -> tuple[dict[
     }, storms[0].events
 
 
-def _rate(results: list[Any]) -> float:
+def _rate(results: list[shoal.Result]) -> float:
     """Samples a second."""
     return sum(result.samples for result in results) / sum(result.seconds for result in results)
 

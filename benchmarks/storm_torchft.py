@@ -45,7 +45,7 @@ AFTERMATH = 10.0
 def replica(options: argparse.Namespace) -> None:
     """Train until the end of the process; say every commit in a line."""
     import torch
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torchft.ddp import DistributedDataParallel
     from torchft.local_sgd import DiLoCo
     from torchft.manager import Manager

@@ -39,7 +39,7 @@ def main() -> None:
     training = shoal.attach(model, optimizer)
     for x, y in shoal.shard(loader):
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     training.finish()
     if training.rank == 0:

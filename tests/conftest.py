@@ -20,6 +20,7 @@ from typer import testing
 
 from forked import ensure_fork_server, warm_scripts
 from interpreter import be_as_if_cold
+from one_message import send_together, take_apart
 from power_cuts import expect_no_power_cut
 from sampling import leave_products_to_soak
 from warm import fork_server_pid, programs, warm_programs
@@ -32,7 +33,7 @@ expect_no_power_cut()
 gc.disable()  # until all tests are collected
 torch.set_num_threads(1)  # threads that wait for each other on busy cores make small tests many times slower
 for logger in logging.root.manager.loggerDict.values():
-    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+    if isinstance(logger, logging.Logger) and logger.name.startswith(("torch", "strobelight")):
         logger.propagate = True  # or pytest adds a handler to each of some forty, six times a test
 testing._get_command = cache(testing._get_command)  # or every call reads all options of all commands anew
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line and its end are two writes then: ranks mix theirs
@@ -125,7 +126,7 @@ def is_ours(thread: threading.Thread) -> bool:
 def descendants() -> set[int]:
     """Children of this process and of the servers that fork, without these and other helpers."""
     mine = {p.pid for p in multiprocessing.active_children() if p.pid is not None}  # also reaps the finished
-    for pid in children_of(os.getpid()):
+    for pid in children_of(os.getpid()) - helper_pids():
         if not any(helper in command_line(pid) for helper in HELPERS):
             mine.add(pid)
     servers = {pid for pid in (fork_server_pid(), programs().pid) if pid is not None}
@@ -136,11 +137,21 @@ def children_of(pid: int) -> set[int]:
     found: set[int] = set()
     try:
         for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - three times as fast, and every test pays
-            with open(f"/proc/{pid}/task/{task}/children") as listing:  # noqa: PTH123
+            with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as listing:  # noqa: PTH123
                 found.update(map(int, listing.read().split()))
     except OSError:  # not Linux, or it has just ended
         pass
     return found
+
+
+def helper_pids() -> set[int | None]:
+    """This process's own helpers, whose command lines need not be read."""
+    from multiprocessing import forkserver, resource_tracker
+
+    return {
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+    }
 
 
 def command_line(pid: int) -> str:
@@ -192,6 +203,15 @@ def helper_files() -> set[int]:
         )
         if fd is not None
     }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    send_together(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    take_apart(node)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is obeyed

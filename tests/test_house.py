@@ -509,6 +509,14 @@ def test_no_two_test_files_have_one_name():
     assert not [name for name, after in pairwise(names) if name == after]
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "tests/support"])
+def test_no_script_hides_a_module_of_python(folder: str):
+    names = {
+        path.stem for path in (HOUSE.parents[1] / folder).glob("*.py")
+    }  # Python and mypy look there first
+    assert names and not names & sys.stdlib_module_names
+
+
 def test_the_page_on_extending_lists_exactly_the_verbs_of_a_node():
     from shoal.vocabulary.node import Node
 

@@ -44,6 +44,12 @@ def fitted(**options) -> DBNClassifier:
     return net(**options).fit(BITS[:90], LABELS[:90], BITS[90:], LABELS[90:])
 
 
+def takes_momentum(word: str) -> bool:
+    """Whether a strategy leaves the optimizer to the task: that of an RBM has momentum."""
+    strategy = STRATEGIES[word]
+    return not strategy.own_optimizer and not strategy.plain_sgd_only
+
+
 # -- an RBM is a task like any other -----------------------------------------------------------------
 
 
@@ -51,7 +57,7 @@ def fitted(**options) -> DBNClassifier:
 @pytest.mark.parametrize(
     ("word", "codec", "chains"),
     [
-        *mostly_soak([(word, "none", 0) for word in STRATEGIES if not STRATEGIES[word].own_optimizer], few=2),
+        *mostly_soak([(word, "none", 0) for word in STRATEGIES if takes_momentum(word)], few=2),
         *mostly_soak(
             [("asgd", "fp16", 10), ("bmuf", "top_k:density=0.2", 0), ("sync", "one_bit", 10)], few=1
         ),

@@ -199,9 +199,9 @@ def test_parameter_server_prints_its_ratios():
     }
 
 
-def test_codecs_prints_a_share_of_a_copy_for_each_codec(in_process):
+def test_codec_speed_prints_a_share_of_a_copy_for_each_codec(in_process):
     figures = in_process(
-        "codecs.py", "--elements", "300000", "--rounds", "2", "--codecs", "bf16,one_bit,ternary"
+        "codec_speed.py", "--elements", "300000", "--rounds", "2", "--codecs", "bf16,one_bit,ternary"
     )
     assert figures.keys() == {"bf16", "one_bit", "one_bit_none", "ternary", "ternary_none"}
 

@@ -56,7 +56,7 @@ def test_no_process_outlives_its_launcher(end, tmp_path):
         assert launcher.stdout.readline() == "going\n"
         assert len(in_session(launcher.pid)) >= 4  # the launcher, two workers, and what forks them
         os.kill(launcher.pid, end)
-        deadline = time.monotonic() + 8
+        deadline = time.monotonic() + 60  # far more than it takes, on a busy machine too
         while in_session(launcher.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert in_session(launcher.pid) == set()

@@ -11,6 +11,7 @@ from subprocess import PIPE
 
 import pytest
 
+from proc_secrets import read_all, secrets_of
 from scripts import final_weights
 from shoal.api.script import run_script
 from shoal.core.errors import Unavailable, WorkerFailed
@@ -70,6 +71,23 @@ def test_nodes_of_an_agent_train_over_tls_and_leave_nothing_behind(tmp_path, mon
     weights = [final_weights("\n".join(said[f"worker {rank}"])) for rank in range(2)]
     assert weights[0].equal(weights[1])
     assert not list(tmp_path.glob("shoal-*"))
+
+
+@pytest.mark.slow
+def test_no_secret_of_a_run_shows_in_command_lines_or_variables():
+    secrets, shown = [], []
+
+    def look(name: str, line: str) -> None:
+        if (name, line) == ("worker 0", "trains"):
+            pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+            secrets.extend(held for pid in pids if "token_file" in (held := secrets_of(pid)))
+            shown.extend(read_all("cmdline") + read_all("environ"))
+
+    run(here(1), "--epochs", "2", strategy="sync", script=TRAINS, on_output=look)
+    tokens = {held["token_file"] for held in secrets}
+    assert tokens and all(len(token) == 64 for token in tokens)
+    assert shown and not any(token.encode() in b"".join(shown) for token in tokens)
+    assert not any(b"PRIVATE KEY" in text for text in shown)
 
 
 @pytest.mark.slow

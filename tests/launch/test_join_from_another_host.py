@@ -19,7 +19,8 @@ import pytest
 import shoal
 from shoal.studies.shaped_hosts import ShapedHosts, obstacle
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("warm_programs")]
+# tests/runs/test_joining.py has one who joins on this host
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(300), pytest.mark.usefixtures("warm_programs")]
 
 SAMPLES, EPOCHS = 1437, 20
 RUN = f"compare --task digits --strategies bmuf -n 2 --max-workers 3 --epochs {EPOCHS} --threads 1"

@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from launched import SCRIPT, SECONDS, Launched, lab_or_skip
+from proc_secrets import read_all, secrets_of
 from scripts import final_weights, run_loop
 from ssh_hosts import SshLab
 
 pytest.importorskip("grpc", reason="needs grpcio: pip install 'shoal[grpc]'")
 pytest.importorskip("cryptography", reason="needs cryptography: pip install 'shoal[hosts]'")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# test_host_link.py has agents, a killed one and secrets without ssh; here every host imports torch
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 RATE = 12.5e6  # bytes a second
 
@@ -52,19 +54,6 @@ def await_nothing_left(lab: SshLab) -> None:
 def left_in_folders(lab: SshLab) -> str:
     """What runs have left in the temporary folders of the hosts."""
     return "".join(lab.on_host(host, f"ls -d {lab.private}/shoal-*") for host in (0, 1))
-
-
-def secrets_of(pid: int) -> dict[str, str]:
-    """The secrets that a process holds open, by name."""
-    found = {}
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            name = str(path.readlink())
-            if name.startswith("/memfd:shoal-") and path.stat().st_mode & 0o777 == 0o600:
-                found[name.removeprefix("/memfd:shoal-").split()[0]] = path.read_text()
-        except OSError:
-            continue  # closed meanwhile
-    return found
 
 
 def agents_secrets(lab: SshLab, host: int, workers: int) -> dict[str, str]:
@@ -115,18 +104,6 @@ def await_news_of(workers: int, lab: SshLab, run: Launched) -> None:
         assert time.monotonic() < deadline, page
 
 
-def read_all(name: str) -> list[bytes]:
-    """That file of every process."""
-    found = []
-    for path in Path("/proc").glob(f"[0-9]*/{name}"):
-        try:
-            found.append(path.read_bytes())
-        except OSError:
-            continue  # it has ended
-    return found
-
-
-@pytest.mark.soak  # test_host_link.py kills an agent that ssh has not started
 def test_asgd_goes_on_without_a_killed_agent_and_leaves_nothing_on_either_host(lab, tmp_path):
     options = ("--strategy", "asgd", "--json", str(tmp_path / "result.json"))
     pause = ("--pause", "0.2", "--epochs", "6")
@@ -142,7 +119,6 @@ def test_asgd_goes_on_without_a_killed_agent_and_leaves_nothing_on_either_host(l
     assert record["config"]["hosts"] == "host0:1,host1:1" and record["config"]["transport"] == "grpc"
 
 
-@pytest.mark.soak
 def test_a_killed_agent_ends_a_run_without_a_server_in_one_sentence(lab):
     with launched(lab, "--strategy", "sync", arguments=("--pause", "0.2", "--epochs", "60")) as run:
         run.await_line("trains", times=4)
@@ -152,7 +128,6 @@ def test_a_killed_agent_ends_a_run_without_a_server_in_one_sentence(lab):
     await_nothing_left(lab)
 
 
-@pytest.mark.soak
 def test_a_killed_worker_and_a_killed_server_do_not_end_the_run(lab):
     options = ("--strategy", "asgd", "--durability", "journal", "--servers-on", "host1")
     with launched(lab, *options, arguments=("--pause", "0.3", "--epochs", "10")) as run:
@@ -173,7 +148,6 @@ def server_pid(lab: SshLab, run: Launched) -> int:
     return server
 
 
-@pytest.mark.soak
 def test_ctrl_c_saves_on_each_host_and_the_same_command_resumes_to_the_same_bits(lab):
     folder = lab.private / "ckpt"
     options = ("--strategy", "bmuf", "--strategy.period", "4", "--checkpoint", str(folder), "--every", "2")
@@ -197,7 +171,6 @@ def test_ctrl_c_saves_on_each_host_and_the_same_command_resumes_to_the_same_bits
     assert final_weights(again.of("worker 3")).equal(final_weights(whole[3]))
 
 
-@pytest.mark.soak
 def test_no_node_outlives_a_killed_launcher(lab):
     before = left_in_folders(lab)
     with launched(lab, "--strategy", "bmuf", arguments=("--pause", "0.2", "--epochs", "600")) as run:
@@ -208,7 +181,6 @@ def test_no_node_outlives_a_killed_launcher(lab):
         assert left_in_folders(lab) == before
 
 
-@pytest.mark.soak
 def test_gloo_reaches_across_hosts_too(lab):
     with launched(lab, "--strategy", "sync", "--transport", "gloo") as run:
         assert run.finish() == 0, run.errors
@@ -216,7 +188,6 @@ def test_gloo_reaches_across_hosts_too(lab):
     assert final_weights(run.of("worker 3")).allclose(final_weights(one_host[3]), atol=1e-6)
 
 
-@pytest.mark.soak
 def test_a_stranger_s_certificate_and_a_stranger_s_token_are_refused(lab, tmp_path):
     from shoal.launch.certificates import CertificateAuthority
 
@@ -264,7 +235,6 @@ def call_hub(lab: SshLab, authority: Path, own: Path, *, right_token: bool) -> s
     return out.strip()
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     ("hosts", "sentence"),
     [

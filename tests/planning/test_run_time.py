@@ -7,6 +7,7 @@ enough to see a forgotten latency or a factor of the number of workers, and less
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import process_time
 from typing import Any
 
@@ -29,6 +30,7 @@ from shoal.testing import Slope, simulate
 
 ELEMENTS, STEPS = 20_000, 64
 PROFILED = Machine(send=Handling(1e-4, 2e-9), receive=Handling(1e-4, 2e-9), vectors=Handling(5e-6, 3e-10))
+ONE_HOST = replace(PROFILED, cores=8, per_host=8, maps_memory=True)
 CODED = {"one_bit": CodecCost(1 / 64, 1 / 64, kept=2)}
 
 
@@ -43,7 +45,8 @@ def both(
     cost = run_cost(contender, workload, lambda nodes, codec, served: Site(links, machine, step))
     codec = CODECS.read(contender.codec)
     settings: dict[str, Any] = {"network": links, "compute": step, "machine": machine, "codec": codec}
-    mean = choose_mean("auto", None, codec, workers, LinkCost.of_network(links.latency, links.bandwidth))
+    link = LinkCost.of_network(links.latency, links.bandwidth)
+    mean = choose_mean("auto", None, codec, workers, link, machine.maps_memory)
     done = simulate(
         contender.strategy,
         Slope(),
@@ -98,6 +101,16 @@ def test_formulas_agree_with_the_simulator(contender: Contender, network: str):
         assert sent == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.parametrize(
+    "contender",
+    [Contender("sync", 2), Contender("sync", 8), Contender("bmuf", 4, {"period": 8, "warmup": 0})],
+)
+def test_formulas_agree_with_the_simulator_where_averages_are_formed_in_mapped_memory(contender: Contender):
+    formula, simulated, sent = both(contender, "100Gbit,5us", "2ms", ONE_HOST)
+    assert formula == pytest.approx(simulated, rel=0.1)
+    assert sent == pytest.approx(1, abs=0.2)
+
+
 def test_a_slow_worker_holds_up_those_who_average_and_not_those_who_help():
     for word in ("sync", "adpsgd"):
         formula, simulated, _ = both(Contender(word, 4), "1Gbit,100us", "20ms,0%,2:3x")
@@ -146,6 +159,12 @@ def test_a_strategy_without_a_formula_is_refused_and_every_other_has_one():
 def test_what_is_named_and_cannot_be_looked_at_is_refused(words: list[str], sentence: str):
     with pytest.raises(ValueError, match=sentence):
         contenders(4, 1000, ("none",), words=words)
+
+
+def test_one_worker_has_nobody_to_exchange_with():
+    with pytest.raises(ValueError, match="a plan for one worker knows 'single' alone; give -n 2 or more"):
+        contenders(1, 1000, ("none",), words=["sync"])
+    assert contenders(1, 1000, ("none",), words=["single"]) == contenders(1, 1000, ("none",)) == [SINGLE]
 
 
 def test_every_number_of_workers_and_only_what_goes_together():

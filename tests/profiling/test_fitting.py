@@ -67,7 +67,7 @@ def test_every_round_tries_everything_and_what_is_silent_once(monkeypatch):
         return 0.01
 
     monkeypatch.setattr(fitting, "step_seconds", seconds)
-    found = fitting.real_steps(["processes", "grpc"])
+    found = fitting.real_steps(["processes", "grpc"], lambda _: None)
     assert len(asked) == fitting.ROUNDS * len(fitting.STEPS) * 5
     assert asked[:3] == [(Local, "processes"), (Sync, "processes"), (ASGD, "processes")]
     assert set(found.values()) == {0.01} and len(found) == 15

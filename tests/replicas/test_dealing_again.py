@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
+from shoal.core.replica import LastDeal
 from shoal.replicas.batches import Batches
 
 
@@ -22,7 +23,7 @@ def step(batches):
 def test_without_a_change_it_is_the_old_deal():
     plain, again = crew(3), crew(3)
     for place, own in enumerate(again):
-        own.redeal(place, 3, 0, {})
+        own.redeal(place, 3, 0, LastDeal())
     for _ in range(12):
         assert step(plain) == step(again)
 
@@ -33,7 +34,7 @@ def test_what_a_lost_worker_was_dealt_comes_next():
     lost = batches[1].next()[0].tolist()
     for own in (batches[0], batches[2]):
         own.next()
-        own.redeal([0, 2].index(0 if own is batches[0] else 2), 2, 2, {1: range(1, 2)})
+        own.redeal([0, 2].index(0 if own is batches[0] else 2), 2, 2, LastDeal(undone={1: range(1, 2)}))
     following = step([batches[0], batches[2]])
     assert set(lost) <= {*following[0], *following[1]}
 
@@ -56,11 +57,11 @@ def test_whoever_comes_and_goes_every_sample_is_dealt_once_an_epoch(seed):
         left = [own for place, own in enumerate(batches) if place not in absent]
         size = len(left) + dice.randint(0, 2)
         for place, own in enumerate(left):
-            own.redeal(place, size, t, dict.fromkeys(absent, range(began, t)))
+            own.redeal(place, size, t, LastDeal(dict.fromkeys(absent, range(began, t))))
         for place in range(len(left), size):  # joiners take over the deal of one who is there
             new = crew(1, samples, batch, seed)[0]
             new.take_deal(left[0].deal())
-            new.redeal(place, size, t, {})
+            new.redeal(place, size, t, LastDeal())
             left.append(new)
         batches = left
     assert taken == Counter(dict.fromkeys(range(samples), epochs))
@@ -76,7 +77,7 @@ def test_what_is_in_the_model_ahead_of_its_turn_does_not_come():
     dealt = []
     for place in range(3):
         own = Batches(ids, ids, batch=1, rank=0, workers=2, seed=seed)
-        own.redeal(place, 3, 2, {}, {1: range(2, 4)})
+        own.redeal(place, 3, 2, LastDeal(done={1: range(2, 4)}))
         dealt.append([order.index(own.next()[0].item()) for _ in range(2)])
         assert own.end_of(1) == 4
     assert dealt == [[4, 9], [6, 10], [8, 11]]
@@ -109,5 +110,5 @@ def test_whoever_was_fast_or_slow_every_sample_is_dealt_once_an_epoch(seed, fixe
         for rank in range(size):
             crew.append(Batches(ids, ids, rank=rank, **{**place, "workers": size}))
             crew[rank].take_deal(deal)
-            crew[rank].redeal(rank, size, step, undone, done)
+            crew[rank].redeal(rank, size, step, LastDeal(undone, done))
     assert taken == Counter(dict.fromkeys(range(samples), epochs))

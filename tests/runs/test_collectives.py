@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import shoal
-from sampling import sampled
+from sampling import mostly_soak, sampled
 from shoal.collectives import ALGORITHMS
 from shoal.collectives.mapped import SMALLEST_MAPPED
 from shoal.testing import blobs
@@ -33,7 +33,7 @@ def wide_net() -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["auto", "mapped"])
+@pytest.mark.parametrize("word", mostly_soak(["auto", "mapped"], few=1))
 def test_averages_in_mapped_memory_have_the_bits_of_stripes_in_virtual_time(word):
     def solution(**options) -> torch.Tensor:
         task = replace(blobs(), model=wide_net)

@@ -159,6 +159,7 @@ def test_one_that_says_goodbye_leaves_its_batches_to_the_others(joined):
     assert "worker 2 has left; its place is open" in joiner.lines
 
 
+@pytest.mark.soak  # test_killed_and_resumed.py kills all but one as well, and the one above has somebody join
 def test_the_run_goes_on_with_one_that_joined_when_all_of_its_own_workers_are_killed(joined, tmp_path):
     """It has the model, and gives it to them when they are back; the checkpoints do without its part."""
     control, files = WaitsForThem(), tmp_path / "saved"

@@ -21,7 +21,7 @@ def weights(**options):
     return torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # tests/codecs/low_rank has them in virtual time, test_factor_runs.py others in processes
 def test_real_processes_have_the_bits_of_virtual_time_and_an_all_reduce_is_near():
     virtual = weights(transport="sim")
     assert torch.equal(weights(transport="processes"), virtual)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
+from shoal.core.replica import LastDeal
 from shoal.core.transport import LOST
 from shoal.engine.edges import Edges
 from shoal.engine.engine import Engine
@@ -57,18 +57,16 @@ def a_joiner_counts_before_its_state_has_arrived(patch: pytest.MonkeyPatch) -> N
 @mutant(first=282)
 def what_a_dead_worker_was_dealt_is_lost(patch: pytest.MonkeyPatch) -> None:
     redeal = Batches.redeal
-    patch.setattr(Batches, "redeal", lambda self, *to: redeal(self, *to[:3], {}, *to[4:]))
+    patch.setattr(Batches, "redeal", lambda self, *to: redeal(self, *to[:3], replace(to[3], undone={})))
 
 
 @mutant(first=165)
 def what_one_that_contributed_was_dealt_comes_again(patch: pytest.MonkeyPatch) -> None:
     redeal = Batches.redeal
 
-    def also_of_the_first(
-        self: Batches, place: int, workers: int, step: int, undone: Any, *more: Any
-    ) -> None:
-        steps = next(iter(undone.values()), ())
-        redeal(self, place, workers, step, {0: steps, **undone}, *more)
+    def also_of_the_first(self: Batches, place: int, workers: int, step: int, last: LastDeal) -> None:
+        steps = next(iter(last.undone.values()), ())
+        redeal(self, place, workers, step, replace(last, undone={0: steps, **last.undone}))
 
     patch.setattr(Batches, "redeal", also_of_the_first)
 
@@ -103,7 +101,7 @@ def an_outcome_is_taken_for_one_of_those_present(patch: pytest.MonkeyPatch) -> N
     async def wrongly(self, m):
         await note(self, m)
         for number, outcome in self._given.items():
-            self._given[number] = dataclasses.replace(outcome, contributors=self.present)
+            self._given[number] = replace(outcome, contributors=self.present)
 
     patch.setattr(Membership, "_note_outcome", wrongly)
 
@@ -115,7 +113,7 @@ def a_given_outcome_has_joiners_of_the_wrong_epoch(patch: pytest.MonkeyPatch) ->
     async def wrongly(self, m):
         await note(self, m)
         for number, outcome in self._given.items():
-            self._given[number] = dataclasses.replace(outcome, dealt=outcome.contributors)
+            self._given[number] = replace(outcome, dealt=outcome.contributors)
 
     patch.setattr(Membership, "_note_outcome", wrongly)
 
@@ -310,7 +308,7 @@ def places_that_nobody_has_are_dealt_to(patch: pytest.MonkeyPatch) -> None:
     def too_many(self, average, total):
         outcome, me = made(self, average, total), self._identity
         open_places = range(len(me.first_workers), me.workers)
-        return dataclasses.replace(outcome, dealt=tuple(sorted({*outcome.dealt, *open_places})))
+        return replace(outcome, dealt=tuple(sorted({*outcome.dealt, *open_places})))
 
     patch.setattr(Membership, "_made", too_many)
 

@@ -157,7 +157,7 @@ def test_a_profile_can_be_carried(tmp_path):
     PROFILE.save(tmp_path / "p.json")
     read = Profile.load(tmp_path / "p.json")
     assert read.machine("processes", "int8", per_host=3) == Machine(
-        2, 3, [1.0, 1.3], Handling(1e-5, 1e-10), Handling(2e-5, 2e-10), Handling(1e-6, 1e-9), 1e-9, 2e-9
+        2, 3, [1.0, 1.3], Handling(1e-5, 1e-10), Handling(2e-5, 2e-10), Handling(1e-6, 1e-9), 1e-9, 2e-9, True
     )
     assert read.machine("processes", has_server=True).send == Handling(3e-5, 3e-10)
     assert read.wiring("processes").bandwidth == float("inf")

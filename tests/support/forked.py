@@ -6,6 +6,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -159,6 +160,7 @@ def _run_python(line: list[str], env: dict[str, str], folder: Path, ends: Ends) 
     be_as_if_cold()
     spawn.set_executable(COLD_PYTHON)
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the fork server ignores
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.telling import telling
 from shoal.core.paths import check_file
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def calibrate(
 
     check_file("--out", Path(out))
     console = Console(highlight=False)
-    with console.status("") as status:
-        profile = measure_profile(lambda what: status.update(f"measuring {what}"))
+    with telling() as tell:
+        profile = measure_profile(lambda what: tell(f"measuring {what}"))
     profile.save(out)
     for table in (_messages(profile), _codecs(profile)):
         console.print(table)

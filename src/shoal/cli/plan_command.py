@@ -10,6 +10,7 @@ import typer
 from shoal.cli.command import PASSED
 from shoal.cli.compare import check_numbers
 from shoal.cli.outcome import ReportFile
+from shoal.cli.telling import telling
 from shoal.core.catalogue import check_word, split_list
 from shoal.core.paths import check_file
 from shoal.core.words import SCALING
@@ -153,20 +154,16 @@ def read_settings(network: str | None, compute: str | None, memory: str | None) 
 
 def plan_task(task: str, workers: int, settings: dict[str, Any], quiet: bool) -> TrainingPlan:
     """The plan of a task."""
-    from rich.console import Console
-
     from shoal.planning.planner import plan as make  # imports torch
 
-    with Console(stderr=True, quiet=quiet).status("") as status:
-        return make(task, workers, tell=status.update, **settings)
+    with telling(quiet) as tell:
+        return make(task, workers, tell=tell, **settings)
 
 
 def plan_for(
     script: list[str], workers: int, goals: dict[str, Any], settings: dict[str, Any], quiet: bool
 ) -> TrainingPlan:
     """The plan of a script, by time alone."""
-    from rich.console import Console
-
     from shoal.planning.objectives import DEFAULT_EPOCHS, Objective, duration
     from shoal.planning.script_plan import plan_script  # imports torch
 
@@ -180,8 +177,8 @@ def plan_for(
         fewest_bytes=goals["fewest_bytes"],
         price=goals["price"],
     )
-    with Console(stderr=True, quiet=quiet).status("") as status:
-        return plan_script(script, workers, objective=objective, tell=status.update, **settings)
+    with telling(quiet) as tell:
+        return plan_script(script, workers, objective=objective, tell=tell, **settings)
 
 
 def show(made: TrainingPlan, save: Path, report: Path | None) -> None:

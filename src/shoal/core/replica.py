@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -100,27 +100,26 @@ class StepsAlone(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LastDeal:
+    """What became of the deal so far when data is dealt to other workers. Steps are by place in that deal."""
+
+    undone: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Steps before the change whose samples come next, once more."""
+    done: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Steps after the change whose samples do not come."""
+    was: Sequence[int | None] | None = None
+    """Each worker's place in it, for what it has not handed over yet: if it dies, that comes again."""
+    end: int | None = None
+    """Where it ended, if workers may be past that, having done batches of others."""
+
+
 @runtime_checkable
 class Redeals(Protocol):
     """A replica whose data can be dealt to other workers than before."""
 
-    def redeal(
-        self,
-        place: int,
-        workers: int,
-        step: int,
-        undone: Mapping[int, Sequence[int]],
-        done: Mapping[int, Sequence[int]] | None = None,
-        was: Sequence[int | None] | None = None,
-        dealt: int | None = None,
-    ) -> None:
-        """From `step` on deal the data to so many workers, of whom this is number `place`.
-
-        By place in the deal so far: what was dealt in the `undone` steps, which are before `step`, comes
-        next, once more; what would come in the `done` steps does not come. `was` is each worker's place in
-        the deal so far, for what it has not handed over yet: if it dies, that comes again. `dealt` is the
-        end of the deal so far, which workers may be past that have done batches of others.
-        """
+    def redeal(self, place: int, workers: int, step: int, last: LastDeal) -> None:
+        """From `step` on deal the data to so many workers, of whom this is number `place`."""
         ...
 
     def end_of(self, passes: int) -> int:

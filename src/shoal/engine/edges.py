@@ -13,7 +13,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import Redeals, Replica, TellsPlace
+from shoal.core.replica import LastDeal, Redeals, Replica, TellsPlace
 from shoal.core.transport import Message
 from shoal.engine.averages import Averages
 from shoal.engine.channel import Channel
@@ -102,7 +102,7 @@ class Edges:
         dealt, t = self._membership.dealt, self._progress.t
         place = dealt.index(self._identity.rank)
         holds = self._progress.block_began < t
-        self._replica.redeal(place, len(dealt), t, undone, None, was if holds else None)
+        self._replica.redeal(place, len(dealt), t, LastDeal(undone, was=was if holds else None))
         return None if self._passes is None else self._replica.end_of(self._passes)
 
     async def _compare_places(self, first: int) -> None:

@@ -10,7 +10,7 @@ one_sided    memory that peers read and change   work       which batch comes ne
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.meter import Meter
-from shoal.core.replica import NOISE, HoldsMore, Redeals, Replica
+from shoal.core.replica import NOISE, HoldsMore, LastDeal, Redeals, Replica
 from shoal.core.seeds import stream
 from shoal.core.transport import Message, Transport
 from shoal.core.vector import Layout
@@ -242,19 +242,12 @@ class Engine:
             self.replica.seek(me.rank, step)
         self.meter.steps = self.progress.t
 
-    def deal_anew(
-        self,
-        deal: dict[str, Any],
-        undone: Mapping[int, Sequence[int]],
-        done: Mapping[int, Sequence[int]],
-        was: Sequence[int | None] | None,
-        dealt: int | None,
-    ) -> None:
+    def deal_anew(self, deal: dict[str, Any], last: LastDeal) -> None:
         """From the present step on, deal what others have left of the data, as `Redeals.redeal` does."""
         me, replica = self.identity, self.replica
         assert isinstance(replica, Redeals)
         replica.take_deal(deal)
-        replica.redeal(me.rank, len(me.first_workers), self.progress.t, undone, done, was, dealt)
+        replica.redeal(me.rank, len(me.first_workers), self.progress.t, last)
         self._find_end()
         if self.work.edges is not None:
             self.work.edges.block_began = self.progress.block_began

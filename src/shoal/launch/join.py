@@ -252,22 +252,28 @@ def choose_sum(collective: str, transport: Transport | None, link: LinkCost | No
 
 
 def choose_mean(
-    collective: str, transport: Transport | None, codec: Codec, workers: int, link: LinkCost | None = None
+    collective: str,
+    transport: Transport | None,
+    codec: Codec,
+    workers: int,
+    link: LinkCost | None = None,
+    maps_memory: bool = False,
 ) -> Mean:
     """Choose how this run forms averages over all workers.
 
-    `link` is what a message costs. It is known in virtual time, where `transport` is None; elsewhere the
-    workers measure it if the choice depends on it.
+    `link` is what a message costs, and `maps_memory` whether all workers map each other's memory. Both are
+    known in virtual time, where `transport` is None; elsewhere the workers find out.
     """
     check_collective(collective, codec)
     if codec.in_flight and not codec.exact and collective != SPARSE:  # its reductions compress no further
         add_up = choose_sum(collective, transport, link)
-        return InFlight(choose_mean(collective, transport, Identity(), workers, link), add_up)
+        exact = choose_mean(collective, transport, Identity(), workers, link, maps_memory)
+        return InFlight(exact, add_up)
     fits = transport is not None and isinstance(transport, AllReduces) and codec.exact
     if collective == "native" and not fits:
         why = "this transport has none" if codec.exact else f"{codec} is not exact"
         raise Unavailable(f"collective 'native' needs an all-reduce that fits, but {why}; take 'stripes'")
-    shows = isinstance(transport, Shows)
+    shows = maps_memory or isinstance(transport, Shows)
     if collective == "mapped" and not shows:
         raise Unavailable("collective 'mapped' needs transport 'processes'; take 'stripes'")
     if collective == "mapped":

@@ -139,7 +139,7 @@ def contenders(
         for workers in crews(most):
             for options in [own] if own else _options(word, max(1, steps // workers)):
                 fitting += _coded(word, workers, options, known, own_loop)
-        if words is not None and most > 1 and not fitting:
+        if words is not None and not fitting:
             raise ValueError(_why_not(word, own, most, own_loop))
         found += fitting
     return found
@@ -162,6 +162,8 @@ def _coded(
 
 def _why_not(word: str, options: Mapping[str, Any], most: int, own_loop: bool) -> str:
     """Why a strategy with these options runs on no number of workers up to `most`."""
+    if most == 1:
+        return f"a plan for one worker knows 'single' alone; give -n 2 or more to look at {word!r}"
     strategy = _made(word, tuple(options.items()))
     try:
         strategy.check(Setting(most, _read(strategy.default_codec), own_loop=own_loop))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, log2
 
 from shoal.codecs.sparse.codec import Sparse
 from shoal.collectives import LinkCost
 from shoal.collectives.choice import ALGORITHMS, FEW_WORKERS, cheapest
+from shoal.collectives.mapped import SMALLEST_MAPPED
 from shoal.collectives.sparse_choice import SparseAverages
 from shoal.core.sparse_vectors import SparseCodec
 from shoal.core.transport import HEADER_BYTES
@@ -15,6 +17,9 @@ from shoal.planning.workload import UNCOMPRESSED, CodecCost
 
 LINK_OF_ONE = LinkCost(1.0, 0.0)
 """On this link an all-reduce costs its number of rounds."""
+
+COPY_PASSES, JOIN_PASSES, ADD_PASSES, DIVIDE_PASSES = 3.0, 2.0, 3.0, 4.0
+"""Over vectors in mapped memory, as an operation of torch counts them: what it reads, and what it writes."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ def mean_round(workers: int, nbytes: float, codec: CodecCost, wire: Wire) -> Rou
         part = codec.ratio * nbytes / codec.reductions
         coding = wire.slower * (codec.encode + codec.decode) * nbytes
         return _exact(workers, part, wire).times(codec.reductions) + RoundCost(coding)
+    if codec.is_exact and wire.machine.maps_memory and nbytes >= SMALLEST_MAPPED:
+        return mapped(workers, nbytes, wire)
     if codec.is_exact:
         return _exact(workers, nbytes, wire)
     return striped(workers, nbytes, codec, wire)
@@ -69,6 +76,16 @@ def _exact(workers: int, nbytes: float, wire: Wire) -> RoundCost:
     seconds = ALGORITHMS[name].cost(workers, nbytes, wire.whole) + rounds * wire.delay(workers)
     each = nbytes * (rounds / 2 if name == "butterfly" else (workers - 1) / workers)
     return RoundCost(seconds, workers * (2 * each + rounds * HEADER_BYTES))
+
+
+def mapped(workers: int, nbytes: float, wire: Wire) -> RoundCost:
+    """An average in mapped memory: copy the vector, meet, merge a stripe, meet, put the stripes together."""
+    part, messages = nbytes / workers, ceil(log2(workers))
+    copies = wire.touching(nbytes, COPY_PASSES) + wire.touching(nbytes, JOIN_PASSES)
+    merging = workers * wire.touching(part, ADD_PASSES) + wire.touching(part, DIVIDE_PASSES)
+    seconds = copies + merging + 2 * messages * wire.trip(0.0)
+    sent = nbytes + (workers - 2) * part + 2 * messages * HEADER_BYTES
+    return RoundCost(seconds, workers * sent)
 
 
 def striped(workers: int, nbytes: float, codec: CodecCost, wire: Wire) -> RoundCost:

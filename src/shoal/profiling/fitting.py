@@ -50,13 +50,14 @@ RealSteps = dict[tuple[int, str, type[Strategy]], float]
 """(width, transport, strategy) -> seconds of a step; what is silent has no transport."""
 
 
-def real_steps(transports: Sequence[str]) -> RealSteps:
+def real_steps(transports: Sequence[str], tell: Callable[[str], None]) -> RealSteps:
     """Seconds of a step with and without messages, over each transport, by trials in several rounds."""
     tasks = {width: net_task(width, WORKERS * steps) for width, steps in STEPS.items()}
     kinds: list[tuple[str, Strategy]] = [(SILENT, Local(period=NEVER))]
     kinds += [(kind, strategy) for kind in transports for strategy in (Sync(), ASGD())]
     taken: dict[tuple[int, str, type[Strategy]], list[float]] = {}
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        tell(f"messages between processes, round {number + 1} of {ROUNDS}")
         for width, task in tasks.items():
             for kind, strategy in kinds:
                 seconds = step_seconds(task, strategy, WORKERS, kind or "processes")

@@ -43,8 +43,7 @@ def measure_profile(tell: Telling = lambda _: None) -> Profile:
     slowdown = measure_slowdown(cores)
     tell("operations on vectors, and codecs")
     profile = Profile(platform.node(), cores, slowdown, measure_vectors(), codecs=measure_codecs())
-    tell("messages between processes")
-    among, served = measure_transports(profile)
+    among, served = measure_transports(profile, tell)
     return replace(profile, transports=among, servers=served)
 
 
@@ -79,15 +78,16 @@ def _between(steps: dict[int, float], size: int) -> float:
     return steps[below] + share * (steps[above] - steps[below])
 
 
-def measure_transports(profile: Profile) -> tuple[dict[str, Wiring], dict[str, Wiring]]:
+def measure_transports(profile: Profile, tell: Telling) -> tuple[dict[str, Wiring], dict[str, Wiring]]:
     """What messages cost among workers, and to a server, over each transport that is modelled and works here.
 
     The profile has what else costs time.
     """
+    tell("links between processes")
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         figures, _ = hear([start_probe(rank, folder) for rank in range(2)])
     works = {kind: found for kind, found in figures.items() if kind in MODELLED and "problem" not in found}
-    real = real_steps(list(works))
+    real = real_steps(list(works), tell)
     fitted = {kind: fit_wirings(profile, kind, latency_of(found), real) for kind, found in works.items()}
     among, served = ({kind: pair[k] for kind, pair in fitted.items()} for k in range(2))
     return among, served

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import types
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import Diverged
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import NOISE, Gradient, LocalStep, NoMoreSteps
+from shoal.core.replica import NOISE, Gradient, LastDeal, LocalStep, NoMoreSteps
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.local_shards import LocalShards, Replicated, local
@@ -333,19 +333,10 @@ class AttachedReplica:
 
     # -- workers that come and go --------------------------------------------------------------
 
-    def redeal(
-        self,
-        place: int,
-        workers: int,
-        step: int,
-        undone: Mapping[int, Sequence[int]],
-        done: Mapping[int, Sequence[int]] | None = None,
-        was: Sequence[int | None] | None = None,
-        dealt: int | None = None,
-    ) -> None:
+    def redeal(self, place: int, workers: int, step: int, last: LastDeal) -> None:
         """From `step` on deal the training data to so many workers, of whom this is number `place`."""
-        since = min((steps[0] for steps in undone.values() if steps), default=step)
-        self.passes.redeal(place, workers, step, since, list(undone))
+        since = min((steps[0] for steps in last.undone.values() if steps), default=step)
+        self.passes.redeal(place, workers, step, since, list(last.undone))
 
     @property
     def place_in_data(self) -> str:

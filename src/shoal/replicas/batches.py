@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.growth import Growth
+from shoal.core.replica import LastDeal
 from shoal.core.seeds import derive, stream
 
 
@@ -169,38 +170,21 @@ class Batches:
 
     # -- dealing to other workers than before --------------------------------------------------
 
-    def redeal(
-        self,
-        place: int,
-        workers: int,
-        step: int,
-        undone: Mapping[int, Sequence[int]],
-        done: Mapping[int, Sequence[int]] | None = None,
-        was: Sequence[int | None] | None = None,
-        dealt: int | None = None,
-    ) -> None:
-        """From `step` on deal to so many workers, of whom this is number `place`.
-
-        By place in the deal so far: what was dealt in the `undone` steps, which are before `step`, comes
-        next, once more; what would come in the `done` steps does not come. `was` is each worker's place in
-        the deal so far, for what it has not handed over yet: if it dies, that comes again. `dealt` is the
-        end of the deal so far, which workers may be past that have done batches of others.
-        """
-        left_undone = [self._indices(k, p) for k, steps in undone.items() for p in steps]
-        former = None if was is None else copy.copy(self)
-        ahead = {(k, p) for k, steps in (done or {}).items() for p in steps}
-        epoch, taken, again, skipped = self._left_at(step if dealt is None else min(step, dealt), ahead)
-        self._done, again = skipped, torch.cat([again, *left_undone])
-        if (
-            self._fixed and not taken and len(again)
-        ):  # an epoch that begins with others' samples has no shares
+    def redeal(self, place: int, workers: int, step: int, last: LastDeal) -> None:
+        """From `step` on deal to so many workers, of whom this is number `place`."""
+        undone = [self._indices(k, p) for k, steps in last.undone.items() for p in steps]
+        former = None if last.was is None else copy.copy(self)
+        ahead = {(k, p) for k, steps in last.done.items() for p in steps}
+        epoch, taken, again, skipped = self._left_at(step if last.end is None else min(step, last.end), ahead)
+        self._done, again = skipped, torch.cat([again, *undone])
+        if self._fixed and not taken and len(again):  # there are no shares beside others' samples
             taken, again = len(self._x), torch.cat([again, self._data(epoch)])
         if self._fixed and taken:
             self._done.pop(epoch, None)
         if taken >= len(self._data(epoch)) and not len(again):
             epoch, taken = epoch + 1, 0
         self._begin, self._again = DataPosition(step, epoch, taken), again
-        self._former, self._was = former, was or ()
+        self._former, self._was = former, last.was or ()
         self._begins = [step]
         self._rank, self._workers, self.position = place, workers, step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.core.identity import NodeIdentity
 from shoal.core.matrices import Matrix
 from shoal.core.products import Product, Recorder
-from shoal.core.replica import NOISE, Gradient, LocalStep, Replica
+from shoal.core.replica import NOISE, Gradient, LastDeal, LocalStep, Replica
 from shoal.core.seeds import derive
 from shoal.core.task import Data, Task
 from shoal.core.vector import Flat, Layout, named_buffers
@@ -194,18 +194,9 @@ class ModuleReplica:
             raise TypeError("splits of data blocks are cut before training and cannot be balanced by speed")
         self.batches.weigh(speeds)
 
-    def redeal(
-        self,
-        place: int,
-        workers: int,
-        step: int,
-        undone: Mapping[int, Sequence[int]],
-        done: Mapping[int, Sequence[int]] | None = None,
-        was: Sequence[int | None] | None = None,
-        dealt: int | None = None,
-    ) -> None:
+    def redeal(self, place: int, workers: int, step: int, last: LastDeal) -> None:
         """From `step` on deal the data to so many workers, of whom this is number `place`."""
-        self._shared_batches.redeal(place, workers, step, undone, done, was, dealt)
+        self._shared_batches.redeal(place, workers, step, last)
 
     def end_of(self, passes: int) -> int:
         """The step after the last of so many passes over the data."""

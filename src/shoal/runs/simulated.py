@@ -104,7 +104,7 @@ def _simulate(
         faults=faults,
         layout=trainable(model)[1],
         codec=plan.codec,
-        mean=_choose_mean(plan, virtual.network),
+        mean=_choose_mean(plan, virtual),
         between_steps=between_steps,
         balanced=plan.balance,
         observers=(curve, Ticker(listener, began)),
@@ -153,9 +153,10 @@ def _buffers(simulation: Simulation, model: nn.Module) -> list[Buffers]:
     return [dict(named_buffers(module)) for module in _modules(simulation, there, model)]
 
 
-def _choose_mean(plan: Plan, network: Network) -> Mean:
-    link = LinkCost.of_network(network.latency, network.bandwidth)
-    return choose_mean(plan.collective, None, plan.codec, plan.workers, link)
+def _choose_mean(plan: Plan, virtual: VirtualTime) -> Mean:
+    link = LinkCost.of_network(virtual.network.latency, virtual.network.bandwidth)
+    maps_memory = virtual.machine is not None and virtual.machine.maps_memory
+    return choose_mean(plan.collective, None, plan.codec, plan.workers, link, maps_memory)
 
 
 def _links_of(network: Network, most: int, workers: int) -> Network:

@@ -49,7 +49,8 @@ class Machine:
     `slowdown[k]` is how many times as long everything takes while k + 1 processes are busy, each on a
     processor of its own: they share caches and memory. `vectors` is what an operation of torch costs outside
     of gradients, by the bytes that it reads and writes: averages, servers and a strategy's own steps consist
-    of these. `encode` and `decode` are seconds a byte of the vector that is compressed or unpacked.
+    of these. `encode` and `decode` are seconds a byte of the vector that is compressed or unpacked. With
+    `maps_memory` the nodes of a host can map each other's memory, as processes of one machine do.
     """
 
     cores: int = 1
@@ -60,6 +61,7 @@ class Machine:
     vectors: Handling = field(default_factory=Handling)
     encode: float = 0.0
     decode: float = 0.0
+    maps_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.cores < 1 or self.per_host < 1:
@@ -132,6 +134,7 @@ class Profile:
             self.vectors,
             speeds.encode,
             speeds.decode,
+            maps_memory=transport == "processes",
         )
 
     def of_run(

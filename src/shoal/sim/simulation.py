@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from itertools import combinations
 from math import isfinite
@@ -31,6 +32,7 @@ from shoal.sim.faults import Crash, Departure, Faults, Weather
 from shoal.sim.hardware import Machine
 from shoal.sim.kernel import Kernel, Resumable, rare_collections
 from shoal.sim.models import Compute, Network, Pace
+from shoal.sim.sharing import SharingTransport
 from shoal.sim.transport import SimTransport, Switch
 from shoal.sim.vector_work import CountedSteps
 from shoal.vocabulary.node import Node
@@ -88,17 +90,17 @@ class Simulation:
         self.kernel = Kernel()
         self._replica = replica
         self._served = served or self._plainly_served
-        self._steps = steps
+        self._steps, self._mean = steps, mean
         self._shards, self._elastic, self._begins_with = shards, elastic, begins_with
         self._compute = compute or Compute()
         self._batch = batch
         self._faults = faults or Faults()
         self._check_faults(nodes, disk is not None)
         self._compute.check(workers)
-        self._switch = Switch(self.kernel, network or Network(), seed, weather, machine)
+        kind = SharingTransport if machine is not None and machine.maps_memory else SimTransport
+        self._switch = Switch(self.kernel, network or Network(), seed, weather, machine, kind)
         self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
         self._common: dict[str, Any] = {
-            "mean": mean,
             "codec": codec or Identity(),
             "layout": layout,
             "seed": seed,
@@ -126,10 +128,11 @@ class Simulation:
         if me.is_server:
             begins = me.own_slice(self._centre.numel()).start
             server = self._served(me)
-            return Engine(end, server, me, log=self._disks.get(rank), begins=begins, **self._common)
+            log = self._disks.get(rank)
+            return Engine(end, server, me, log=log, begins=begins, mean=self._mean, **self._common)
         duration = self._duration(Pace(self._compute, rank, self._common["seed"]))
         worker = self._replica(rank) if own is None else own
-        return Engine(end, worker, me, duration=duration, **self._common)
+        return Engine(end, worker, me, duration=duration, mean=copy(self._mean), **self._common)
 
     def _check_faults(self, nodes: int, servers_write: bool) -> None:
         elastic = self._elastic

@@ -37,9 +37,10 @@ class Switch:
         seed: int,
         weather: Weather | None = None,
         machine: Machine | None = None,
+        kind: type[SimTransport] | None = None,
     ) -> None:
         self.kernel = kernel
-        self.machine = machine
+        self.machine, self._kind = machine, kind or SimTransport
         self._hosts: dict[int, Processors] = {}
         self.ends: list[SimTransport] = []
         self.links = Links(kernel, self.ends)
@@ -52,7 +53,7 @@ class Switch:
 
     def add(self) -> SimTransport:
         """Add a node with the next rank, and return its transport."""
-        end = SimTransport(self, len(self.ends))
+        end = self._kind(self, len(self.ends))
         self.ends.append(end)
         return end
 
@@ -68,17 +69,17 @@ class Switch:
         if weather is None or m.tag in NOTICES or self.kernel.now >= weather.until:
             used = self.links.is_used
             self.transfer(
-                src, dst, m, self._arrival(src, dst, m) if used else partial(self.ends[dst].deliver, m)
+                src, dst, m, self.arrival(src, dst, m) if used else partial(self.ends[dst].deliver, m)
             )
             return
         for _ in range(2 if dice.random() < weather.double else 1):
             if dice.random() >= weather.loss:
                 late = dice.random() * weather.delay
                 copy = m.copied(m.src, tuple(p.clone() for p in m.parts))
-                arrive = self._arrival(src, dst, copy)
+                arrive = self.arrival(src, dst, copy)
                 self.kernel.after(late, partial(self.transfer, src, dst, copy, arrive))
 
-    def _arrival(self, src: int, dst: int, m: Message) -> Callable[[], None]:
+    def arrival(self, src: int, dst: int, m: Message) -> Callable[[], None]:
         """What happens when `m`, sent now, comes to the end of its way."""
         links = self.links
         if not links.is_used or src == dst:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import Parameters
+from shoal.core.replica import LastDeal, Parameters
 from shoal.engine.engine import Engine
 from shoal.storage.checkpoint import Checkpoints
 from shoal.storage.saved_crew import SavedCrew
@@ -81,13 +81,13 @@ class ChangedCrew:
             undone |= {rank: [*undone[rank], *since] for rank in crew.members if rank not in held}
         was = [dealt.index(rank) if rank in held else None for rank in there]
         at = {rank: place for place, rank in enumerate(dealt)}
-        engine.deal_anew(
-            deal,
-            {at[rank]: steps for rank, steps in undone.items() if steps},
-            {at[rank]: steps for rank, steps in done.items() if steps},
-            was if any(held.values()) else None,
-            crew.steps or None,
+        last = LastDeal(
+            undone={at[rank]: steps for rank, steps in undone.items() if steps},
+            done={at[rank]: steps for rank, steps in done.items() if steps},
+            was=was if any(held.values()) else None,
+            end=crew.steps or None,
         )
+        engine.deal_anew(deal, last)
 
     def _samples_of_the_gone(self) -> int:
         """Samples in the model that none of the workers that go on has counted."""

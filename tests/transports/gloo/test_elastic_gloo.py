@@ -69,6 +69,22 @@ def test_a_sum_that_is_called_off_ends_for_all_and_the_next_group_sums_again(end
     assert in_threads(WORKERS, live) == [[4.0] * 5, [], [4.0] * 5]
 
 
+def test_who_does_not_come_in_time_is_named(ends):
+    def live(rank: int) -> str:
+        end = ends[rank]
+        end.regroup((0, 1, 2), 0, never)
+        total(end)
+        if rank == 1:
+            return ""
+        with pytest.raises(PeerLost, match="was broken off") as lost:
+            drive(end.all_reduce(torch.ones(5), timeout=3.0))
+        return str(lost.value)
+
+    first, _, third = in_threads(WORKERS, live)
+    sentence = ". worker 1 did not come to it within 3 s"
+    assert first.endswith(sentence) or third.endswith(sentence)  # who waited longer, or both
+
+
 def test_who_closes_breaks_off_the_sum_of_the_others(ends):
     def live(rank: int) -> str:
         end = ends[rank]

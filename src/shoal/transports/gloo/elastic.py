@@ -55,23 +55,35 @@ class ElasticGloo(SocketTransport):
         Raises PeerLost if that is called off, or after `timeout` seconds. Then `v` is undefined, and every
         later call fails until the next `regroup`.
         """
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        timeout = self.timeout if timeout is None else timeout
+        ring = self._ring = self._ring or self._new_ring()
+        began = time.monotonic()
 
         def give_up() -> bool:
-            return self._is_called_off() or time.monotonic() > deadline
+            waited = time.monotonic() - began
+            if waited > timeout / 2:
+                ring.say_here()
+            return self._is_called_off() or waited > timeout
 
-        if self._ring is None:
-            assert self._store is not None, "a transport that is closed has no all-reduce"
-            place, size = self._members.index(self.rank), len(self._members)
-            names = ".".join(map(str, self._members))
-            self._ring = GlooRing(self._store, f"ring of {names} in epoch {self._epoch}", place, size)
-        self._ring.sum(v, give_up)
+        try:
+            ring.sum(v, give_up)
+        except PeerLost as error:
+            late = [f"worker {self._members[place]}" for place in ring.late()]
+            if not late or self._is_called_off() or time.monotonic() - began <= timeout:
+                raise
+            raise PeerLost(f"{error}. {', '.join(late)} did not come to it within {timeout:g} s") from error
         return ring_bytes(v.nbytes, len(self._members))
 
     async def close(self) -> None:
         """Leave the group, then the run."""
         self._leave_ring()
         await super().close()
+
+    def _new_ring(self) -> GlooRing:
+        assert self._store is not None, "a transport that is closed has no all-reduce"
+        place, size = self._members.index(self.rank), len(self._members)
+        names = ".".join(map(str, self._members))
+        return GlooRing(self._store, f"ring of {names} in epoch {self._epoch}", place, size)
 
     def _leave_ring(self) -> None:
         if self._ring is not None:
@@ -89,11 +101,13 @@ class GlooRing:
         self._group: GlooGroup | None = None
         self._gpus: Any = None  # a ProcessGroupNCCL
         self._is_broken = False
+        self._begun = self._said = 0  # all-reduces; the last that others know we have come to
 
     def sum(self, v: Tensor, give_up: Callable[[], bool]) -> None:
         """Sum `v` over the workers, in place. Raises PeerLost when `give_up` says so, or one leaves."""
         if self._is_broken:
             raise PeerLost(f"the {self._name} is broken")
+        self._begun += 1
         try:
             group = self._group or self._form(v, give_up)
             if self._gpus is not None:
@@ -107,6 +121,17 @@ class GlooRing:
         except RuntimeError as error:
             self.close()
             raise PeerLost(f"an all-reduce in the {self._name} was broken off: {error}") from error
+
+    def say_here(self) -> None:
+        """Let the others know that this worker waits in the all-reduce, should one ask who is late."""
+        if self._said < self._begun:
+            self._said = self._begun
+            self._store.set(f"waits/{self._begun}/{self._place}", "")
+
+    def late(self) -> list[int]:
+        """The places of those who have not said that they wait in the last all-reduce."""
+        others = (place for place in range(self._size) if place != self._place)
+        return [place for place in others if not self._store.check([f"waits/{self._begun}/{place}"])]
 
     def close(self) -> None:
         """Break off an all-reduce under way, here and at the others, and release the group."""

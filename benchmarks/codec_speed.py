@@ -1,7 +1,7 @@
 """How fast codecs write vectors down and read them back, as ratios to a copy in memory in the same run.
 
-    python benchmarks/codecs.py [--elements 75_000_000] [--rounds 5] [--codecs fp16,one_bit] [--device cuda]
-        [--arrived] [--lines 5_000_000] [--json FILE]
+    python benchmarks/codec_speed.py [--elements 75_000_000] [--rounds 5] [--codecs fp16,one_bit]
+        [--device cuda] [--arrived] [--lines 5_000_000] [--json FILE]
 
 One thread compresses 75 million float32 (300 MB), the layers of a model, again and again. What a payload
 lacks is kept and added the next time where the codec does so by default; checksums are part of it. Every
@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -190,25 +191,21 @@ class OnDevice:
         self.busy = torch.zeros(2, ELEMENTS, device="cuda")  # ten copies take longer than any call
 
     def __call__(self, work: Work) -> float:
-        began, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         for _ in range(10):
             self.busy[0].copy_(self.busy[1])
         began.record()
         work()
         done.record()
         done.synchronize()
-        return began.elapsed_time(done) / 1e3
+        return float(began.elapsed_time(done)) / 1e3
 
 
 @contextmanager
 def lines_of_torch() -> Iterator[None]:
     """Without kernels."""
-    had = kernels._has_numba, kernels._has_triton
-    kernels._has_numba = kernels._has_triton = lambda: False
-    try:
+    with patch.multiple(kernels, _has_numba=lambda: False, _has_triton=lambda: False):
         yield
-    finally:
-        kernels._has_numba, kernels._has_triton = had
 
 
 def show(full: Figures, few: Figures, alone: Figures | None) -> dict[str, float]:
