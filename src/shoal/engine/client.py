@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -243,13 +243,19 @@ class Client:
             else:
                 self._refusals = 0
 
-    async def _hear(self, question: Question) -> Message:
+    def _hear(self, question: Question) -> Coroutine[Any, Any, Message]:
         """The answer, if need be from the first server instead of another that dies meanwhile."""
-        rank, asked = question[0], self._mailbox.asked(question)
+        me = self._identity
+        is_first = question[0] < me.workers + me.shards
+        return (self._mailbox.answer if is_first or me.is_server else self._hear_any)(question)
+
+    async def _hear_any(self, question: Question) -> Message:
+        asked = self._mailbox.asked(question)
         try:
             return await self._mailbox.answer(question)
         except PeerLost:
-            if self._identity.is_server or rank == self._or_first(rank):
+            rank = question[0]
+            if rank == self._or_first(rank):
                 raise
             return await self._answer(self._or_first(rank), replace(asked))
 
@@ -300,9 +306,9 @@ class Client:
             is_safe = not keeps or all(self._mailbox.has_answer(other) for other, _ in questions[k + 1 :])
             return places[k] if is_safe else self._spare_room(whole)[questions[k][1]]
 
-        answers = [
-            await self._state(question, partial(room_for, k)) for k, (question, _) in enumerate(questions)
-        ]
+        answers = []
+        for k, (question, _) in enumerate(questions):  # no list comprehension: it would be one more coroutine
+            answers.append(await self._state(question, partial(room_for, k)))
         for answer, place in zip(answers, places, strict=True):
             if answer.body is not place:
                 place.copy_(answer.body)

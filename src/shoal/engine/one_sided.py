@@ -43,6 +43,11 @@ class OneSided:
         """Whether peers can read this tensor in place."""
         return self._lender is not None and v is self._replica.x
 
+    @property
+    def can_lend(self) -> bool:
+        """Whether peers can read the parameters in place."""
+        return self._lender is not None
+
     async def reclaim(self) -> None:
         """Before the parameters change: wait until nobody reads them."""
         if self._lender is not None:
