@@ -9,8 +9,9 @@ network, jitter, messages to a server, and a gradient of ten elements at every s
 With a task it also runs BMUF on as many workers with real gradients: one pass, four samples a worker and
 step, averages every four steps. Its floor is the same number of batches in a plain loop of PyTorch.
 
-The last line is JSON: events_per_second and easgd_<workers>x<steps>_seconds, medians of the repeats; with a
-task bmuf_<workers>_seconds and plain_loop_seconds, both of the processor.
+Seconds are those of the processor, whatever else the machine does. The last line is JSON: events_per_second
+and easgd_<workers>x<steps>_seconds, medians of the repeats; with a task bmuf_<workers>_seconds and
+plain_loop_seconds.
 """
 
 from __future__ import annotations
@@ -101,16 +102,6 @@ def processor_seconds(action: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def clock(action: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each repeat."""
-    taken = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        action()
-        taken.append(time.perf_counter() - began)
-    return taken
-
-
 def real_gradients(word: str, workers: int) -> dict[str, float]:
     """Processor seconds of BMUF, and those of the plain loop that it cannot beat; data is loaded before."""
     task = TASKS.make(word)
@@ -138,13 +129,14 @@ def main() -> None:
     torch.set_num_threads(1)
 
     events = sleep(options.events)
-    rates = [events / seconds for seconds in clock(lambda: sleep(options.events), options.repeats)]
-    took = clock(lambda: easgd(options.workers, options.steps), options.repeats)
+    repeats = range(options.repeats)
+    rates = [events / processor_seconds(lambda: sleep(options.events)) for _ in repeats]
+    took = [processor_seconds(lambda: easgd(options.workers, options.steps)) for _ in repeats]
     simulated = easgd(options.workers, options.steps)
 
     table = Table(
         title="The simulator on one core",
-        caption=f"Medians of {options.repeats}, in brackets the smallest and the largest.",
+        caption=f"Processor time. Medians of {options.repeats}, in brackets the smallest and the largest.",
     )
     table.add_column("what")
     table.add_column("figure", justify="right")

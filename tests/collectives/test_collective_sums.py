@@ -1,12 +1,13 @@
 """Tree, butterfly, ring and Rabenseifner: what comes out, for any number of workers and any length."""
 
+import sys
 from dataclasses import dataclass
 
 import pytest
 import torch
 from adding import add
 
-from shoal.collectives import ALGORITHMS, averaging, stripes
+from shoal.collectives import ALGORITHMS, averaging, exchange, stripes
 from shoal.collectives.cube import Cube
 from shoal.core.errors import WireError
 from shoal.core.replica import Parameters
@@ -56,6 +57,25 @@ def test_where_messages_dawdle_no_sum_takes_in_those_of_the_next(name):
     for node in run.nodes:
         assert node.x.tolist() == [63.0 * 6 * 6] * 100
         assert not node.mailbox.has_arrived()
+
+
+@pytest.mark.parametrize("workers", [2, 5, 8])
+def test_halves_that_are_lent_give_the_same_run_as_copies(workers, monkeypatch):
+    generator = torch.Generator().manual_seed(workers)
+    vectors = [torch.randn(101, generator=generator) for _ in range(workers)]
+    slow = {(a, b): Link(latency=0.1 * (a + 2 * b), bandwidth=1e4) for a in range(8) for b in range(a)}
+    options = {"times": 3, "network": Network(latency=0.01, bandwidth=1e5, links=slow)}
+    lent = add("rabenseifner", vectors, **options)
+    lending = sys.modules["shoal.collectives.rabenseifner"]
+    copies = []
+
+    def give(group, dst, tag, v, is_settled=False):
+        copies.append(is_settled)
+        return exchange.give(group, dst, tag, v)
+
+    monkeypatch.setattr(lending, "give", give)
+    assert add("rabenseifner", vectors, **options).digest() == lent.digest()  # every message, time and bit
+    assert any(copies)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def test_no_vector_is_made_of_the_gradient():
     replica = replica_of(blobs())
     drive(replica.step(passes))
     assert replica._g is None
+    assert all(p.grad is None for p in replica.model.parameters())  # nor kept
 
 
 @pytest.mark.parametrize("word", ["momentum", "adamw"])

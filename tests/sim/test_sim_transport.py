@@ -1,7 +1,9 @@
 """The simulator keeps every promise that real transports keep."""
 
 import pytest
+import torch
 
+from shoal.core.transport import Message
 from shoal.sim import Kernel, Network
 from shoal.sim.transport import Switch
 from shoal.testing.conformance import CHECKS
@@ -39,6 +41,21 @@ def world_on(network):
 @pytest.mark.whole
 def test_the_simulator_conforms(check, network):
     check(world_on(NETWORKS[network]))
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_what_is_settled_travels_without_a_copy(is_settled):
+    v = torch.zeros(3)
+
+    async def body(end):
+        if end.rank == 0:
+            await end.send(1, Message("v", (v,), is_settled=is_settled))
+            return v.fill_(1.0)
+        return (await end.recv()).body
+
+    sent, received = world_on(Network.parse("1Gbit,1ms"))(2, body)
+    assert (received is sent) == is_settled
+    assert received.tolist() == ([1.0] * 3 if is_settled else [0.0] * 3)
 
 
 def test_a_fault_for_nobody_is_refused():

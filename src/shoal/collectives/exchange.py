@@ -6,8 +6,9 @@ the same order. So a tag per purpose is enough to tell messages apart: those of 
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,9 +17,9 @@ from shoal.core.transport import Message
 from shoal.engine.group import Group
 
 
-async def give(group: Group, dst: int, tag: str, v: Tensor) -> None:
-    """Send `v` without compression. You may change `v` afterwards."""
-    await group.send(dst, Message(tag, (v,)))
+def give(group: Group, dst: int, tag: str, v: Tensor, is_settled: bool = False) -> Coroutine[Any, Any, None]:
+    """Send `v` without compression. You may change `v` afterwards, unless it is settled until it is read."""
+    return group.send(dst, Message(tag, (v,), is_settled=is_settled))
 
 
 async def take(group: Group, src: int, tag: str, like: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ async def _halve_and_double(group: Group, v: Tensor, cube: Cube) -> None:
     for bit in reversed(cube.bits):
         partner = cube.worker_at(corner ^ bit)
         mine, theirs = v[block(whole, cube, corner, bit)], v[block(whole, cube, corner ^ bit, bit)]
-        await give(group, partner, "halving", theirs)
+        await give(group, partner, "halving", theirs, is_settled=True)  # until the partner gives it back
         mine.add_(await take(group, partner, "halving", mine))
     for bit in cube.bits:
         partner = cube.worker_at(corner ^ bit)

@@ -58,6 +58,7 @@ class Message:
     clock: int = 0  # steps that the sender has done
     incarnation: int = 0  # how often the sender was started again
     release: Callable[[], bool] | None = None  # of lent parts: call it once they are read; see Lends
+    is_settled: bool = False  # whether nobody changes the parts before they are read, so they need no copy
 
     @property
     def body(self) -> Tensor:
@@ -80,7 +81,7 @@ class Message:
         new = object.__new__(type(self))
         new.tag, new.parts, new.src, new.seq, new.count = self.tag, parts, src, self.seq, self.count
         new.version, new.rate, new.clock = self.version, self.rate, self.clock
-        new.incarnation, new.release = self.incarnation, self.release
+        new.incarnation, new.release, new.is_settled = self.incarnation, self.release, self.is_settled
         return new
 
 
@@ -111,7 +112,7 @@ class Transport(Protocol):
         ...
 
     async def send(self, dst: int, m: Message) -> None:
-        """Hand `m` over to the network. The caller may change the tensors once this returns.
+        """Hand `m` over to the network. The caller may change the tensors once this returns, unless settled.
 
         Never waits for `dst` to receive, with one exception: over gRPC, which bounds what a node keeps for
         others, a large message waits until there is room for it. To a peer that is gone it does nothing: the

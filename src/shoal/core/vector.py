@@ -240,6 +240,11 @@ class Flat:
                 seen = view if self.active is None else view.clone()
                 p.grad = seen if p.requires_grad else None
 
+    def drop_gradients(self) -> None:
+        """Forget what back-propagation left."""
+        for p in self.parameters:
+            p.grad = None
+
     def is_active(self, number: int) -> bool:
         """Whether the gradient of that parameter counts."""
         return self.active is None or number in self.active

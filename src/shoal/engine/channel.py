@@ -65,10 +65,13 @@ class Channel:
         """While inside, what the node computes takes no virtual time by itself: it is counted elsewhere."""
         return _NOTHING if self._worker is None else self._worker.apart()
 
-    def call_apart(self, listener: Callable[..., None], *about: Any) -> None:
-        """Tell an observer of something, in no virtual time."""
+    def call_apart(self, action: Callable[..., None], *about: Any) -> None:
+        """Do something, as telling an observer, that takes no virtual time by itself."""
+        if not self.counts_work:
+            action(*about)
+            return
         with self.apart():
-            listener(*about)
+            action(*about)
 
     async def await_apart(self, hook: Callable[..., Awaitable[None]], *about: Any) -> None:
         """Do what is done between two steps, such as saving them; what it computes takes no virtual time."""

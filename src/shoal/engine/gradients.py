@@ -69,19 +69,12 @@ class Gradients:
         self._mailbox = mailbox
         self._progress = progress
         self._background = background
-        self._steps_alone: StepsAlone | None = None
-        if offers(type(replica), StepsAlone):
-            self._steps_alone = cast(StepsAlone, replica)
-
-    @property
-    def may_step(self) -> bool:
+        self.may_step = offers(type(replica), StepsAlone)
         """Whether `step` can be called: the replica takes a step without handing its gradient over."""
-        return self._steps_alone is not None
 
     async def step(self) -> None:
         """One step of the replica's optimizer on the next batch."""
-        assert self._steps_alone is not None
-        await self.computed(partial(self._steps_alone.step, self._check))
+        await self.computed(partial(cast(StepsAlone, self._replica).step, self._check))
 
     async def next(self, handlers: Handlers | None = None) -> Tensor:
         """The gradient on the next batch at `x`. Raises NoMoreSteps when the user's loop has ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from copy import copy
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -74,10 +74,10 @@ class Group:
         self.coding.states.clear()
         self.measured.clear()
 
-    async def send(self, dst: int, m: Message) -> None:
-        """Send a message exactly; the caller may change its tensors afterwards."""
+    def send(self, dst: int, m: Message) -> Coroutine[Any, Any, None]:
+        """Send a message exactly; the caller may change its tensors afterwards, unless they are settled."""
         m.version = self._stamp
-        await self._channel.send(self._members[dst], m)
+        return self._channel.send(self._members[dst], m)
 
     def can_show(self) -> bool:
         """Whether this worker and each of the others can map each other's memory."""
@@ -97,19 +97,16 @@ class Group:
         group.coding = self.coding.uncompressed(like)
         return group
 
-    async def take(self, tag: str, src: int) -> Message:
+    def take(self, tag: str, src: int) -> Coroutine[Any, Any, Message]:
         """The next message of `src` with that tag.
 
         Raises PeerLost as soon as any worker is lost: a sum that lacks one cannot be completed.
         """
-        return await self._found(tag, src, needed=self._members)
+        return self._mailbox.find(tag, self._members[src], self._members, self.handlers, self._stamp)
 
-    async def recv(self, tag: str, src: int) -> Message:
+    def recv(self, tag: str, src: int) -> Coroutine[Any, Any, Message]:
         """The next message of `src` with that tag. Raises PeerLost if `src` is lost."""
-        return await self._found(tag, src)
-
-    async def _found(self, tag: str, src: int, needed: Container[int] = ()) -> Message:
-        return await self._mailbox.find(tag, self._members[src], needed, self.handlers, self._stamp)
+        return self._mailbox.find(tag, self._members[src], (), self.handlers, self._stamp)
 
     @property
     def _stamp(self) -> int:

@@ -116,7 +116,7 @@ class Service:
                 if fewer:
                     await self._save_if_all_have()
                 if isinstance(m, _SHOWN) or fewer:
-                    if isinstance(m, News) or not isinstance(m, Pull):
+                    if self._one_sided.can_lend and (isinstance(m, News) or not isinstance(m, Pull)):
                         await self._one_sided.reclaim()  # the algorithm may change the parameters
                     yield m if isinstance(m, _SHOWN) else Fewer(src=m.src)
                 await self._settle(m)
@@ -249,7 +249,8 @@ class Service:
         if isinstance(m, More) and self._ledger.has_gone_on(m):  # a late copy of what was rolled back
             return False
         decoded = None
-        if isinstance(m, Push) and (decoded := await self._checked(m)) is None:
+        if isinstance(m, Push) and (decoded := self._checked(m)) is None:
+            await self._flush()
             return False
         if self._log is not None and not self._replaying:
             self._log.append(m)
@@ -257,7 +258,7 @@ class Service:
             m.parts = decoded
         return True
 
-    async def _checked(self, m: Push) -> tuple[Tensor, ...] | None:
+    def _checked(self, m: Push) -> tuple[Tensor, ...] | None:
         """The vector of a push, and its numbers; refused, and None, where it would spoil the model."""
         version = self._progress.version
         try:
@@ -266,7 +267,7 @@ class Service:
             text = describe_refusal(self._identity.name_of(m.src), m.clock, str(problem))
             self._channel.note_fault(text)
             reason = torch.tensor(list(text.encode()[:400]), dtype=torch.uint8)
-            await self._answer(m.src, Refused(parts=(reason,), seq=m.seq, version=version))
+            self._answers.append((m.src, Refused(parts=(reason,), seq=m.seq, version=version)))
             return None
         self._channel.meter.staleness[max(0, version - m.version)] += 1
         return decoded

@@ -80,7 +80,8 @@ class Work:
 
         Waits until it is clear that none is left: with a server, until every batch is in the model.
         """
-        await self._cross_edge()
+        if self.edges is not None:
+            await self._cross_edge()
         if self.balance is not None:
             self.balance.measure()
         if self.between_steps is not None:

@@ -113,6 +113,7 @@ class ModuleReplica:
             self.descend(self._flat.gradient(self._buffer))  # few optimizers take sparse gradients
         else:
             self._optimizer.step()
+        self._flat.drop_gradients()  # their memory is warm for another worker of this process
         return LocalStep(len(y), loss)
 
     @property
@@ -167,8 +168,7 @@ class ModuleReplica:
 
     def _propagate(self, x: Tensor, y: Tensor) -> float | None:
         """Compute the gradients of one batch. Returns its loss, or None if the loss is an empty tensor."""
-        for p in self._flat.parameters:
-            p.grad = None
+        self._flat.drop_gradients()
         self._part.load(self._agrees)
         with self._own_noise(), self._recorder.recording() if self._recorder else nullcontext():
             loss = self._part.propagate(x if self._augment is None else self._augment(x), y)

@@ -153,7 +153,8 @@ class Wires:
         else:
             link = network.link(src, dst)
             latency, length = link.latency, nbytes / link.bandwidth
-        start = max(now, self._out_free.get(src, 0.0))
+        free = self._out_free.get(src, 0.0)
+        start = now if now > free else free
         self._out_free[src] = start + length
         head = start + latency
         if network.loss:
@@ -165,9 +166,8 @@ class Wires:
 
     def enter(self, dst: int, length: float, now: float) -> float:
         """Occupy the receiver's port with a message whose head arrives now. Returns when its tail arrives."""
-        download = self._network.download
-        tail = max(now + length, self._in_free.get(dst, 0.0) + length / download)
-        self._in_free[dst] = tail
+        tail, behind = now + length, self._in_free.get(dst, 0.0) + length / self._network.download
+        self._in_free[dst] = tail = behind if behind > tail else tail
         return tail
 
 

@@ -248,11 +248,11 @@ class Simulation:
         has_faults = bool(self._faults.crashes or self._faults.pauses)
 
         def duration(engine: Engine, samples: int) -> float:
-            me, done, planned = engine.identity, engine.progress, 0.0
-            if has_faults and not me.incarnation:  # each happens once
-                planned = self._faults.delay(me.rank, done.t)
+            planned, restarted = 0.0, engine.identity.incarnation
+            if has_faults and not restarted:  # each happens once
+                planned = self._faults.delay(engine.rank, engine.t)
             if pace.is_new:
-                pace.begin_at(0 if me.incarnation else done.clock)
+                pace.begin_at(0 if restarted else engine.progress.clock)
             batches = 1.0 if self._batch is None else self._compute.of(samples, self._batch)
             return pace.next() * batches + planned
 

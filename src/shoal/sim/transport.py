@@ -167,7 +167,7 @@ class SimTransport:
         self._busy_until = moment
 
     async def send(self, dst: int, m: Message) -> None:
-        """Copy `m` and hand it to the network; the sender does not wait, but for its own disk."""
+        """Hand `m` to the network, copied unless it is settled; the sender waits for its own disk alone."""
         if self._busy_until > self._kernel.now:
             await self._written()
         if self._machine is not None:
@@ -396,4 +396,6 @@ class SimTransport:
 
 
 def _copies(m: Message) -> tuple[Tensor, ...]:
-    return m.parts and tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])
+    if m.is_settled or not m.parts:
+        return m.parts
+    return tuple([p.detach().clone() if p.requires_grad else p.clone() for p in m.parts])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import torch
@@ -83,8 +84,8 @@ class EASGD(Strategy):
             await w.push(SERVER, force)
         return force
 
-    async def _local_step(self, w: Node) -> None:
-        await w.step()
+    def _local_step(self, w: Node) -> Awaitable[None]:
+        return w.step()
 
 
 @dataclass(frozen=True)

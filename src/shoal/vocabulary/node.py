@@ -131,11 +131,11 @@ class Node(AnyNode):
 
         Raises Diverged as `grad` does, before the step.
         """
-        gradients = self.engine.gradients
-        if gradients.may_step and self._answers is None:
+        gradients, answers = self.engine.gradients, self._answers
+        if gradients.may_step and answers is None:
             await gradients.step()
         else:  # those who answer meanwhile may read `x`
-            self.descend(await self.grad())
+            self.descend(await gradients.next(answers))
 
     def descend(self, g: Tensor, push: Push | None = None, scale: float = 1.0) -> None:
         """One step of the user's optimizer along -g.
@@ -146,8 +146,7 @@ class Node(AnyNode):
         channel, replica = self.engine.channel, self.engine.replica
         began = channel.now()
         if push is None:
-            with channel.apart():  # a measured gradient has its update in it
-                replica.descend(g)
+            channel.call_apart(replica.descend, g)  # a measured gradient has its update in it
         elif not isinstance(replica, Parameters):
             raise TypeError("a worker steps with its own optimizer; leave the push out")
         elif push.count or g.any():
@@ -220,7 +219,7 @@ class Node(AnyNode):
         """The parameters of `src` as they were when it answered, written to `out` if that is given.
 
         Exact: codecs are not applied. Waits one round trip. Raises PeerLost if `src` dies first: `out` is
-        then as it was, unless a single server took back, after 5 s, what this node was reading in place.
+        then as it was, unless a server took back, after 5 s, what this node was reading in place.
         """
         client = self.engine.client
         return Operation(partial(client.start_pull, src, out, False), partial(client.pull, src, out))
