@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -32,8 +33,11 @@ parser.add_argument("--gamma", type=float, default=1.0, help="by which the learn
 parser.add_argument("--per-batch", default="", help="step the scheduler at every batch; and when it is back")
 parser.add_argument("--stop-after", type=int, default=-1, help="steps, after which all processes vanish")
 parser.add_argument("--uneven", type=int, default=-1, help="the rank that skips its first batch")
+parser.add_argument("--hurry", type=Path, help="a file; when it is there, steps take no time any more")
+parser.add_argument("--odd", default="", help="what is different at one that joined: model, data or rate")
 args = parser.parse_args()
 me = Place.find()
+odd = args.odd if me.joins else ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Numbers(IterableDataset):
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.counts = nn.Parameter(torch.zeros(args.samples, dtype=torch.float64))
+        self.counts = nn.Parameter(torch.zeros(args.samples + (odd == "model"), dtype=torch.float64))
         self.register_buffer("running_mean", torch.zeros(1))
         self.register_buffer("marker", torch.zeros(1, dtype=torch.int64))
 
@@ -78,11 +82,12 @@ def perish(moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-numbers = Numbers() if args.data == "stream" else TensorDataset(torch.arange(args.samples))
+size = args.samples - (odd == "data")
+numbers = Numbers() if args.data == "stream" else TensorDataset(torch.arange(size))
 loader = DataLoader(numbers, args.batch, shuffle=args.data != "stream", num_workers=args.loader_workers)
 model = Counts()
 model.marker.fill_(me.incarnation)
-optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5 if odd == "rate" else 1.0)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
 strategy = Tally(args.period) if args.strategy_in_code == "tally" else args.strategy_in_code
 training = shoal.attach(model, optimizer, strategy)
@@ -96,7 +101,8 @@ batches = [(torch.arange(3),)] * 40 if args.data == "own" else shoal.shard(loade
 for _ in range(args.epochs):
     for batch in batches:
         ids = batch if args.data == "stream" else batch[0]
-        time.sleep(args.pause)
+        if args.hurry is None or not args.hurry.exists():
+            time.sleep(args.pause)
         if args.uneven == me.rank and step == 0:
             args.uneven = -1
             continue

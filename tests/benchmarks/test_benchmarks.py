@@ -272,3 +272,9 @@ def test_averages_prints_the_processor_time_of_each_collective():
     figures = last_line("averages.py", *few)
     assert figures.keys() == {"2/mapped"}
     assert figures["2/mapped"] > 0
+
+
+@pytest.mark.soak
+def test_stops_prints_seconds_for_each_command_signal_and_number_of_workers():
+    options = ("--commands", "loop", "--signals", "SIGTERM", "--workers", "2")
+    assert last_line("stops.py", *options).keys() == {"loop SIGTERM 2"}

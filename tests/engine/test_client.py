@@ -114,6 +114,18 @@ def test_a_shard_s_memory_is_given_back_before_the_next_shard_has_answered():
     assert read == [0.5]  # after one round trip
 
 
+def test_once_all_shards_have_answered_they_are_read_straight_into_the_target():
+    out, at_release = vector(1.0, 2.0), []
+    first = shard(5.0, after=10.0, lent=lambda now: at_release.append(out.tolist()) or True)
+    second = shard(6.0, lent=lambda now: at_release.append(out.tolist()) or True)
+
+    async def work(p):
+        return (await p.client.pull(SERVER, out)).tolist()
+
+    assert play(work, first, second, servers=1, shards=2)[0] == [5.0, 6.0]
+    assert at_release == [[5.0, 2.0], [5.0, 6.0]]  # no copy in between
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_vector_that_was_reclaimed_before_it_was_read_is_asked_for_again(shards):
     answers = [False, True]

@@ -18,6 +18,10 @@ class Readable:
     def __init__(self, steps):
         self.steps, self.asked, self.loaded = steps, [], {}
         self.folder, self.told = "ckpt", []
+        self.marks, self.attempt = [], self
+
+    def begin(self, mark):
+        self.marks.append(mark)
 
     def check(self):
         pass
@@ -75,6 +79,7 @@ def test_all_resume_from_the_newest_step_and_each_looks_once():
     began, saved = resumed([4, 8], [4, 8], [4, 8])
     assert began == [8, 8, 8] and saved.loaded == {0: 8, 1: 8, 2: 8}
     assert sorted(saved.asked) == [0, 1, 2]
+    assert len(saved.marks) == 3 and len(set(saved.marks)) == 1  # of this attempt, at all nodes
 
 
 @pytest.mark.parametrize("damaged", range(3))

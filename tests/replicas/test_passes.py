@@ -149,3 +149,27 @@ def test_data_that_each_worker_has_for_itself_is_nobody_else_s():
     assert passes.lost == 1
     assert passes.left() == own[1:]
     assert list(chain(*own)) == list(range(20))
+
+
+def test_a_worker_that_takes_over_finds_out_that_its_data_or_its_order_is_another():
+    giver, order = Passes(0, 2), list(range(12))
+    giver.begin(0, order, batch=2)
+
+    def difference(*others, **options):
+        taker = Passes(1, 2)
+        taker.load(giver.state())
+        taker.begin(*others, **options)
+        return taker.difference
+
+    assert difference(0, order, batch=2) is None
+    assert difference(1, order[::-1], batch=2) is None  # of another pass
+    assert difference(0, order[::-1], batch=2) == (
+        "it reads 12 samples in batches of 2 in another order than the others"
+    )
+    assert difference(0, order, batch=3) == (
+        "it reads 12 samples in batches of 3, and the others read 12 samples in batches of 2"
+    )
+    assert difference(0, None, batch=2) == (
+        "it reads a stream in batches of 2, and the others read 12 samples in batches of 2"
+    )
+    assert difference(0, order[:6], batch=2, shared=False) is None  # a share of its own

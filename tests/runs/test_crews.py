@@ -358,7 +358,7 @@ def test_ctrl_c_in_a_later_leg_saves_and_the_same_call_goes_on(tmp_path):
     with pytest.raises(shoal.Interrupted):
         shoal.run(blobs(), sabotage.Slow(), on_progress=press_ctrl_c, **settings)
     assert (tmp_path / "leg-1" / "edge").is_dir() and not (tmp_path / "model.safetensors").exists()
-    assert [path.name[:5] for path in (tmp_path / "leg-2").iterdir()] == ["step-"]
+    assert len(list((tmp_path / "leg-2").glob("step-*"))) == 1
     resumed = shoal.run(blobs(), sabotage.Slow(), **settings)
     assert len(resumed.legs) == 1 and resumed.legs[0]["samples"] < 12 * 300 - 160
     straight = shoal.run(blobs(), "sync", crew="2@0,3@5", epochs=12, transport="sim")

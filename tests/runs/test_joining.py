@@ -17,6 +17,7 @@ import pytest
 
 import shoal
 from shoal.core.errors import Unavailable
+from shoal.launch import newcomer
 from shoal.launch.control import Control
 from shoal.launch.join import Access
 from shoal.launch.place_call import PlaceCall
@@ -73,8 +74,8 @@ class Joiner(logging.Handler):
             with closing(PlaceCall(address, access)) as call:
                 plan = replace(plan_of(call.granted["plan"]), access=access, joins=True)
                 place = call.granted["rank"], 0
-                joining._check_data(plan, call.granted["data"])
-                joining._prepare(plan, call, place[0], str(self._folder))
+                joining.check_data(plan, call.granted["data"])
+                joining.prepare(plan, call, place[0], str(self._folder))
                 incarnation = call.granted["incarnation"]
                 self.report = node_process.live(plan, place, incarnation, self._control, str(self._folder))
                 self.report.pop("snapshots")
@@ -129,12 +130,10 @@ def test_one_whose_run_ends_is_too_late_only_if_it_has_taken_no_part(step, is_to
             self._listen({"step": step})
             return [{}]
 
-    monkeypatch.setattr(joining, "Crew", EndsSoon)
-    monkeypatch.setattr(joining.forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(newcomer, "Crew", EndsSoon)
     call = SimpleNamespace(lost_for=0.0, address="here", tell=lambda event: None)
-    limits = SimpleNamespace(timeout=1.0, patience=1.0)
     with pytest.raises(Unavailable, match="before this worker could") if is_told_why else nullcontext():
-        assert joining._take_part(limits, call, (2, 1), "", lambda event: None) == {}
+        assert newcomer.take_part(call, lambda: None, 1.0, 1.0, lambda event: None) == {}
 
 
 @pytest.mark.soak  # those below join as well

@@ -20,7 +20,7 @@ from shoal.core.task import Data, Task
 from shoal.search import run
 from shoal.search.search_folder import JOURNAL
 from shoal.search.search_journal import read_events
-from shoal.storage.checkpoint import load_model
+from shoal.storage.model_file import load_model
 from under_way import UnderWay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

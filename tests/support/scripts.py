@@ -18,9 +18,10 @@ def run_loop(
     script: Path,
     min_workers: int = 1,
     spares: int = 0,
+    max_workers: int | None = None,
     **place,
 ) -> list[str]:
-    """What each worker printed."""
+    """What each worker printed; of a run that others may join, none of theirs."""
     lines: dict[str, list[str]] = {}
     chosen = None if strategy is None else STRATEGIES.make(strategy, **place.get("strategy_options", {}))
     run_script(
@@ -33,6 +34,7 @@ def run_loop(
         on_output=lambda name, line: lines.setdefault(name, []).append(line),
         min_workers=min_workers,
         spares=spares,
+        max_workers=max_workers,
     )
     return ["\n".join(lines.get(f"worker {rank}", ())) for rank in range(workers)]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import PeerLost
+from shoal.core.identity import NodeIdentity
 from shoal.core.transport import Message
 from shoal.core.vector import is_statistic, named_buffers
 from shoal.engine.engine import Engine
@@ -32,7 +33,7 @@ async def start_alike(engine: Engine, tensors: Sequence[Tensor]) -> None:
         flat = mine.detach().reshape(-1)
         travels = flat.to(torch.uint8) if mine.dtype == torch.bool else flat
         if me.rank == 0:
-            for rank in range(1, me.nodes):
+            for rank in _others_at_first(me):
                 await engine.channel.send(rank, Message(START, (travels,)))
             continue
         start = (await engine.mailbox.find(START, 0)).body
@@ -49,39 +50,45 @@ async def check_alike(engine: Engine, options: Sequence[str]) -> None:
     """Raise ValueError where worker 0's optimizers have other options, which `options` describes."""
     me, text = engine.identity, "\n".join(options)
     if me.rank == 0:
-        for rank in range(1, me.nodes):
+        for rank in _others_at_first(me):
             letters = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
             await engine.channel.send(rank, Message(OPTIONS, (letters,)))
         return
     theirs = await engine.mailbox.find(OPTIONS, 0)
-    if (differing := _first_difference(theirs, options)) is not None:
+    if (differing := first_difference(theirs, options)) is not None:
         raise ValueError(
             f"worker 0's optimizer has {differing[0]}, that of {me.name} has {differing[1]}. All nodes must "
             "take the same step: build the same optimizer in every process"
         )
 
 
-async def show_options(engine: Engine, members: Membership, options: Sequence[str]) -> None:
-    """Before its first step: a worker that came back tells the others the options of its optimizers."""
+def _others_at_first(me: NodeIdentity) -> list[int]:
+    return [*me.first_workers[1:], *me.server_ranks]
+
+
+async def tell_options(engine: Engine, ranks: Iterable[int], options: Sequence[str]) -> None:
+    """Before its first step a worker that came tells the others the options of its optimizers."""
     letters = torch.frombuffer(bytearray("\n".join(options).encode()), dtype=torch.uint8)
-    for rank in members.present:
-        if rank != engine.rank:
-            await engine.channel.tell(rank, Message(OPTIONS, (letters,)))
+    for rank in ranks:
+        await engine.channel.tell(rank, Message(OPTIONS, (letters,)))
 
 
-def compare_options(engine: Engine, m: Message, options: Sequence[str]) -> None:
-    """Raise ValueError where a worker that came back has other options, in the same step as this one."""
-    differing = _first_difference(m, options)
-    if differing is not None and not engine.progress.has_ended:
-        name = engine.identity.name_of(m.src)
-        raise ValueError(
-            f"{name} was started again, and its optimizer has {differing[0]}, that of {engine.name} has "
-            f"{differing[1]}: its loop has not brought its learning rate to step {engine.t}. Step the "
-            "scheduler once an epoch, or training.resumed_from times before the loop"
-        )
+def how_it_came(me: NodeIdentity, rank: int) -> str:
+    """What is said of a worker that was not there from the beginning."""
+    return "was started again" if rank in me.first_workers else "has joined"
 
 
-def _first_difference(theirs: Message, options: Sequence[str]) -> tuple[str, str] | None:
+def other_options(engine: Engine, newcomer: tuple[int, str], other: tuple[int, str]) -> ValueError:
+    """The error where a worker that came has another option than one that was there, in the same step."""
+    me, (rank, its), (whose, theirs) = engine.identity, newcomer, other
+    return ValueError(
+        f"{me.name_of(rank)} {how_it_came(me, rank)}, and its optimizer has {its}, that of "
+        f"{me.name_of(whose)} has {theirs}: its loop has not brought its learning rate to step {engine.t}. "
+        "Step the scheduler once an epoch, or training.resumed_from times before the loop"
+    )
+
+
+def first_difference(theirs: Message, options: Sequence[str]) -> tuple[str, str] | None:
     """The first option that another node told which is not this one's; both of them."""
     told = bytes(theirs.body.tolist()).decode().split("\n")
     pairs = zip_longest(told, options, fillvalue="nothing")

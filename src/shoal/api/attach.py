@@ -19,11 +19,13 @@ from shoal.core.limits import one_of
 from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
+from shoal.launch.quick_exit import end_quickly
 from shoal.launch.worker_group import groups_inside, join_group, ranks_inside
 from shoal.replicas.local_shards import is_distributed
 from shoal.replicas.optimizer import has_inner, held_by, steps_each_element
 from shoal.replicas.served import check_optimizer
 from shoal.replicas.wrapped import check_wrappers, save_apart, tell_rank, unwrap_optimizer
+from shoal.runs.refusals import check_places
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
 from shoal.vocabulary.strategy import Sends, Setting, Strategy
@@ -95,8 +97,7 @@ def attach_at(
     _was_launched = bool(place.launched)
     chosen = choose_strategy(place, strategy)
     coder = choose_codec(codec if place.codec is None else place.codec, chosen)
-    workers = place.identity(chosen).workers
-    chosen.check(Setting(workers, coder, own_loop=bool(place.launched), shards=place.servers))
+    workers = _check_numbers(place, chosen, coder)
     if coder.needs_products:
         raise ValueError(
             f"{coder} needs the factors of each layer's gradient, which Shoal cannot record in your own "
@@ -119,8 +120,20 @@ def attach_at(
     save_apart(whole)
     if attachment.engine.is_server:
         attachment.serve()
+        end_quickly()
         sys.exit(0)
     return _announced(attachment, whole, given)
+
+
+def _check_numbers(place: Place, strategy: Strategy, codec: Codec) -> int:
+    """How many workers there may be. Raises ValueError if the strategy cannot do with so many."""
+    me = place.identity(strategy)
+    for workers in {len(me.first_workers), me.workers}:
+        strategy.check(Setting(workers, codec, own_loop=bool(place.launched), shards=place.servers))
+    if place.begins_with is not None:
+        word = STRATEGIES.name_of(strategy)
+        check_places(place.nodes, place.begins_with, place.transport, word, elastic=me.elastic)
+    return me.workers
 
 
 def _announced(

@@ -17,6 +17,7 @@ from shoal.api.comings import Comings
 from shoal.api.group_pace import GroupPace
 from shoal.api.loop_data import LoopData
 from shoal.api.notices import Notices
+from shoal.api.same_model import check_same, describe
 from shoal.api.saves import saves_of
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
@@ -76,12 +77,13 @@ class Attachment:
         self._model = model
         self._buffers = buffers
         self._strategy = strategy
+        self._joins = place.joins
         self._told_loss: Tensor | float | None = None
         me = place.identity(strategy)
         self._control = place.open_control(me)
         self._replica = AttachedReplica(model, *optimizers)
         self._replica.in_group = place.group > 1
-        self._replica.passes = Passes(me.rank, me.workers)
+        self._replica.passes = Passes(me.rank, len(me.first_workers))
         self.position = place.position  # of this process in its worker's group; 0 without a mesh
         self._between_steps = saves_of(place, strategy, codec, self._control, model, self._replica)
         self.engine = engine = self._join(place, me, codec)
@@ -115,8 +117,11 @@ class Attachment:
         x, store = self._replica.x, place.open_store() if place.nodes > 1 else None
         vector_bytes = max(x.nbytes, largest_message(self._model, self._replica.untrained))
         manifest = self._replica.layout.manifest(x.dtype)
-        if store is not None and place.keeper and not (me.rank or me.incarnation):
-            announce(store, vector_bytes, manifest, is_kept=me.elastic)
+        described = describe(self._strategy, codec, self._model, self._replica)
+        if store is not None and place.joins:
+            check_same(store, described)
+        elif store is not None and place.keeper and not (me.rank or me.incarnation):
+            announce(store, vector_bytes, manifest, described, is_kept=me.elastic)
         transport = connect(
             place.transport,
             me,
@@ -171,8 +176,8 @@ class Attachment:
 
     @property
     def workers(self) -> int:
-        """The number of workers."""
-        return self.engine.identity.workers
+        """The number of workers that the run was started with."""
+        return len(self.engine.identity.first_workers)
 
     @property
     def is_first(self) -> bool:
@@ -287,7 +292,8 @@ class Attachment:
 
     def _hang_up(self) -> None:
         with contextlib.suppress(Exception):  # training has failed already, and that is what is reported
-            drive(self.engine.transport.close())
+            if not self._joins or drive(self.engine.say_goodbye()):  # else the others must see it vanish
+                drive(self.engine.transport.close())
 
     def leave(self) -> None:
         """Finish at the end of the script, unless an exception ends it: the others must notice that."""

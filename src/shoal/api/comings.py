@@ -6,7 +6,14 @@ import warnings
 
 from torch import nn
 
-from shoal.api.agreement import OPTIONS, compare_options, merge_present_buffers, show_options
+from shoal.api.agreement import (
+    OPTIONS,
+    first_difference,
+    how_it_came,
+    merge_present_buffers,
+    other_options,
+    tell_options,
+)
 from shoal.api.loop_data import LoopData
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
@@ -53,14 +60,17 @@ class Comings:
         if not self._is_back:
             return
         self._is_back, step = False, self._engine.t
+        came = f"{self._engine.name} {how_it_came(self._engine.identity, self._engine.rank)}"
         if not (self.knows_its_place or self._data.has_begun):
             raise ValueError(
-                f"{self._engine.name} was started again while the others are before step {step}, and its "
+                f"{came} while the others are before step {step}, and its "
                 "loop would do its first steps again. Read the data through shoal.shard(loader), or begin "
                 "your loop with step training.resumed_from"
             )
+        if (difference := self._data.passes.difference) is not None:
+            raise ValueError(f"{came}, and {difference}: all workers must go through the same data")
         if self._steps_alike:
-            drive(show_options(self._engine, self._members, self._replica.options))
+            drive(tell_options(self._engine, self._members.others, self._replica.options))
 
     def after_step(self) -> None:
         """Warn of batches that nobody can take again."""
@@ -86,4 +96,13 @@ class Comings:
             )
 
     async def _compare(self, m: Message) -> None:
-        compare_options(self._engine, m, self._replica.options)
+        """One that joined from elsewhere is told in return: it gives up, and not those whose run it is."""
+        me, differing = self._engine.identity, first_difference(m, self._replica.options)
+        if differing is None or self._engine.progress.has_ended:
+            return
+        sender, here = (m.src, differing[0]), (me.rank, differing[1])
+        if m.src in me.first_workers:
+            pair = (sender, here) if me.rank in me.first_workers else (here, sender)
+            raise other_options(self._engine, *pair)
+        if me.rank in me.first_workers:
+            await tell_options(self._engine, [m.src], self._replica.options)

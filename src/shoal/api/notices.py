@@ -111,7 +111,8 @@ class FirstGradients:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._seen: dict[str, int] = {}  # fingerprint -> the first worker that had it
-        self._missing = engine.identity.workers if engine.identity.workers > 1 else 0
+        first = len(engine.identity.first_workers)
+        self._missing = first if first > 1 else 0
         self._is_done = self._missing == 0 or engine.is_server
 
     @property

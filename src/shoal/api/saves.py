@@ -35,13 +35,13 @@ def saves_of(
         config = {
             "strategy": repr(strategy),
             "codec": repr(codec),
-            "workers": place.identity(strategy).workers,
+            "workers": len(place.identity(strategy).first_workers),
             "servers": place.servers,
             "parameters": replica.x.numel(),
             **({} if place.group == 1 else {"group": place.group}),
         }
         position = None if place.group == 1 else place.position
-        saved = Checkpoints(place.checkpoint, config, place.nodes * place.group, position=position)
+        saved = Checkpoints(place.checkpoint, config, place.first_nodes * place.group, position=position)
     return BetweenSteps(control, saved, place.every, partial(_weights, strategy, model, replica), in_group)
 
 

@@ -20,31 +20,40 @@ from typing import Any, NoReturn
 import torch
 
 from shoal.api.attachment import current
+from shoal.api.join_script import invitation_of
 from shoal.core.devices import device_variables
-from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
+from shoal.core.errors import Interrupted, PeerLost, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
 from shoal.core.words import REJOINING
+from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.control import Control, leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Listener
 from shoal.launch.environment import Place
 from shoal.launch.fleet import Fleet
 from shoal.launch.host_link import Printer
 from shoal.launch.hosts import HostList
+from shoal.launch.invitation import Invitation, join_hint, with_credentials
 from shoal.launch.join import Access, local_threads, start_mpi
 from shoal.launch.keeper_process import SLOW_IMPORTS, KeeperPlace, start_keeper
 from shoal.launch.member import Member
+from shoal.launch.newcomer import ENDED
+from shoal.launch.open_places import vacate
 from shoal.launch.process_handle import ProcessHandle
+from shoal.launch.quick_exit import end_quickly
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
 from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import number_of, stopped_by, temporary_folder
 from shoal.launch.worker_group import torch_meeting_point, torch_variables
-from shoal.runs.refusals import check_membership
+from shoal.runs.refusals import check_membership, check_places
 from shoal.runs.result import Result, joined, summarise
 from shoal.storage.folder_lock import folder_lock
 from shoal.vocabulary.strategy import Strategy
 
 Starter = Callable[[int, int], Member]
 """Starts the process with a number and an incarnation; without groups its number is its rank."""
+
+GiveUp = Callable[[int, int], None]
+"""Is told of a worker, and its incarnation, that is not started again."""
 
 SPARE = -1
 """The number of a process that is nobody yet."""
@@ -63,6 +72,7 @@ def run_script(
     group: int | None = None,
     min_workers: int = 1,
     spares: int = 0,
+    max_workers: int | None = None,
 ) -> Result:
     """Run `script` in one process for each worker and server, and wait for all of them.
 
@@ -70,23 +80,22 @@ def run_script(
     `place` carries the settings that all nodes share; `attach` checks them in each. `on_output` gets each
     printed line with the name of the node that printed it. The processes run on `hosts`, by default on this
     one. With fewer than `min_workers` the others wait; `spares` processes that have imported torch wait to
-    take the place of one that is killed. Raises WorkerFailed with the traceback of the first process that
-    raised.
+    take the place of one that is killed. Over gRPC others may join, up to `max_workers`. Raises WorkerFailed
+    with the traceback of the first process that raised.
     """
-    if workers < 1:
-        raise ValueError(f"-n {workers}: a run needs at least 1 worker")
-    if not Path(script).is_file():
-        raise ValueError(f"there is no script {str(script)!r}")
+    _check_start(script, workers)
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
-    each = group or 1
-    kept = _may_come_and_go(place, strategy, workers, is_here=hosts is None and group is None)
+    each, is_here = group or 1, hosts is None and group is None
+    opened = _open_places(max_workers, workers, place, strategy, is_here=is_here)
+    kept = _may_come_and_go(place, strategy, workers + opened, is_here=is_here)
     check_membership(min_workers, spares, workers, elastic=kept, returns=kept)
-    shared = replace(place, nodes=nodes, group=each, launched="shoal", keeper=kept)
+    place = replace(place, nodes=nodes + opened, begins_with=workers if opened else None)
+    shared = replace(place, group=each, launched="shoal", keeper=kept)
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
     told = script, arguments, shared, names, on_output
     here = partial(_on_this_host, *told, min_workers, spares, sets_variables=group is not None)
     starting = here() if hosts is None else _on_hosts(hosts, *told)
-    with starting as start:
+    with starting as (start, give_up):
         crew = Crew(
             workers * each,
             (nodes - workers) * each,
@@ -105,11 +114,36 @@ def run_script(
             has_keeper=kept,
             group=each,
             spares=_spares(spares, start, on_output),
+            on_given_up=give_up,
         )
         reports = joined([report for report in crew.see_through() if "role" in report])
     if not reports:
         raise _no_result(script, nodes, were_ready=any(member.ready for member in crew.members[:nodes]))
-    return summarise(script_config(script, arguments, workers, strategy, place, hosts, group), reports)
+    config = script_config(script, arguments, workers, strategy, place, hosts, group, max_workers)
+    return summarise(config, [*reports, *crew.visitors.reports_like(reports[0])])
+
+
+def _check_start(script: str | Path, workers: int) -> None:
+    if workers < 1:
+        raise ValueError(f"-n {workers}: a run needs at least 1 worker")
+    if not Path(script).is_file():
+        raise ValueError(f"there is no script {str(script)!r}")
+
+
+def _open_places(
+    max_workers: int | None, workers: int, place: Place, strategy: Strategy | None, *, is_here: bool
+) -> int:
+    """How many places others may take. Raises ValueError where nobody could; attach() may yet refuse it."""
+    if max_workers is None:
+        return 0
+    if not is_here:
+        raise ValueError(
+            f"max_workers={max_workers}: others join a run whose workers are single processes of this host, "
+            "without --hosts, --on and --group"
+        )
+    elastic = strategy is None or strategy.is_elastic
+    check_places(max_workers, workers, place.transport, place.strategy or "the script", elastic=elastic)
+    return max_workers - workers
 
 
 def _spares(number: int, start: Starter, on_output: Printer) -> Spares:
@@ -163,6 +197,7 @@ def script_config(
     place: Place,
     hosts: HostList | None = None,
     group: int | None = None,
+    max_workers: int | None = None,
 ) -> dict[str, Any]:
     """The settings of a script's run as plain values."""
     return {
@@ -177,6 +212,7 @@ def script_config(
         "arguments": list(arguments),
         **({} if hosts is None else {"hosts": str(hosts)}),
         **({} if group is None else {"group": group}),
+        **({} if max_workers is None else {"max_workers": max_workers}),
         **{f"strategy.{name}": value for name, value in place.strategy_options.items()},
     }
 
@@ -192,20 +228,19 @@ def _on_this_host(
     spares: int,
     *,
     sets_variables: bool,
-) -> Iterator[Starter]:
+) -> Iterator[tuple[Starter, GiveUp]]:
     """Yields a function that starts a process of a node on this host, with torch's variables if told so."""
-    processes = shared.nodes * shared.group
-    limits, access = (shared.transport, shared.timeout, shared.patience), Access(**shared.access)
+    processes = shared.first_nodes * shared.group
     with (
         folder_lock(shared.checkpoint),
         temporary_folder() as folder,
         torch_meeting_point() if sets_variables else nullcontext() as meeting_point,
     ):
+        shared, keeper = _with_keeper(script, arguments, shared, folder, least, spares)
 
         def start(number: int, incarnation: int) -> Member:
             if number == processes:
-                keeper = KeeperPlace(processes, folder, *limits, least, access, spares=spares)
-                return start_keeper(keeper, incarnation)
+                return start_keeper(keeper, number, incarnation)
             rank, position = divmod(number, shared.group)
             name = names[rank] if shared.group == 1 else f"{names[rank]}, process {position}"
             place = replace(shared, rank=rank, position=position, incarnation=incarnation)
@@ -224,7 +259,23 @@ def _on_this_host(
             )
             return Member(number, name, process, control, incarnation)
 
-        yield start
+        yield start, partial(vacate, Path(folder))
+
+
+def _with_keeper(
+    script: str | Path, arguments: Sequence[str], shared: Place, folder: str, least: int, spares: int
+) -> tuple[Place, KeeperPlace]:
+    """The settings with a token, if others may join, and the place of a keeper."""
+    asked = Access(**shared.access)
+    access = asked if shared.begins_with is None else with_credentials(asked, folder)
+    limits = shared.transport, shared.timeout, shared.patience
+    processes = shared.nodes * shared.group
+    keeper = KeeperPlace(processes, folder, *limits, least, access, spares=spares)
+    if shared.begins_with is not None:
+        hint = join_hint(asked, access, [str(script), *arguments])
+        invitation = Invitation(invitation_of(script, arguments, shared), hint)
+        keeper = invitation.added_to(replace(keeper, begins_with=shared.begins_with))
+    return replace(shared, access=asdict(access)), keeper
 
 
 @contextmanager
@@ -235,16 +286,21 @@ def _on_hosts(
     shared: Place,
     names: Sequence[str],
     on_output: Printer,
-) -> Iterator[Starter]:
+) -> Iterator[tuple[Starter, GiveUp]]:
     """Yields a function that starts a node on its host."""
     with Fleet(hosts, shared.nodes, shared.transport, on_output, shared.patience) as fleet:
         fleet.prepare(script, arguments, asdict(shared))
         try:
-            yield lambda rank, incarnation: fleet.start(rank, incarnation, names[rank], hosts.workers)
+            start = partial(_start_on, fleet, names, hosts.workers)
+            yield start, lambda rank, incarnation: None
         except (Interrupted, KeyboardInterrupt) as stop:
             stopped = stopped_by(number_of(stop))
             stopped.saved = fleet.has_checkpoint
             raise stopped from None
+
+
+def _start_on(fleet: Fleet, names: Sequence[str], workers: int, rank: int, incarnation: int) -> Member:
+    return fleet.start(rank, incarnation, names[rank], workers)
 
 
 def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:
@@ -283,12 +339,16 @@ def main() -> None:
         if (attachment := current()) is not None:
             attachment.abandon()  # say goodbye, or a server would wait for this worker to come back
         control.tell("interrupted")
+        end_quickly()
+    except RunIsOver:  # in the middle of its loop: it was cut off, and the others are done
+        control.tell("came too late")
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         _vanish(end.code if isinstance(end.code, int) else 1)
     except BaseException as error:
-        control.tell_failure(error)
+        is_over = place.joins and isinstance(error, PeerLost)
+        control.tell_failure(ShoalError(f"{ENDED}: {error}") if is_over else error)
         _vanish(1)
 
 

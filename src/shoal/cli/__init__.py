@@ -45,7 +45,15 @@ from shoal.cli import (
     split,
     watching,
 )
-from shoal.cli.command import Command, CommandGroup, Commands, ScriptCommand, StrategyCommand
+from shoal.cli.command import (
+    Command,
+    CommandGroup,
+    Commands,
+    JoinCommand,
+    ScriptCommand,
+    StrategyCommand,
+)
+from shoal.launch.quick_exit import end_quickly
 from shoal.launch.stop_signals import signals_raise
 
 EXIT_CODES = "Exit codes: 2 for usage errors, 1 for runtime failures, 130 for Ctrl-C,\n143 for SIGTERM."
@@ -66,9 +74,9 @@ app.command("run", cls=ScriptCommand, context_settings={"allow_interspersed_args
 )
 app.command(
     "join",
-    cls=Command,
-    context_settings={"allow_extra_args": True},
-    options_metavar="[OPTIONS] HOST:PORT",
+    cls=JoinCommand,
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+    options_metavar="HOST:PORT [OPTIONS] [SCRIPT [ARGUMENTS]]",
     epilog=EXIT_CODES,
 )(join_command.join)
 app.command(
@@ -129,5 +137,6 @@ def main() -> None:
     """Run the `shoal` command."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ✓ gets a ?
+    end_quickly()
     with signals_raise():
         app(prog_name="shoal")

@@ -15,6 +15,7 @@ from shoal.launch.stop_signals import StopSignal, number_of, stopped_by
 
 DOTTED = "shoal.strategy_options"  # where a context keeps the values of --strategy.NAME
 WORDS = "shoal.words"  # the words of the command line
+ADDRESS = "shoal.address"  # the address of a run, in a list that is empty if there is none
 PASSED = "shoal.passed_through"  # and the words after a bare --
 
 Timeout = Annotated[
@@ -148,6 +149,15 @@ class StrategyCommand(Command):
             name.removeprefix("--strategy.").replace("-", "_"): value for name, value in taken
         }
         return super().parse_args(ctx, rest)
+
+
+class JoinCommand(Command):
+    """A command with an address, before or after its options, that may end in a script and its arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, words, _ = self.make_parser(ctx).parse_args(list(args))  # from the first that is no option's
+        ctx.meta[ADDRESS] = words[:1]
+        return super().parse_args(ctx, [*args[: len(args) - len(words)], *words[1:]])
 
 
 class ScriptCommand(StrategyCommand):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.command import ADDRESS
 from shoal.cli.grpc_options import PANEL, Authority, Certificate, Insecure, Key, read_access
 
 Token = Annotated[
@@ -31,15 +32,20 @@ def refuse_token(value: str | None) -> None:
 
 
 def read_address(words: Sequence[str]) -> str:
-    """The only word. Raises ValueError for a script: its loop could not go on where the others are."""
+    """The address of the run. Raises ValueError if there is none."""
     if not words:
         raise ValueError("name the run to join, as in: shoal join 10.0.0.1:7000 --token-file token")
-    if len(words) > 1:
-        raise ValueError(
-            f"{words[1]!r} follows the address: nobody can join the run of a script from another machine; "
-            "join those of shoal.run() and shoal compare, which tell the task themselves"
-        )
     return words[0]
+
+
+def check_script(words: Sequence[str], threads: int | None) -> None:
+    """Raise ValueError for a script that is not there, or for what a script decides itself."""
+    if words and not Path(words[0]).is_file():
+        raise ValueError(f"there is no script {words[0]!r}")
+    if words and threads is not None:
+        raise ValueError(
+            f"--threads {threads} is for the runs of tasks: a script may call torch.set_num_threads itself"
+        )
 
 
 def join(
@@ -58,10 +64,12 @@ def join(
 ) -> None:
     """Take part in the run that listens at HOST:PORT, on another machine.
 
-    The run was started with --transport grpc and --max-workers, and tells
-    what to type here. Ctrl-C leaves it; the others go on.
+    The run was started with --max-workers, over gRPC, and tells what to type
+    here. The run of a script is joined with the same script. Ctrl-C leaves
+    it; the others go on.
     """
-    address = read_address(ctx.args)
+    address = read_address(ctx.meta[ADDRESS])
+    check_script(ctx.args, threads)
     access = read_access(
         "grpc",
         certificate=certificate,
@@ -73,4 +81,4 @@ def join(
 
     from shoal.cli.join_progress import take_part  # imports torch
 
-    take_part(address, access, threads, quiet)
+    take_part(address, access, ctx.args, threads, quiet)

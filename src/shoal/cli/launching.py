@@ -34,7 +34,7 @@ from shoal.storage.folder_lock import folder_lock
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Setting, Strategy
 
-UNSAID = {"min_workers": 1, "spares": 0}
+UNSAID = {"min_workers": 1, "spares": 0, "max_workers": None}
 """How workers come and go unless something else is said."""
 
 
@@ -48,12 +48,12 @@ def launch(
     hosts: HostList | None = None,
     on: str | None = None,
     group: int | None = None,
-    membership: Mapping[str, int] = UNSAID,
+    membership: Mapping[str, int | None] = UNSAID,
 ) -> None:
     """Run `script` on so many workers, each of `group` processes.
 
     `settings` are fields of Place, and a word for the device; `on` is a cluster, such as "ray"; `membership`
-    says how many workers there must be at least, and how many spares.
+    says how many workers there must be at least, how many spares, and how many places.
     """
     device, fields = settings.get("device"), {k: v for k, v in settings.items() if k != "device"}
     place = replace(Place.find(settings.get("transport")), **fields, gpus=gpus_for(device))
@@ -63,7 +63,8 @@ def launch(
     number = hosts.workers if hosts is not None else workers or 1
     if strategy is not None:
         there = max(1, place.identity(strategy).workers) if place.is_joined else number
-        strategy.check(Setting(there, codec, place.durability, own_loop=True, shards=place.servers))
+        for many in {there, max(there, membership["max_workers"] or 0)}:
+            strategy.check(Setting(many, codec, place.durability, own_loop=True, shards=place.servers))
     check_durability(place.durability, place.transport)
     if place.is_joined and (hosts is not None or on is not None):
         option = "--hosts" if on is None else "--on"
@@ -113,14 +114,14 @@ def check_joining(
     strategy: Strategy | None,
     workers: int | None,
     outcome: Outcome,
-    membership: Mapping[str, int],
+    membership: Mapping[str, int | None],
 ) -> None:
     """Raise ValueError for options that do not work where another launcher started the processes."""
     starter = {"slurm": "srun"}.get(place.launched, place.launched)
     if asked := next(
         (f"{name}={membership[name]}" for name, n in UNSAID.items() if membership[name] != n), ""
     ):
-        raise ValueError(f"{asked}: {starter} started the processes, and none that is killed comes back")
+        raise ValueError(f"{asked}: {starter} started the processes, and no other can come to them")
     if place.transport not in (("mpi",) if place.launched == "mpi" else ("gloo", "grpc")):
         raise ValueError(f"transport {place.transport!r} cannot join processes that {starter} started")
     if place.durability == "journal":
@@ -166,16 +167,14 @@ def start(
     quiet: bool,
     hosts: HostList | None = None,
     group: int | None = None,
-    membership: Mapping[str, int] = UNSAID,
+    membership: Mapping[str, Any] = UNSAID,
 ) -> None:
     """Run the script in processes of our own, show their progress, then the closing table."""
     console = Console(stderr=True)
     name = Path(script).name if place.strategy is None else f"{place.strategy} on {Path(script).name}"
-    count = "1 worker" if workers == 1 else f"{workers} workers"
-    count += "" if hosts is None else f" on {len(hosts.hosts)} hosts"
-    count += "" if group is None else f" of {group} processes each"
     servers = strategy.servers * place.servers if strategy else 0
-    config = script_config(script, arguments, workers, strategy, place, hosts, group)
+    places = membership["max_workers"]
+    config = script_config(script, arguments, workers, strategy, place, hosts, group, places)
     about = RunDescription(config["task"], config["strategy"], workers, servers, config)
     display = ProgressDisplay(enabled=not quiet, console=console)
     with (
@@ -184,8 +183,8 @@ def start(
         resumable(place.checkpoint),
         record_run(about, outcome.store, outcome.loggers) as kept,
     ):
-        progress.start(f"{name}, {count}", workers, servers)
-        page.start(name, workers, servers, facts=place.transport, task=Path(script).name)
+        progress.start(f"{name}, {count_of(workers, hosts, group)}", workers, servers)
+        page.start(name, max(workers, places or 0), servers, facts=place.transport, task=Path(script).name)
         heard = both(progress.update, page.update)
         if (watch := outcome.watch_plan(lambda told: progress.say(f"plan: {told}"))) is not None:
             watch.begin({"strategy": config["strategy"], "config": config})
@@ -209,6 +208,13 @@ def start(
         page.finish(result.record())
     outcome.write([result.record()])
     outcome.show([result.record()])
+
+
+def count_of(workers: int, hosts: HostList | None, group: int | None) -> str:
+    """How many workers there are, on how many hosts and of how many processes."""
+    count = "1 worker" if workers == 1 else f"{workers} workers"
+    count += "" if hosts is None else f" on {len(hosts.hosts)} hosts"
+    return count + ("" if group is None else f" of {group} processes each")
 
 
 def printer(display: Console) -> Printer:

@@ -16,6 +16,7 @@ from shoal.cli.command import (
     WORDS,
     Collective,
     Durability,
+    MaxWorkers,
     MinWorkers,
     Patience,
     Servers,
@@ -77,8 +78,8 @@ def refuse_crew(value: str | None) -> None:
     """Raise ValueError: a script deals out its own samples to those who are there."""
     if value is not None:
         raise ValueError(
-            "--crew is for shoal.run() and shoal compare: a script's loop owns its loader, and a worker that "
-            "joins later would not find its place there; start all workers with -n"
+            "--crew is for shoal.run() and shoal compare: a script's loop owns its loader; start all workers "
+            "with -n, or let others join with --max-workers"
         )
 
 
@@ -88,15 +89,6 @@ def refuse_scaling(value: str | None) -> None:
         raise ValueError(
             "--scale-lr is for shoal.run() and shoal compare: a script makes its own optimizer, and the rate "
             "that it sets is the rate that is trained with; change it there"
-        )
-
-
-def refuse_joiners(value: int | None) -> None:
-    """Raise ValueError: a script's loop could not go on where the others are on another machine."""
-    if value is not None:
-        raise ValueError(
-            "--max-workers is for shoal.run() and shoal compare: nobody can join a script's run from another "
-            "machine; start all workers with -n, or on several machines with --hosts"
         )
 
 
@@ -139,7 +131,7 @@ def run(
         typer.Option(
             metavar="WORD",
             help="processes, gloo or grpc; mpi under mpiexec.",
-            show_default="processes; grpc with --hosts and --on",
+            show_default="processes; grpc with --hosts, --on and --max-workers",
         ),
     ] = None,
     collective: Collective = "auto",
@@ -164,7 +156,7 @@ def run(
     patience: Patience = PATIENCE_SECONDS,
     min_workers: MinWorkers = 1,
     spares: SpareProcesses = 0,
-    max_workers: Annotated[int | None, typer.Option(hidden=True, callback=refuse_joiners)] = None,
+    max_workers: MaxWorkers = None,
     listen: Listen = None,
     advertise: Advertise = None,
     certificate: Certificate = None,
@@ -202,7 +194,7 @@ def run(
     check_device(device, elsewhere=bool(hosts or on))
     check_workers(workers, group, elsewhere=bool(hosts or on), durability=durability)
     check_checkpoint(checkpoint, every, is_here=hosts is None and on is None)
-    transport = transport or ("grpc" if hosts or on else None)
+    transport = transport or ("grpc" if hosts or on or max_workers else None)
     access = read_access(transport, **{name: ctx.params[name] for name in ACCESS})
     check_on(on, hosts, transport, bool(access))
     host_list = read_hosts(ctx.params, transport, tuple(access))
@@ -227,7 +219,7 @@ def run(
         "patience": patience,
         **({} if transport is None else {"transport": transport}),
     }
-    membership = {"min_workers": min_workers, "spares": spares}
+    membership = {"min_workers": min_workers, "spares": spares, "max_workers": max_workers}
     launch(script, rest, workers, settings, outcome, quiet, host_list, on, group, membership)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -70,6 +70,7 @@ class Client:
         self._refusals = 0  # in a row
         self.end: int | None = None  # a step after all those of workers that have done batches of others
         self._shards: dict[tuple[int, int], list[tuple[int, slice]]] = {}  # as long as nobody is gone
+        self._spare: Tensor | None = None
 
     # -- push ----------------------------------------------------------------------------------
 
@@ -278,41 +279,68 @@ class Client:
             )
 
     async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor | None) -> Tensor:
-        into = out if len(questions) == 1 else None  # of several, the last may never come: `out` stays whole
-        answers = []
-        for question, part in questions:  # no list comprehension: it would be one more coroutine
-            answers.append((question[0], part, await self._state(question, into)))
-        if out is None:
-            x = self._replica.x  # an answer that holds all of it is kept as it came
-            out = answers[0][2].body.to(x.device) if len(answers) == 1 else torch.empty_like(x)
-        for rank, part, answer in answers:
-            if answer.body is not out:
-                self._own_part(out, part).copy_(answer.body)
+        x = self._replica.x
+        if out is None and len(questions) == 1:  # an answer that holds all of it is kept as it came
+            answers = [await self._state(questions[0][0], lambda: None)]
+            whole = answers[0].body.to(x.device)
+        else:
+            whole = torch.empty_like(x) if out is None else out
+            answers = await self._gathered(questions, whole, keeps=out is not None)
+        for ((rank, _), _), answer in zip(questions, answers, strict=True):
             if answer.version < self._seen.get(rank, 0):
                 name = self._identity.name_of(rank)
                 self._channel.note_fault(f"{name} went back to version {answer.version}")
             self._seen[rank] = answer.version
-        return out
+        return whole
 
-    async def _state(self, question: Question, out: Tensor | None) -> Message:
-        """The answer to a pull. A lent state is read at once, into `out` or a copy: its server waits."""
+    async def _gathered(
+        self, questions: list[tuple[Question, slice]], whole: Tensor, keeps: bool
+    ) -> list[Message]:
+        """The answers of all shards, with their states put into `whole`.
+
+        The last shard may never answer. With `keeps`, `whole` is as it was until all have.
+        """
+        places = [self._own_part(whole, part) for _, part in questions]
+
+        def room_for(k: int) -> Tensor:
+            is_safe = not keeps or all(self._mailbox.has_answer(other) for other, _ in questions[k + 1 :])
+            return places[k] if is_safe else self._spare_room(whole)[questions[k][1]]
+
+        answers = []
+        for k, (question, _) in enumerate(questions):  # no list comprehension: it would be one more coroutine
+            answers.append(await self._state(question, partial(room_for, k)))
+        for answer, place in zip(answers, places, strict=True):
+            if answer.body is not place:
+                place.copy_(answer.body)
+        return answers
+
+    async def _state(self, question: Question, room: Callable[[], Tensor | None]) -> Message:
+        """The answer to a pull. A lent state is read at once, into `room` or a copy: its server waits."""
         answer = await self._hear(question)
         while answer.release is not None:
-            state = answer.body.clone() if out is None else out.copy_(answer.body)
+            into = room()
+            state = answer.body.clone() if into is None else into.copy_(answer.body)
             if answer.release():
                 answer.parts, answer.release = (state,), None
             else:  # reclaimed before it was read
                 answer = await self._answer(question[0], Pull(count=1.0, clock=self._progress.clock))
         return answer
 
+    def _spare_room(self, like: Tensor) -> Tensor:
+        """A vector that is kept: to get new memory at every pull would take as long as two copies."""
+        if self._spare is None or self._spare.shape != like.shape:
+            self._spare = torch.empty_like(like)
+        return self._spare
+
     # -- through windows -----------------------------------------------------------------------
 
     async def _fetch(self, out: Tensor) -> None:
         shards = self._shards_of(SERVER, out.numel())
-        into = out if len(shards) == 1 else torch.empty_like(out)  # as in `_pulled`
-        seen = {rank: await self._one_sided.fetch(rank, into[part]) for rank, part in shards}
+        into = out if len(shards) == 1 else self._spare_room(out)  # the last may fail: `out` stays whole
+        seen = {rank: await self._one_sided.fetch(rank, self._own_part(into, part)) for rank, part in shards}
         self._seen.update(seen)
-        out.copy_(into)
+        if into is not out:
+            out.copy_(into)
 
     async def _accumulate(self, v: Tensor, samples: float) -> None:
         """Add to the servers' memory, unless it would spoil the model: no server looks at it first."""

@@ -84,8 +84,7 @@ class Mailbox:
     def has_arrived(self) -> bool:
         """Whether a message is there; never waits."""
         for m in self._channel.drain():
-            if self._take_in(m):
-                self._stash.append(m)
+            self._sort(m)
         return bool(self._stash)
 
     async def next(self) -> Message:
@@ -105,9 +104,7 @@ class Mailbox:
             if left <= 0:
                 return False
             with suppress(TimeoutError):
-                m = await self._channel.recv(left)
-                if self._take_in(m):
-                    self._stash.append(m)
+                self._sort(await self._channel.recv(left))
         return True
 
     def poll(self, tag: str) -> Iterator[Message]:
@@ -122,18 +119,14 @@ class Mailbox:
         self.has_arrived()
         if seconds > 0 and not any(m.tag in handlers for m in self._stash):
             with suppress(TimeoutError):
-                m = await self._channel.recv(seconds)
-                if self._take_in(m):
-                    self._stash.append(m)
+                self._sort(await self._channel.recv(seconds))
         await self._handle(handlers)
 
     async def attend_to(self, what: str, handlers: Handlers, for_ever: bool = False) -> None:
         """Wait for a message, and hand those with these tags to their handlers; `what` is waited for."""
         self.has_arrived()
         if not any(m.tag in handlers for m in self._stash):
-            m = await self._receive(what, None, for_ever=for_ever)
-            if self._take_in(m):
-                self._stash.append(m)
+            self._sort(await self._receive(what, None, for_ever=for_ever))
         await self._handle(handlers)
 
     async def let_pass(self, seconds: float, handlers: Handlers) -> None:
@@ -206,6 +199,11 @@ class Mailbox:
         """An open request, as it was sent."""
         return self._open[question]
 
+    def has_answer(self, question: Question) -> bool:
+        """Whether an open request has been answered; never waits."""
+        self.has_arrived()
+        return question in self._answers
+
     async def answer(self, question: Question) -> Message:
         """The answer to an open request. Raises PeerLost if nobody is left to give it, and Fenced."""
         dst, asked = question[0], self._open[question]
@@ -222,8 +220,7 @@ class Mailbox:
                 m = await self._receive(what, dst, isinstance(asked, More), since)
                 if m.src == dst:
                     since = self._channel.waited
-                if self._take_in(m):
-                    self._stash.append(m)
+                self._sort(m)
         finally:
             del self._open[question]
         answer = self._answers.pop(question)
@@ -299,6 +296,11 @@ class Mailbox:
             m = self._stash[i]
             del self._stash[i]
             await handlers[m.tag](m)
+
+    def _sort(self, m: Message) -> None:
+        """Record an arrival, and keep it if it is to be asked for."""
+        if self._take_in(m):
+            self._stash.append(m)
 
     def _take_in(self, m: Message) -> bool:
         """Record an arrival; whether it belongs with those that wait to be asked for."""

@@ -5,12 +5,14 @@ The only writer of `replica.x` as a name: where the parameters lie is decided he
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
 from shoal.core.errors import Unavailable
 from shoal.core.identity import NodeIdentity, slice_of
 from shoal.core.replica import Replica
-from shoal.core.transport import Lends, Windows
+from shoal.core.transport import Lends, Windows, offers
 from shoal.engine.channel import Channel
 
 RECLAIM_SECONDS = 5.0
@@ -80,9 +82,9 @@ class OneSided:
 
     def _windows(self) -> Windows:
         transport = self._channel.transport
-        if not isinstance(transport, Windows):
+        if not offers(type(transport), Windows):
             raise Unavailable(
                 f"{type(transport).__name__} has no memory that all reach; "
                 "take transport 'processes', 'mpi' or 'sim'"
             )
-        return transport
+        return cast(Windows, transport)

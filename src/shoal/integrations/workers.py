@@ -50,6 +50,11 @@ class Workers:
                 f"--group {place.group}: {framework} has no mesh to give to Shoal; train in a loop of your "
                 "own, with attach(..., mesh=mesh)"
             )
+        if place.begins_with is not None:
+            raise ValueError(
+                f"--max-workers: {framework} owns the loop, and nobody who joins would find a place in it; "
+                "train in a loop of your own, with shoal.attach"
+            )
         self.framework = framework
         self.rank = place.rank
         self._given = STRATEGIES.read(strategy, **options) if isinstance(strategy, str) else strategy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,8 @@ from shoal.engine.protocol import Checkpointed, ResumesFrom
 from shoal.launch.control import Control
 from shoal.storage.changed_crew import ChangedCrew
 from shoal.storage.checkpoint import NO_STEP, Checkpoints
+
+ATTEMPT = "attempt"
 
 LOOK_SECONDS = 0.02
 """How often a paused node, which keeps answering its peers, checks for an order."""
@@ -63,6 +66,7 @@ class BetweenSteps:
             return None
         self._checkpoints.check()
         step = await self._common_step(self._checkpoints, engine)
+        self._checkpoints.attempt.begin(await self._common_mark(engine))
         self._set_aside(self._checkpoints, step, [engine])
         resumed = self._load(self._checkpoints, step, engine)
         if resumed is not None:
@@ -81,12 +85,18 @@ class BetweenSteps:
                 return step
             limit = min(steps)
 
+    async def _common_mark(self, engine: Engine) -> str:
+        """A mark of this attempt, which worker 0 draws for all."""
+        mark = await _told_by_first(engine, secrets.randbits(32))
+        return f"{mark if self._in_group is None else min(self._in_group(mark)):08x}"
+
     def resume_all(self, engines: Sequence[Engine]) -> None:
         """The same for all nodes of a simulation, before it runs."""
         if self._checkpoints is not None:
             self._checkpoints.check()
             there = [engine for engine in engines if _is_there_first(engine.identity)]
             step = self._checkpoints.latest(engine.identity for engine in there)
+            self._checkpoints.attempt.begin(f"{secrets.randbits(32):08x}")
             self._set_aside(self._checkpoints, step, there)
             for engine in there:
                 self._load(self._checkpoints, step, engine)
@@ -246,6 +256,16 @@ async def _agreed_step(checkpoints: Checkpoints, engine: Engine, limit: int | No
         if answer.count:
             return own
         limit = answer.seq
+
+
+async def _told_by_first(engine: Engine, number: int) -> int:
+    """The number that worker 0 tells all nodes that are there at first."""
+    me = engine.identity
+    if me.rank:
+        return int((await engine.mailbox.find(ATTEMPT, 0)).body[0])
+    for rank in (*me.first_workers[1:], *me.server_ranks):
+        await engine.channel.send(rank, Message(ATTEMPT, (torch.tensor([number]),)))
+    return number
 
 
 async def _compared(engine: Engine, own: int, is_changed: bool) -> Message:

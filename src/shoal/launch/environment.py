@@ -41,7 +41,8 @@ class Place:
     """
 
     rank: int = 0
-    nodes: int = 1
+    nodes: int = 1  # with the places that others may take
+    begins_with: int | None = None  # workers that the run is started with; None for all
     group: int = 1  # processes of each node, of which every one is in a run with those of its position
     position: int = 0  # in the group
     launched: str = ""  # by "shoal", "torchrun", "slurm", "mpi", or "" if the process was started by hand
@@ -54,6 +55,7 @@ class Place:
     store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
     keeper: bool = False  # whether `shoal run` started one, so that workers may come and go
     returns: bool = True  # whether a worker that is started again finds its place in its loop
+    joins: bool = False  # whether this is a worker of a run that was started elsewhere
     spare: bool = False  # whether this process waits to take the place of a worker that is killed
     on_host: int | None = None  # nodes on this host, if `shoal run` started the process
     control: int | None = None  # file descriptor of the connection to the launcher
@@ -71,7 +73,13 @@ class Place:
         """The identity of this node under `strategy`. The last nodes are its servers."""
         workers = self.nodes - strategy.servers * self.servers
         place = self.rank, workers, strategy.servers, self.servers, self.incarnation
-        return NodeIdentity(*place, elastic=self.keeper and self.returns and strategy.is_elastic)
+        elastic = self.keeper and self.returns and strategy.is_elastic
+        return NodeIdentity(*place, elastic=elastic, begins_with=self.begins_with)
+
+    @property
+    def first_nodes(self) -> int:
+        """The nodes that the run is started with."""
+        return self.nodes if self.begins_with is None else self.begins_with
 
     @property
     def connection(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 
+from shoal.launch.quick_exit import end_quickly
 from shoal.launch.stop_signals import STOPPING
 
 NAME = "multiprocessing.forkserver"
@@ -28,3 +29,4 @@ def _keep_out_of_it() -> None:
 
 if any(NAME in word for word in sys.orig_argv):  # not where somebody else imports this module
     _keep_out_of_it()
+    end_quickly()

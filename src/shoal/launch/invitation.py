@@ -6,6 +6,7 @@ import ipaddress
 import os
 import secrets
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,11 @@ def _keep(folder: str | Path, name: str, text: str) -> str:
     return str(file)
 
 
-def join_hint(asked: Access, given: Access) -> str:
-    """The options of `shoal join` for a run that was `asked` for so, and was given what it lacked."""
+def join_hint(asked: Access, given: Access, script: Sequence[str] = ()) -> str:
+    """The options of `shoal join` for a run that was `asked` for so, and was given what it lacked.
+
+    `script` has the name and the arguments of the script that the run is of.
+    """
     from shoal.transports.grpc.security import TOKEN_VARIABLE, split_address, with_port
 
     in_variable = asked.token_file is None and bool(os.environ.get(TOKEN_VARIABLE))
@@ -91,4 +95,4 @@ def join_hint(asked: Access, given: Access) -> str:
     after = f"  # with the same {TOKEN_VARIABLE}" if in_variable else ""
     if words != ["--insecure"] and not is_loopback(split_address(with_port(given.listen))[0]):
         after = COPIED + after
-    return shlex.join(words) + after
+    return shlex.join([*words, *script]) + after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -78,9 +79,23 @@ class KeeperPlace:
         return file_store(self.folder, self.workers + 1)
 
 
-def announce(store: Store, vector_bytes: int, manifest: str, *, is_kept: bool) -> None:
+def announce(
+    store: Store, vector_bytes: int, manifest: str, described: Sequence[str], *, is_kept: bool
+) -> None:
     """Worker 0 of a script tells the keeper whether anybody needs it, and what the model is."""
-    store.set(ROSTER, json.dumps({"vector_bytes": vector_bytes, "manifest": manifest} if is_kept else None))
+    model = {"vector_bytes": vector_bytes, "manifest": manifest, "described": described}
+    store.set(ROSTER, json.dumps(model if is_kept else None))
+
+
+def tell_model(store: Store, described: Sequence[str]) -> None:
+    """Have a worker that joins a script's run find there what the model of the run is."""
+    store.set(ROSTER, json.dumps({"described": described}))
+
+
+def told_model(store: Store) -> list[str]:
+    """What the model of a script's run is, line by line, as worker 0 has described it."""
+    lines: list[str] = json.loads(store.get(ROSTER))["described"]
+    return lines
 
 
 def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | None = None) -> None:
@@ -139,8 +154,14 @@ def _open_places(place: KeeperPlace, store: Store, control: Control) -> OpenPlac
     )
 
 
-def start_keeper(place: KeeperPlace, incarnation: int) -> Member:
-    """Start the keeper of a script's run, which ends at once if its strategy needs none."""
+def _knowing(place: KeeperPlace, vector_bytes: int, manifest: str, described: list[str]) -> KeeperPlace:
+    """The same place when the model is known; those who join are told what it is."""
+    told = {**place.invitation, "model": described}
+    return replace(place, vector_bytes=vector_bytes, manifest=manifest, invitation=told)
+
+
+def start_keeper(place: KeeperPlace, number: int, incarnation: int) -> Member:
+    """Start the keeper of a script's run, the member of that number. It ends at once if nobody needs it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([FORK_SERVER, __name__])
     with ctrl_c_ignored():  # the fork server inherits this and keeps it
@@ -150,7 +171,7 @@ def start_keeper(place: KeeperPlace, incarnation: int) -> Member:
     process = context.Process(name=name, target=_main, args=(place, incarnation, theirs), daemon=True)
     with theirs:
         process.start()
-    return Member(place.workers, name, process, ours, incarnation)
+    return Member(number, name, process, ours, incarnation)
 
 
 def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
@@ -169,7 +190,7 @@ def _main(place: KeeperPlace, incarnation: int, connection: Connection) -> None:
         if model is None:
             control.tell("done", **UNNEEDED)
         else:
-            keep(replace(place, **model), incarnation, control, store)
+            keep(_knowing(place, **model), incarnation, control, store)
             control.tell("done")
     except BaseException as error:
         control.tell_failure(error)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import grpc
@@ -40,8 +41,9 @@ HINTS = {
 class PlaceCall:
     """Asks the run at `address` for a place, and holds it until `close`. Raises Unavailable with the reason.
 
-    `granted` is what the run tells of itself and of the place. If the run's keeper is away, the call is made
-    again; `lost_for` says for how long it has been.
+    `granted` is what the run tells of itself and of the place. If the run's keeper is away, or the network,
+    the call is made again on a new connection: the one that there was may wait a minute before it tries.
+    `lost_for` says for how long the run has been away.
     """
 
     def __init__(self, address: str, access: Access) -> None:
@@ -58,13 +60,14 @@ class PlaceCall:
             raise ValueError("a run is joined with its token; give it with --token-file, or in SHOAL_TOKEN")
         self.address = address
         self._metadata = bearer(tokens)
-        self._channel = security.channel(address, channel_options(FAILURE_SECONDS, None))
+        self._dial = partial(security.channel, address, channel_options(FAILURE_SECONDS, None))
+        self._channel = self._dial()
         self._asked: dict[str, Any] = {"version": version()}
         self._events = _Events()
         self._lost_at = math.inf
         self._closing = threading.Event()
         try:
-            self.granted = self._ask()
+            self.granted = self._ask(self._channel)
         except BaseException:
             self._channel.close()
             raise
@@ -88,11 +91,11 @@ class PlaceCall:
         self._thread.join(HANDSHAKE_SECONDS)
         self._channel.close()
 
-    def _ask(self) -> dict[str, Any]:
-        """Make the call, and wait for what is granted."""
+    def _ask(self, channel: Any) -> dict[str, Any]:
+        """Make the call on that channel, and wait for what is granted."""
         self._events.put(None)  # ends those of a call before this one
         self._events = _Events()
-        self._call = self._channel.stream_stream(PLACE)(self._said(self._events), metadata=self._metadata)
+        self._call = channel.stream_stream(PLACE)(self._said(self._events), metadata=self._metadata)
         watch = threading.Timer(HANDSHAKE_SECONDS, self._call.cancel)
         watch.start()
         try:
@@ -128,6 +131,18 @@ class PlaceCall:
             self._lost_at = min(self._lost_at, time.monotonic())
             if self._closing.wait(AGAIN_SECONDS):
                 return
-            with contextlib.suppress(ShoalError):
-                self._ask()
-                self._lost_at = math.inf
+            self._redial()
+
+    def _redial(self) -> None:
+        """Make the call again on a new connection, if the run answers there."""
+        channel = self._dial()
+        try:
+            self._ask(channel)
+        except ShoalError:
+            channel.close()
+            return
+        before, self._channel = self._channel, channel
+        before.close()
+        self._lost_at = math.inf
+        if self._closing.is_set():  # and what `close` put an end to was the call before
+            self._events.put(None)

@@ -6,12 +6,49 @@ so that those who are there can deal again what one that died was dealt since th
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.replicas.batches import steps_per_epoch
+
+LOOKED_AT = 64
+"""Items of a pass by which two workers tell whether they go through the same data in the same order."""
+
+
+class PassMark(NamedTuple):
+    """By what workers tell whether they read the same data in a pass."""
+
+    number: int
+    items: int | None  # None for a stream
+    batch: int | None
+    drop_last: bool
+    digest: str
+
+    @classmethod
+    def of(cls, number: int, order: Sequence[Any] | None, batch: int | None, drop_last: bool) -> PassMark:
+        """The mark of a pass over these items."""
+        stride = max(1, len(order or ()) // LOOKED_AT)
+        digest = hashlib.sha256(repr(list((order or ())[::stride])).encode()).hexdigest()
+        return cls(number, None if order is None else len(order), batch, drop_last, digest)
+
+    def __str__(self) -> str:
+        items = (
+            "a stream"
+            if self.items is None
+            else f"{self.items} {'batches' if self.batch is None else 'samples'}"
+        )
+        return items + ("" if self.batch is None else f" in batches of {self.batch}")
+
+    def difference(self, theirs: PassMark) -> str | None:
+        """How this differs from that of the others, in words; None if it does not, as far as one can tell."""
+        if self[1:4] != theirs[1:4]:
+            return f"it reads {self}, and the others read {theirs}"
+        if self.number == theirs.number and self.digest != theirs.digest:
+            return f"it reads {self} in another order than the others"
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +118,9 @@ class Passes:
         self._again: list[Any] = []  # items that come before the others: they were dealt to one that died
         self._order: Sequence[Any] | None = None
         self._is_shared = True
+        self._mark: PassMark | None = None  # of the pass that the loop has begun last, if all share it
+        self._theirs: PassMark | None = None  # that of the worker that this one got its state from
+        self.difference: str | None = None  # between the two, if there is one
         self._log: deque[tuple[int, Dealing, int]] = deque()  # since the last average: step, what was dealt
 
     def __str__(self) -> str:
@@ -106,6 +146,9 @@ class Passes:
             self._settle()
             self._number, self._taken = number, 0
         self._order, self._is_shared, self._reading = order, shared, number
+        self._mark = PassMark.of(number, order, batch, drop_last) if shared else None
+        if self._mark is not None and self._theirs is not None:
+            self.difference, self._theirs = self._mark.difference(self._theirs), None
         self.dealing = self._dealt(batch, drop_last)
         if not self._taken and not self._again:
             self.dealing.check_is_enough()
@@ -181,6 +224,7 @@ class Passes:
             "done": self.done,
             "shared": self._is_shared,
             "batches": self.batches,
+            "mark": self._mark and list(self._mark),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -189,6 +233,7 @@ class Passes:
             self.dealing = None  # the rest of the pass that the loop reads is no longer this worker's
         self._number, self._taken, self._again = state["number"], state["taken"], list(state["again"])
         self.done, self._is_shared, self.batches = state["done"], state["shared"], state["batches"]
+        self._theirs = PassMark(*state["mark"]) if state.get("mark") else None
         self._log.clear()
         if self.dealing is not None:
             self.dealing = self._dealt(self.dealing.batch, self.dealing.drop_last)

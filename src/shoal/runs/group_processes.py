@@ -20,7 +20,7 @@ from shoal.replicas.module import ModuleReplica
 from shoal.runs.curve import Snapshot
 from shoal.runs.plan import Plan
 from shoal.runs.result import joined
-from shoal.storage.checkpoint import load_model
+from shoal.storage.model_file import load_model
 
 
 class GroupMember:

@@ -23,6 +23,7 @@ from shoal.launch.drive import drive
 from shoal.launch.invitation import Invitation
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.keeper_process import keep
+from shoal.launch.newcomer import ENDED
 from shoal.launch.peak_memory import PeakMemory
 from shoal.launch.recovery import Recovery
 from shoal.replicas.module import ModuleReplica, build_model, build_replica, build_served, module_of
@@ -31,7 +32,7 @@ from shoal.runs.curve import Curve, Snapshot, holds_solution
 from shoal.runs.group_processes import GroupMember, position_folder
 from shoal.runs.plan import Plan
 from shoal.runs.result import report
-from shoal.storage.checkpoint import save_model
+from shoal.storage.model_file import save_model
 from shoal.vocabulary.node import Node
 
 
@@ -92,7 +93,7 @@ def node_process(
     except RunIsOver:
         control.tell("came too late")
     except PeerLost as lost:
-        ended = ShoalError(f"the run was stopped where it was started, or failed there: {lost}")
+        ended = ShoalError(f"{ENDED}: {lost}")
         control.tell_failure(ended if plan.joins else lost)
     except Interrupted:
         control.tell("interrupted")

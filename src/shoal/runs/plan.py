@@ -45,8 +45,9 @@ from shoal.runs.refusals import (
     check_portions,
 )
 from shoal.runs.scaling import lr_factor
-from shoal.storage.checkpoint import LEG, Checkpoints, save_model
+from shoal.storage.checkpoint import LEG, Checkpoints
 from shoal.storage.leg_edge import LegEdge
+from shoal.storage.model_file import save_model
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting, Strategy

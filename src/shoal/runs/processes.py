@@ -39,7 +39,7 @@ from shoal.runs.node_process import keeper_process, live, node_process, nodes_fo
 from shoal.runs.plan import Plan
 from shoal.runs.plan_words import data_mark, words_of
 from shoal.runs.result import Result
-from shoal.storage.checkpoint import load_model
+from shoal.storage.model_file import load_model
 
 KERNELS = "shoal.codecs.kernel_preload"
 """What the CPU kernels of codecs need. The fork server imports it if the run has a lossy codec."""

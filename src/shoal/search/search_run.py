@@ -31,7 +31,7 @@ from shoal.search.searcher import METRICS, TRIAL_TRANSPORTS, Searcher, SearchMet
 from shoal.search.slots import Slots
 from shoal.search.space import Space, SpaceLike, read_space
 from shoal.search.trial_plan import TrialSettings
-from shoal.storage.checkpoint import load_model, save_model
+from shoal.storage.model_file import load_model, save_model
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy
 

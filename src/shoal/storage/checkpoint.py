@@ -4,6 +4,7 @@
                       worker-0.json          everything else, with the SHA-256 of itself and of these files
                       model.safetensors      the model, for anyone who reads safetensors
     DIR/model.safetensors                    the trained model, when training is over
+    DIR/attempt                              by what the steps of this start are told from those of another
 
 The processes of a worker that is a group are worker-0-0, worker-0-1 and so on; no file has the whole model.
 
@@ -23,7 +24,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -32,8 +32,17 @@ from shoal.core.errors import CheckpointError
 from shoal.core.identity import NodeIdentity
 from shoal.core.state_tree import harvest, plant
 from shoal.engine.engine import Engine
+from shoal.storage.attempt_mark import AttemptMark
+from shoal.storage.model_file import model_bytes
 from shoal.storage.saved_crew import SavedCrew
-from shoal.storage.step_folders import KEPT, aside_folder_for, remove_before, set_aside, step_folder, steps_in
+from shoal.storage.step_folders import (
+    KEPT,
+    aside_folder,
+    remove_before,
+    set_aside,
+    step_folder,
+    steps_in,
+)
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
 FORMAT = 5
@@ -74,13 +83,21 @@ class Checkpoints:
         self._config = json.loads(json.dumps(config))  # as it will be read back
         self._processes = processes
         self._keep = keep
+        self.attempt = AttemptMark(self.folder)
 
     def save(self, engine: Engine, model: Mapping[str, Tensor] | None = None) -> None:
         """Write a node's state before its next step, and the model where this node holds it."""
         self.write(engine.progress.t, engine.identity, engine.state(), model)
-        last = engine.identity.workers if engine.identity.servers else engine.members[0]
-        if engine.rank == last and not self._position:  # where there are servers, they save last
+        first = engine.identity.workers if engine.identity.servers else engine.members[0]
+        if engine.rank == first or self._seems_complete(engine):
             self._prune()
+
+    def _seems_complete(self, engine: Engine) -> bool:
+        """Whether as many have saved this step as take part, so that this node was the last of them."""
+        me = engine.identity
+        nodes = len({*engine.members} & {*me.first_workers}) + len(me.server_ranks)
+        there = step_folder(self.folder, engine.progress.t).glob("*.json")
+        return len(list(there)) >= (nodes if self._position is None else self._processes)
 
     def write(
         self, t: int, me: NodeIdentity, state: Mapping[str, Any], model: Mapping[str, Tensor] | None = None
@@ -96,13 +113,14 @@ class Checkpoints:
         tree = plant(dict(state), tensors, "state")
         files = {f"{role}.safetensors": save_tensors(tensors)}
         if model is not None:
-            files["model.safetensors"] = _model_bytes(model)
+            files["model.safetensors"] = model_bytes(model)
         for name, content in files.items():
             write_whole(step / name, content)
         sums = {name: digest(content) for name, content in files.items()}
         record = {
             "format": FORMAT,
             "step": t,
+            "attempt": str(self.attempt),
             "config": self._config,
             "crew": SavedCrew.of(me, state).plain(),
             "files": sums,
@@ -228,15 +246,16 @@ class Checkpoints:
         """Move what this node saved after that step, from which all go on, aside; returns the folders.
 
         Else it might be taken for what others save there now. Worker 0 moves that of nodes that are no more,
-        too. What was set aside before stays as it is.
+        too. Every attempt has a folder of its own, by the mark in its records.
         """
-        aside: dict[str, Path] = {}
-        for later in sorted(one for one in steps_in(self.folder) if one > step):
+        aside: set[Path] = set()
+        for later in (one for one in steps_in(self.folder) if one > step):
             for role in self._stale_roles(later, me):
-                if role not in aside:
-                    aside[role] = aside_folder_for(self.folder, step, role, later)
-                set_aside(self.folder, later, aside[role], self._names(later, role))
-        return sorted({*aside.values()})
+                record = self._record(later, role)
+                whose = aside_folder(self.folder, step, "" if record is None else record.get("attempt", ""))
+                set_aside(self.folder, later, whose, self._names(later, role))
+                aside.add(whose)
+        return sorted(aside)
 
     def _stale_roles(self, step: int, me: NodeIdentity) -> list[str]:
         """Whose records at a step of an earlier attempt this node sees to."""
@@ -363,21 +382,3 @@ def _earlier_format(content: bytes) -> int | None:
     except (ValueError, KeyError, TypeError):
         return None
     return wrote if isinstance(wrote, int) else None
-
-
-def save_model(path: str | Path, model: Mapping[str, Tensor]) -> None:
-    """Write weights as safetensors, all or nothing."""
-    write_whole(Path(path), _model_bytes(model))
-
-
-def _model_bytes(model: Mapping[str, Tensor]) -> bytes:
-    content: bytes = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in model.items()})
-    return content
-
-
-def load_model(path: str | Path) -> dict[str, Tensor]:
-    """The weights in a `model.safetensors`, by the model's own names."""
-    try:
-        return load_tensors(Path(path).read_bytes())
-    except (OSError, SafetensorError) as problem:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {problem}") from None

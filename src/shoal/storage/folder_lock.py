@@ -22,6 +22,7 @@ from shoal.core.errors import CheckpointError
 from shoal.storage.whole_files import PART, cannot_write
 
 NAME = "run.lock"
+MARK = "attempt"  # see attempt_mark.py
 RUN = "; its hosts know it as "
 
 NAME_SECONDS, OWN_SECONDS = 0.5, 3.0
@@ -59,6 +60,7 @@ def folder_lock(
     finally:
         if not others_write:
             _remove_parts(path)
+            _remove_mark(path)
         (path / NAME).unlink(missing_ok=True)  # while it is locked: nobody else has begun to use it
         os.close(file)
         with suppress(OSError):  # there is something in it
@@ -138,7 +140,13 @@ def _who() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}, {command}"[:2048]
 
 
+def _remove_mark(folder: Path) -> None:
+    """Leave nothing of a run that has saved nothing."""
+    if {place.name for place in folder.iterdir()} <= {NAME, MARK}:
+        (folder / MARK).unlink(missing_ok=True)
+
+
 def _remove_parts(folder: Path) -> None:
-    for pattern in ("step-*/*", "leg-*/*/*", "model.safetensors"):
+    for pattern in ("step-*/*", "leg-*/*/*", "model.safetensors", f"{MARK}.*", f"leg-*/{MARK}.*"):
         for part in folder.glob(pattern + PART):
             part.unlink(missing_ok=True)

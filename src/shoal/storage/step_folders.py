@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 from collections.abc import Sequence
@@ -13,9 +12,9 @@ KEPT = 2
 """How many complete checkpoints are kept: the newest."""
 
 ASIDE = "set-aside-"
-"""Folders with steps of earlier attempts begin with this; the step follows at which the later one began.
+"""Folders with steps of earlier attempts begin with this.
 
-If several later ones began there, the second folder ends with -2, and so on.
+The step follows at which a later one began, and the mark of the attempt that saved them.
 """
 
 
@@ -29,23 +28,10 @@ def steps_in(folder: Path) -> list[int]:
     return [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()]
 
 
-def aside_folder(folder: Path, begin: int, number: int = 1) -> Path:
-    """Where that lies which the `number`th attempt saved after the step at which a later one begins."""
+def aside_folder(folder: Path, begin: int, attempt: str) -> Path:
+    """Where that lies which an attempt saved after the step at which a later one begins."""
     name = f"{ASIDE}{max(begin, 0):08d}"
-    return folder / (name if number == 1 else f"{name}-{number}")
-
-
-def aside_folder_for(folder: Path, begin: int, role: str, step: int) -> Path:
-    """The folder to which a node moves its steps, in order and from this one on.
-
-    Its own steps there are all earlier: they were moved by a start that was killed before it came to this
-    one. What another attempt saved is in a folder before.
-    """
-    for aside in (aside_folder(folder, begin, number) for number in itertools.count(1)):
-        there = (one for one in steps_in(aside) if (step_folder(aside, one) / f"{role}.json").exists())
-        if max(there, default=-1) < step:
-            return aside
-    raise AssertionError("there is always another number")
+    return folder / (f"{name}-{attempt}" if attempt else name)
 
 
 def set_aside(folder: Path, step: int, aside: Path, names: Sequence[str]) -> None:
@@ -65,6 +51,6 @@ def remove_before(folder: Path, step: int) -> None:
         if earlier < step:
             shutil.rmtree(step_folder(folder, earlier), ignore_errors=True)
     for aside in folder.glob(f"{ASIDE}*"):
-        begin = re.fullmatch(rf"{ASIDE}(\d+)(-\d+)?", aside.name)
+        begin = re.fullmatch(rf"{ASIDE}(\d+)(-\w+)?", aside.name)
         if begin is not None and int(begin[1]) < step:
             shutil.rmtree(aside, ignore_errors=True)

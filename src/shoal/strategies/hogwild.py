@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from shoal.core.identity import SERVER
 from shoal.engine.protocol import Report
 from shoal.vocabulary.node import Node
@@ -34,11 +36,13 @@ class Hogwild(Strategy):
         return 1  # everyone's steps add up
 
     async def worker(self, w: Node) -> None:
+        change = torch.empty_like(w.x)  # a fresh vector at every step would cost as much as another pass
         async for _ in w.steps():
-            await w.pull(SERVER, out=w.x)
-            before = w.x.clone()
+            await w.pull(SERVER, out=change)
+            w.x.copy_(change)
             await w.step()
-            await w.push(SERVER, w.x - before)
+            torch.sub(w.x, change, out=change)
+            await w.push(SERVER, change)
 
     async def finish(self, w: Node) -> None:
         await w.take_result()

@@ -219,7 +219,7 @@ class Node(AnyNode):
         """The parameters of `src` as they were when it answered, written to `out` if that is given.
 
         Exact: codecs are not applied. Waits one round trip. Raises PeerLost if `src` dies first: `out` is
-        then as it was, unless a single server took back, after 5 s, what this node was reading in place.
+        then as it was, unless a server took back, after 5 s, what this node was reading in place.
         """
         client = self.engine.client
         return Operation(partial(client.start_pull, src, out, False), partial(client.pull, src, out))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from forwarder import Forwarder
 from grpc_nodes import PATIENCE, connect, hub_and_caller, nodes, notices, receive, wait_until
 from harness import drive, in_threads
 
@@ -20,73 +20,10 @@ from shoal.transports.grpc import calls
 from shoal.transports.grpc.control_pb2 import PollRequest
 from shoal.transports.grpc.hub_protocol import POLL
 from shoal.transports.grpc.redial import OUTDATED
-from shoal.transports.grpc.security import join_address, split_address
 
 pytestmark = pytest.mark.usefixtures("grpc_core")
 
 HASTE = {"failure_timeout": 0.4, "patience": PATIENCE, "share_memory": False}
-
-
-class Forwarder:
-    """Passes bytes on to an address. What it holds can go dead; new connections work."""
-
-    def __init__(self, target: str) -> None:
-        self._target = split_address(target)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = join_address("127.0.0.1", self._listener.getsockname()[1])
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._alive = threading.Event()  # of the connections there are; each knows its own
-        self._alive.set()
-        self._left: int | None = None  # bytes until they go dead
-        self._start(self._accept)
-
-    def go_dead(self, after: int = 0) -> None:
-        """Pass on so many bytes more, and then nothing on the connections that there are."""
-        self._left = after
-        if not after:
-            self._die()
-
-    def close(self) -> None:
-        with self._listener:
-            self._listener.shutdown(socket.SHUT_RDWR)  # who waits there goes on
-            self._threads[0].join()
-        for one in self._sockets:
-            with one, contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-
-    def _start(self, target: Callable[..., None], *args: Any) -> None:
-        self._threads.append(threading.Thread(target=target, args=args))
-        self._threads[-1].start()
-
-    def _die(self) -> None:
-        self._alive.clear()
-        self._alive = threading.Event()
-        self._alive.set()
-        self._left = None
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                caller, _ = self._listener.accept()
-                self._sockets.append(caller)
-                called = socket.create_connection(self._target)
-                self._sockets.append(called)
-                for ends in ((caller, called), (called, caller)):
-                    self._start(self._pass_on, *ends, self._alive)
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket, alive: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                if self._left is not None and alive is self._alive:
-                    self._left -= len(data)
-                    if self._left < 0:
-                        self._die()
-                if not alive.is_set():
-                    return  # and nobody reads here any more
-                sink.sendall(data)
 
 
 @contextlib.contextmanager
@@ -210,15 +147,28 @@ def test_a_call_that_is_repeated_on_a_new_line_has_its_whole_time(monkeypatch: p
 def test_a_call_that_a_move_overtakes_is_not_served() -> None:
     with hub_and_caller() as (hub, caller):
         session = hub._hub._by_rank[1]
-        move_to = session.move_to
+        begin_call = session.begin_call
 
-        def move_on(line: int) -> None:
-            move_to(line)
-            move_to(1)
+        def overtaken(call: Any, line: int) -> None:
+            begin_call(call, line)
+            session.move_to(1)
 
-        session.move_to = move_on
+        session.begin_call = overtaken
         assert caller.outcome(POLL, PollRequest().SerializeToString()) in OUTDATED
+        wait_until(lambda: not session.calls)  # it has its answer before the hub is done with the call
         assert session.here
-        wait_until(
-            lambda: not session.calls
-        )  # the caller has its answer before the hub is done with the call
+
+
+def test_a_move_waits_for_who_holds_the_hub_and_then_the_end_of_an_earlier_line_loses_nobody() -> None:
+    with hub_and_caller() as (hub, _):
+        session = hub._hub._by_rank[1]
+        with hub._hub._members:
+            move = threading.Thread(target=session.move_to, args=[1])
+            move.start()
+            move.join(0.05)
+            assert move.is_alive() and session.line == 0
+        move.join()
+        hub._hub.lose(session, "its connection broke", 0)
+        assert session.here and session.line == 1
+        hub._hub.lose(session, "its connection broke", 1)
+        assert not session.here

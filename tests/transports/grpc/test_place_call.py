@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch.distributed as dist
+from forwarder import Forwarder
 from grpc_nodes import RUN, connect, drive, in_threads, notices, wait_until
 
 from shoal.core.errors import Unavailable
+from shoal.launch import place_call
 from shoal.launch.join import Access
 from shoal.launch.open_places import OpenPlaces
 from shoal.launch.place_call import PlaceCall
@@ -106,3 +108,31 @@ def test_what_is_no_event_ends_the_call(run, token):
     wait_until(lambda: call.lost_for > 0)
     call.close()
     assert "kill" not in json.dumps(told)
+
+
+@pytest.mark.slow
+def test_a_call_whose_connection_goes_dead_is_made_again_on_a_new_one(run, token, monkeypatch):
+    hub, told, _ = run
+    monkeypatch.setattr(place_call, "FAILURE_SECONDS", 0.4)
+    monkeypatch.setattr(place_call, "AGAIN_SECONDS", 0.05)
+    between = Forwarder(hub.address)
+    call = PlaceCall(between.address, token)
+    between.go_dead()
+    wait_until(lambda: events(told).count((1, "came")) == 2)  # on a new connection, with its own secret
+    wait_until(lambda: call.lost_for == 0)
+    call.tell({"event": "progress", "step": 7})
+    wait_until(lambda: events(told)[-1] == (1, "progress"))
+    with pytest.raises(Unavailable, match="all its places are taken"):
+        PlaceCall(hub.address, token)
+    call.close()
+    between.close()
+    wait_until(lambda: events(told)[-1] == (1, "gone"))
+
+
+def test_a_call_that_is_made_again_after_the_end_ends_at_once(run, token):
+    hub, told, _ = run
+    call = PlaceCall(hub.address, token)
+    call._closing.set()  # after which `close` waits for the call
+    call._redial()
+    wait_until(lambda: events(told).count((1, "came")) == 2 and events(told)[-1] == (1, "gone"))
+    call.close()

@@ -117,7 +117,8 @@ class Hub:
             if self._closing:
                 raise JoinRefused(f"node {self._config.rank} is leaving")
             self._replace_session(request)
-            session = Session(request.rank, request.incarnation, request.nonce, address, large_messages)
+            who = request.rank, request.incarnation, request.nonce, address
+            session = Session(*who, large_messages, self._members)
             if self.has_started:
                 session.queue.put(READY, self._roster(session.rank))
                 self._announce(session, Peer.HERE)
@@ -137,10 +138,10 @@ class Hub:
         """The session with that key, unless it has ended."""
         return self._by_key.get(key)
 
-    def lose(self, session: Session, reason: str) -> None:
-        """End a session whose node did not say goodbye; nothing more is accepted from it."""
+    def lose(self, session: Session, reason: str, line: int | None = None) -> None:
+        """End a session whose node did not say goodbye; not if it has gone on to a later line than this."""
         with self._members:
-            if session.here:
+            if session.here and line in (None, session.line):
                 self._end(session)
                 self._tracker.lost(session.rank, reason)
                 self._announce(session, Peer.LOST, reason)

@@ -188,17 +188,12 @@ class HubServer:
         session, line = self._find_session(context), _line(context)
         finished = False
 
-        def lose(why: str) -> None:
-            if line == session.line:  # else it goes on with other connections
-                self._hub.lose(session, why)
-
         def ended() -> None:
             if not finished:
-                lose("its connection broke")
+                self._hub.lose(session, "its connection broke", line)
 
-        session.calls[context] = line  # first, so that a Move that comes now ends this call
         try:
-            session.move_to(line)
+            session.begin_call(context, line)
             _check_line(context, line, session)
             session.touch()
             if not context.add_callback(ended):
@@ -209,13 +204,13 @@ class HubServer:
         except SessionEnded:
             fault = SessionEnded()
         except grpc.RpcError:
-            lose("it broke off a call")
+            self._hub.lose(session, "it broke off a call", line)
             raise
         else:
             return
         finally:
             finished = True
-            session.calls.pop(context, None)
+            session.end_call(context)
         _check_line(context, line, session)  # a call that was cut off may look like one that is invalid
         self._end_session(context, session, fault)
 

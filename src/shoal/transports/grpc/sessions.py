@@ -226,13 +226,17 @@ class SendQueue:
 
 @dataclass(eq=False)
 class Session:
-    """One session of a node at a hub, from joining until it is lost, leaves, or joins again."""
+    """One session of a node at a hub, from joining until it is lost, leaves, or joins again.
+
+    `members` is the lock of the hub. It guards what threads of several calls change.
+    """
 
     rank: int
     incarnation: int
     nonce: bytes
     address: str
     large_messages: LargeMessages
+    members: threading.Condition = field(default_factory=threading.Condition, repr=False)
     key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     number: int = field(default_factory=lambda: secrets.randbits(32))
     here: bool = True
@@ -249,10 +253,22 @@ class Session:
 
     def move_to(self, line: int) -> None:
         """It goes on with new connections; calls on earlier ones, which may hold room here, are cancelled."""
-        self.line = max(line, self.line)
-        for call, its in tuple(self.calls.items()):
-            if its < self.line:
-                call.cancel()
+        with self.members:
+            self.line = max(line, self.line)
+            for call, its in tuple(self.calls.items()):
+                if its < self.line:
+                    call.cancel()
+
+    def begin_call(self, call: Any, line: int) -> None:
+        """A call begins on that line; a Move that comes from now on ends it if the line is an earlier one."""
+        with self.members:
+            self.calls[call] = line
+            self.move_to(line)
+
+    def end_call(self, call: Any) -> None:
+        """The call has ended."""
+        with self.members:
+            self.calls.pop(call, None)
 
     def has_received(self, number: int) -> bool:
         """Whether a message came before, and is repeated on new connections as its receipt was lost.

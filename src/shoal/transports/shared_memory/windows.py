@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -141,6 +142,7 @@ class SharedWindow:
         fcntl.fcntl(self._memory.fd, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, stripe))
 
 
+@cache
 def _request(kind: int, stripe: int) -> bytes:
     if stripe == _COUNT:
         return _FLOCK.pack(kind, os.SEEK_SET, 8 * COUNT, 8, 0)
