@@ -67,10 +67,8 @@ class Switch:
         """Deliver `m` after its time on the network. Bad weather may lose, duplicate or delay it."""
         weather, dice = self._weather, self._dice
         if weather is None or m.tag in NOTICES or self.kernel.now >= weather.until:
-            used = self.links.is_used
-            self.transfer(
-                src, dst, m, self.arrival(src, dst, m) if used else partial(self.ends[dst].deliver, m)
-            )
+            arrive = self.arrival(src, dst, m) if self.links.is_used else partial(self.ends[dst].deliver, m)
+            self.transfer(src, dst, m, arrive)
             return
         for _ in range(2 if dice.random() < weather.double else 1):
             if dice.random() >= weather.loss:
