@@ -188,7 +188,7 @@ def test_a_journal_where_nobody_would_read_it_is_refused(shoal, script, monkeypa
     ("options", "sentence"),
     [
         ("--grow-batch 2@10", "a script's loop owns its loader; let its batch_size grow there"),
-        ("--crew 2@0,4@500", "a script's loop owns its loader; start all workers"),
+        ("--crew 2@0,4@500", "start all workers with -n, or let others join with --max-workers"),
         ("--scale-lr auto", "a script makes its own optimizer, and the rate that it sets is"),
         ("--largest-batch 64", "a script's loop owns its loader; let its batch_size grow there"),
         ("--strategy bmuf --strategy.blocks 4", "in a loop of your own, shard deals it out: take period"),

@@ -7,7 +7,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 
@@ -22,6 +21,7 @@ from shoal.sim.links import Links
 from shoal.sim.models import Network, Wires
 from shoal.sim.processors import Processors
 from shoal.sim.vector_work import VectorWork
+from shoal.sim.window import Window
 
 _ENTRY = Struct("<dddqqq")  # of the fingerprint, beside the tag: when, samples, from whom, to whom, how much
 _NOTHING = nullcontext()
@@ -67,10 +67,8 @@ class Switch:
         """Deliver `m` after its time on the network. Bad weather may lose, duplicate or delay it."""
         weather, dice = self._weather, self._dice
         if weather is None or m.tag in NOTICES or self.kernel.now >= weather.until:
-            used = self.links.is_used
-            self.transfer(
-                src, dst, m, self.arrival(src, dst, m) if used else partial(self.ends[dst].deliver, m)
-            )
+            arrive = self.arrival(src, dst, m) if self.links.is_used else partial(self.ends[dst].deliver, m)
+            self.transfer(src, dst, m, arrive)
             return
         for _ in range(2 if dice.random() < weather.double else 1):
             if dice.random() >= weather.loss:
@@ -100,14 +98,6 @@ class Switch:
     def digest(self) -> str:
         """A fingerprint of every message so far: its times, source, destination, tag, count and size."""
         return self._trace.hexdigest()
-
-
-@dataclass
-class Window:
-    """Memory of one node that other nodes read and add to."""
-
-    x: Tensor
-    count: int = 0
 
 
 class SimTransport:
