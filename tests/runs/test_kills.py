@@ -196,9 +196,14 @@ def test_a_server_outlives_all_its_workers_and_they_come_back(crews, tmp_path):
     assert torch.equal(result.model.marks, torch.full((SAMPLES,), -4.0, dtype=torch.float64))
 
 
+def has_stepped(member: Member) -> bool:
+    """Whether it has done a step since it was started, and so has the model."""
+    return member.first_progress is not None and member.progress.get("step", 0) > member.first_progress[1]
+
+
 def a_worker_or_the_keeper(crew: Crew) -> Member | None:
-    """Now a worker that has begun, now the keeper."""
-    begun = [m for m in crew.members[:WORKERS] if m.ready and not m.ended]
+    """Now a worker that trains, now the keeper; never the only worker that has the model."""
+    begun = [m for m in crew.members[:WORKERS] if has_stepped(m) and not m.ended]
     number = sum(m.incarnation for m in crew.members)
     if number % 3 == 2:
         return crew.members[WORKERS]

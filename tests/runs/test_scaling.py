@@ -55,7 +55,9 @@ def test_where_every_push_is_a_step_the_rate_stays(word):
     assert auto(word, 4) == 1.0
 
 
-@pytest.mark.parametrize("word", STRATEGIES)
+@pytest.mark.parametrize(
+    "word", [word for word in STRATEGIES if word != "halos"]
+)  # has workers in two groups
 @pytest.mark.parametrize("rule", ["linear", "sqrt", "auto"])
 def test_one_worker_trains_at_the_task_s_rate(word, rule):
     assert lr_factor(rule, STRATEGIES.make(word), 1, blobs(), MANY) == 1.0
