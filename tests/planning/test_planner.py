@@ -247,7 +247,7 @@ def test_an_option_that_a_strategy_has_not_is_refused():
 
 
 def test_one_worker_is_not_compared_with_anything():
-    made = planner.plan(TASK, 1, trials=False, **WHERE)
+    made = planner.plan(TASK, 1, trials=False, **{**WHERE, "strategies": None})
     assert pays(made) == "Does it pay? There is nothing to compare one worker with."
 
 

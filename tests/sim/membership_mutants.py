@@ -34,10 +34,14 @@ def mutant(first: int):
 
 @mutant(first=31)
 def no_epoch_is_checked(patch: pytest.MonkeyPatch) -> None:
-    async def found(self, tag, src, needed=()):
-        return await self._mailbox.find(tag, self._members[src], needed, self.handlers)
+    def take(self, tag, src):
+        return self._mailbox.find(tag, self._members[src], self._members, self.handlers)
 
-    patch.setattr(Group, "_found", found)
+    def recv(self, tag, src):
+        return self._mailbox.find(tag, self._members[src], (), self.handlers)
+
+    patch.setattr(Group, "take", take)
+    patch.setattr(Group, "recv", recv)
     patch.setattr(Mailbox, "_is_stale", lambda self, m: False)
 
 

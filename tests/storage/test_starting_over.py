@@ -10,7 +10,7 @@ from shoal.core.codec import Identity
 from shoal.core.identity import NodeIdentity
 from shoal.runs.plan import Plan
 from shoal.storage.checkpoint import NO_STEP, Checkpoints
-from shoal.storage.step_folders import aside_folder, remove_before, step_folder, steps_in
+from shoal.storage.step_folders import aside_folder, records_in, remove_before, step_folder, steps_in
 from shoal.testing import blobs
 
 
@@ -129,3 +129,11 @@ def test_a_start_that_is_killed_while_it_sets_aside_is_completed_by_the_next(mov
     begin()
     (aside,) = set_aside(tmp_path)
     assert {path.relative_to(aside): path.read_bytes() for path in tmp_path.rglob("worker-*")} == written
+
+
+def test_a_step_that_another_node_removes_at_this_moment_has_no_records(tmp_path, monkeypatch):
+    def removed_meanwhile(self, pattern):
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(Path, "glob", removed_meanwhile)
+    assert records_in(tmp_path, 5) == []

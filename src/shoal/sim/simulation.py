@@ -39,6 +39,10 @@ from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Setting, Strategy
 
 
+def _kind_on(machine: Machine | None) -> type[SimTransport]:
+    return SharingTransport if machine is not None and machine.maps_memory else SimTransport
+
+
 class Simulation:
     """The nodes of a run in virtual time.
 
@@ -90,17 +94,17 @@ class Simulation:
         self.kernel = Kernel()
         self._replica = replica
         self._served = served or self._plainly_served
-        self._steps, self._mean = steps, mean
+        self._steps = steps
         self._shards, self._elastic, self._begins_with = shards, elastic, begins_with
         self._compute = compute or Compute()
         self._batch = batch
         self._faults = faults or Faults()
         self._check_faults(nodes, disk is not None)
         self._compute.check(workers)
-        kind = SharingTransport if machine is not None and machine.maps_memory else SimTransport
-        self._switch = Switch(self.kernel, network or Network(), seed, weather, machine, kind)
+        self._switch = Switch(self.kernel, network or Network(), seed, weather, machine, _kind_on(machine))
         self._disks = {rank: disk(rank) for rank in range(workers, nodes)} if disk else {}
         self._common: dict[str, Any] = {
+            "mean": mean,
             "codec": codec or Identity(),
             "layout": layout,
             "seed": seed,
@@ -128,11 +132,11 @@ class Simulation:
         if me.is_server:
             begins = me.own_slice(self._centre.numel()).start
             server = self._served(me)
-            log = self._disks.get(rank)
-            return Engine(end, server, me, log=log, begins=begins, mean=self._mean, **self._common)
+            return Engine(end, server, me, log=self._disks.get(rank), begins=begins, **self._common)
         duration = self._duration(Pace(self._compute, rank, self._common["seed"]))
         worker = self._replica(rank) if own is None else own
-        return Engine(end, worker, me, duration=duration, mean=copy(self._mean), **self._common)
+        mean = copy(self._common["mean"])  # it may hold memory of its worker
+        return Engine(end, worker, me, duration=duration, **{**self._common, "mean": mean})
 
     def _check_faults(self, nodes: int, servers_write: bool) -> None:
         elastic = self._elastic

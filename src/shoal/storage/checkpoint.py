@@ -38,6 +38,7 @@ from shoal.storage.saved_crew import SavedCrew
 from shoal.storage.step_folders import (
     KEPT,
     aside_folder,
+    records_in,
     remove_before,
     set_aside,
     step_folder,
@@ -96,8 +97,8 @@ class Checkpoints:
         """Whether as many have saved this step as take part, so that this node was the last of them."""
         me = engine.identity
         nodes = len({*engine.members} & {*me.first_workers}) + len(me.server_ranks)
-        there = step_folder(self.folder, engine.progress.t).glob("*.json")
-        return len(list(there)) >= (nodes if self._position is None else self._processes)
+        there = records_in(self.folder, engine.progress.t)
+        return len(there) >= (nodes if self._position is None else self._processes)
 
     def write(
         self, t: int, me: NodeIdentity, state: Mapping[str, Any], model: Mapping[str, Tensor] | None = None
@@ -147,7 +148,7 @@ class Checkpoints:
             workers = self._workers_at(step)
             if workers:
                 self._record(step, self._name("worker", workers[0]))
-            elif any(step_folder(self.folder, step).glob("worker-*.json")):
+            elif records_in(self.folder, step, "worker-*"):
                 raise CheckpointError(
                     f"the checkpoint in {self.folder} belongs to a run with another --group. "
                     "Use the same one, or another folder."
@@ -236,7 +237,7 @@ class Checkpoints:
     def _workers_at(self, step: int) -> list[int]:
         """The workers of which there is a record at this step."""
         end = "" if self._position is None else f"-{self._position}"
-        names = (path.stem for path in step_folder(self.folder, step).glob("worker-*.json"))
+        names = (path.stem for path in records_in(self.folder, step, "worker-*"))
         return sorted(int(found[1]) for name in names if (found := re.fullmatch(rf"worker-(\d+){end}", name)))
 
     def _name(self, kind: str, number: int) -> str:
@@ -259,7 +260,7 @@ class Checkpoints:
 
     def _stale_roles(self, step: int, me: NodeIdentity) -> list[str]:
         """Whose records at a step of an earlier attempt this node sees to."""
-        there = [path.stem for path in step_folder(self.folder, step).glob("*.json")]
+        there = [path.stem for path in records_in(self.folder, step)]
         run = {self._role(replace(me, rank=rank)) for rank in range(me.nodes)}
         clears_up = me.rank == 0 and self._position is None
         return [role for role in there if role == self._role(me) or (clears_up and role not in run)]
@@ -358,7 +359,7 @@ class Checkpoints:
         crew = self.crew_at(step, NodeIdentity(workers[0], 1 + workers[0])) if workers else None
         if crew is None:
             return False
-        there = {path.stem for path in step_folder(self.folder, step).glob("*.json")}
+        there = {path.stem for path in records_in(self.folder, step)}
         if self._position is not None:  # a group, of which nobody is away
             return len(there) == self._processes
         if self.is_bound and not (crew.is_even and len(crew.members) == crew.workers):

@@ -28,6 +28,14 @@ def steps_in(folder: Path) -> list[int]:
     return [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()]
 
 
+def records_in(folder: Path, step: int, whose: str = "*") -> list[Path]:
+    """The records of nodes at a step; none if another node removes the step at this moment."""
+    try:
+        return list(step_folder(folder, step).glob(f"{whose}.json"))
+    except FileNotFoundError:
+        return []
+
+
 def aside_folder(folder: Path, begin: int, attempt: str) -> Path:
     """Where that lies which an attempt saved after the step at which a later one begins."""
     name = f"{ASIDE}{max(begin, 0):08d}"
