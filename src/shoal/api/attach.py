@@ -19,7 +19,6 @@ from shoal.core.limits import one_of
 from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_codec
-from shoal.launch.quick_exit import end_quickly
 from shoal.launch.worker_group import groups_inside, join_group, ranks_inside
 from shoal.replicas.local_shards import is_distributed
 from shoal.replicas.optimizer import has_inner, held_by, steps_each_element
@@ -120,7 +119,6 @@ def attach_at(
     save_apart(whole)
     if attachment.engine.is_server:
         attachment.serve()
-        end_quickly()
         sys.exit(0)
     return _announced(attachment, whole, given)
 

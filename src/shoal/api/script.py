@@ -5,6 +5,7 @@ Each node's process runs `python -m shoal.api.script train.py …`, which report
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import sys
@@ -39,7 +40,6 @@ from shoal.launch.member import Member
 from shoal.launch.newcomer import ENDED
 from shoal.launch.open_places import vacate
 from shoal.launch.process_handle import ProcessHandle
-from shoal.launch.quick_exit import end_quickly
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
 from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import number_of, stopped_by, temporary_folder
@@ -333,13 +333,13 @@ def main() -> None:
         _wait_to_be_needed(place, control)
     torch.set_num_threads(local_threads(place.local_nodes))
     sys.argv = sys.argv[1:]
+    gc.freeze()  # torch's objects, which Python would search for garbage at the end; not the script's
     try:
         _run_to_its_end(sys.argv[0])
     except Interrupted:
         if (attachment := current()) is not None:
             attachment.abandon()  # say goodbye, or a server would wait for this worker to come back
         control.tell("interrupted")
-        end_quickly()
     except RunIsOver:  # in the middle of its loop: it was cut off, and the others are done
         control.tell("came too late")
     except SystemExit as end:
