@@ -30,6 +30,10 @@ def sentence_of(result) -> str:
         ("compare --transport grpc --max-workers 2 --strategies sync", "4 workers begin"),
         (f"run --max-workers 8 --strategy asgd {__file__}", "nobody can join workers of 'asgd' here"),
         (f"run --max-workers 8 --transport gloo {__file__}", "and not over 'gloo'; take transport 'grpc'"),
+        (
+            f"run --max-workers 8 --checkpoint kept {__file__}",
+            "--checkpoint and --max-workers: a script's",
+        ),
         (f"run -n 2 --max-workers 8 --group 2 {__file__}", "without --hosts, --on and --group"),
     ],
 )

@@ -1,10 +1,12 @@
 """Averages in mapped memory, in virtual time: bits as those by messages, time by what is touched."""
 
+from copy import copy
+
 import pytest
 import torch
 
 from shoal import BMUF, Faults, Local, Network
-from shoal.collectives import Mapped, stripes
+from shoal.collectives import InFlight, Mapped, stripes
 from shoal.collectives.mapped import SMALLEST_MAPPED
 from shoal.core.errors import PeerLost
 from shoal.sim.hardware import Handling, Machine, Profile, Wiring
@@ -79,6 +81,13 @@ def test_a_worker_that_dies_ends_the_average_for_the_others():
             network=Network.parse("1Gbit,1ms"),
             faults=Faults().kill(1, 0.01),
         )
+
+
+def test_workers_share_no_memory_under_a_codec_that_is_averaged_in_flight_either():
+    mean = Mapped()
+    ours, theirs = (copy(InFlight(mean, stripes)) for _ in range(2))
+    assert ours._mean is not theirs._mean
+    assert mean not in (ours._mean, theirs._mean)
 
 
 def test_processes_of_one_machine_map_memory_and_hosts_do_not():

@@ -1,6 +1,7 @@
 """A run that cannot resume begins anew in the same folder, and never mixes its steps with the old ones."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import shoal
 from shoal.core.codec import Identity
 from shoal.core.identity import NodeIdentity
 from shoal.runs.plan import Plan
+from shoal.storage.attempt_mark import AttemptMark
 from shoal.storage.checkpoint import NO_STEP, Checkpoints
 from shoal.storage.step_folders import aside_folder, records_in, remove_before, step_folder, steps_in
 from shoal.testing import blobs
@@ -137,3 +139,12 @@ def test_a_step_that_another_node_removes_at_this_moment_has_no_records(tmp_path
 
     monkeypatch.setattr(Path, "glob", removed_meanwhile)
     assert records_in(tmp_path, 5) == []
+
+
+def test_nodes_that_begin_at_once_write_one_mark_whatever_their_process_ids(tmp_path):
+    marks = [AttemptMark(tmp_path) for _ in range(4)]
+    for _ in range(20):
+        with ThreadPoolExecutor(4) as nodes:
+            list(nodes.map(lambda mark: mark.begin("one"), marks))
+    assert [path.name for path in tmp_path.iterdir()] == ["attempt"]
+    assert str(AttemptMark(tmp_path)) == "one"

@@ -38,7 +38,6 @@ from shoal.launch.join import Access, local_threads, start_mpi
 from shoal.launch.keeper_process import SLOW_IMPORTS, KeeperPlace, start_keeper
 from shoal.launch.member import Member
 from shoal.launch.newcomer import ENDED
-from shoal.launch.open_places import vacate
 from shoal.launch.process_handle import ProcessHandle
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
 from shoal.launch.spares import Spares
@@ -140,6 +139,11 @@ def _open_places(
         raise ValueError(
             f"max_workers={max_workers}: others join a run whose workers are single processes of this host, "
             "without --hosts, --on and --group"
+        )
+    if place.checkpoint is not None:
+        raise ValueError(
+            "--checkpoint and --max-workers: a script's loop goes on only with the workers that saved it; leave "
+            "out one of the two"
         )
     elastic = strategy is None or strategy.is_elastic
     check_places(max_workers, workers, place.transport, place.strategy or "the script", elastic=elastic)
@@ -259,7 +263,11 @@ def _on_this_host(
             )
             return Member(number, name, process, control, incarnation)
 
-        yield start, partial(vacate, Path(folder))
+        yield start, _keep_its_place
+
+
+def _keep_its_place(rank: int, incarnation: int) -> None:
+    """Of a worker that is not started again: a guest in it would pass for one that the run began with."""
 
 
 def _with_keeper(
@@ -292,7 +300,7 @@ def _on_hosts(
         fleet.prepare(script, arguments, asdict(shared))
         try:
             start = partial(_start_on, fleet, names, hosts.workers)
-            yield start, lambda rank, incarnation: None
+            yield start, _keep_its_place
         except (Interrupted, KeyboardInterrupt) as stop:
             stopped = stopped_by(number_of(stop))
             stopped.saved = fleet.has_checkpoint

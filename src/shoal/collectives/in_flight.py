@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 
 import torch
@@ -34,6 +35,10 @@ class InFlight:
 
     def __init__(self, mean: Mean, add_up: Sum) -> None:
         self._mean, self._add_up = mean, add_up
+
+    def __copy__(self) -> InFlight:
+        """For another worker: what forms the averages may hold memory of its own."""
+        return InFlight(copy(self._mean), self._add_up)
 
     def prepare(self, group: Group) -> None:
         """Have the replica record the factors of its gradients, if the codec needs them.

@@ -328,7 +328,8 @@ class Client:
 
     def _spare_room(self, like: Tensor) -> Tensor:
         """A vector that is kept: to get new memory at every pull would take as long as two copies."""
-        if self._spare is None or self._spare.shape != like.shape:
+        kind = like.shape, like.dtype, like.device
+        if self._spare is None or (self._spare.shape, self._spare.dtype, self._spare.device) != kind:
             self._spare = torch.empty_like(like)
         return self._spare
 

@@ -200,9 +200,9 @@ class Mailbox:
         return self._open[question]
 
     def has_answer(self, question: Question) -> bool:
-        """Whether an open request has been answered; never waits."""
+        """Whether an open request has been answered, and not fenced off; never waits."""
         self.has_arrived()
-        return question in self._answers
+        return question in self._answers and not isinstance(self._answers[question], FencedOff)
 
     async def answer(self, question: Question) -> Message:
         """The answer to an open request. Raises PeerLost if nobody is left to give it, and Fenced."""

@@ -135,7 +135,10 @@ class PlaceCall:
 
     def _redial(self) -> None:
         """Make the call again on a new connection, if the run answers there."""
-        channel = self._dial()
+        try:
+            channel = self._dial()
+        except (OSError, ShoalError):  # the files of the run's authority are not there any more
+            return
         try:
             self._ask(channel)
         except ShoalError:

@@ -6,9 +6,9 @@ started again finds it in the file `attempt`.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 
 from shoal.storage.folder_lock import MARK
 from shoal.storage.whole_files import PART, cannot_write, read_file, write_whole
@@ -24,7 +24,7 @@ class AttemptMark:
     def begin(self, mark: str) -> None:
         """What is saved from now on has this mark. Raises CheckpointError if the folder cannot be written."""
         self._mark = mark
-        own = self._folder / f"{MARK}.{os.getpid()}{PART}"  # other nodes write the same, at the same time
+        own = self._folder / f"{MARK}.{token_hex(8)}{PART}"  # other nodes write the same, at the same time
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_whole(own, mark.encode())

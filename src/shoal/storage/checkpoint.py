@@ -224,7 +224,8 @@ class Checkpoints:
         if crew is None or not crew.places:
             return crew
         told = {rank: self._crew_in(step, self._name("worker", rank)) for rank in workers}
-        return SavedCrew.joined({rank: one for rank, one in told.items() if one is not None})
+        known = {rank: one for rank, one in told.items() if one is not None}
+        return SavedCrew.joined(known) if known else None  # another node may remove the step at this moment
 
     def crew_of(self, step: int, node: NodeIdentity) -> SavedCrew | None:
         """What that node says about who took part in a step; None if it has saved nothing."""

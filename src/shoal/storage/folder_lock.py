@@ -141,9 +141,13 @@ def _who() -> str:
 
 
 def _remove_mark(folder: Path) -> None:
-    """Leave nothing of a run that has saved nothing."""
-    if {place.name for place in folder.iterdir()} <= {NAME, MARK}:
-        (folder / MARK).unlink(missing_ok=True)
+    """Leave nothing of a run that has saved nothing, nor of a leg of it."""
+    with suppress(OSError):  # somebody may have removed the folder
+        for place in (*folder.glob("leg-*"), folder):
+            if {entry.name for entry in place.iterdir()} <= {NAME, MARK}:
+                (place / MARK).unlink(missing_ok=True)
+                if place != folder:
+                    place.rmdir()
 
 
 def _remove_parts(folder: Path) -> None:

@@ -31,6 +31,9 @@ LONGEST_PAUSE = 0.02
 CONNECTING_SECONDS = 5.0
 """How long gloo may take to connect workers that have all come."""
 
+SOON_SECONDS = 1.0
+"""After this time in an all-reduce we tell the others that we are there, should they ask who is late."""
+
 CalledOff = Callable[[], bool]
 
 
@@ -61,7 +64,7 @@ class ElasticGloo(SocketTransport):
 
         def give_up() -> bool:
             waited = time.monotonic() - began
-            if waited > timeout / 2:
+            if waited > min(SOON_SECONDS, timeout / 2):
                 ring.say_here()
             return self._is_called_off() or waited > timeout
 
