@@ -142,8 +142,8 @@ def _open_places(
         )
     if place.checkpoint is not None:
         raise ValueError(
-            "--checkpoint and --max-workers: a script's loop goes on only with the workers that saved it; leave "
-            "out one of the two"
+            "--checkpoint and --max-workers: a script's loop goes on only with the workers that saved it; "
+            "leave out one of the two"
         )
     elastic = strategy is None or strategy.is_elastic
     check_places(max_workers, workers, place.transport, place.strategy or "the script", elastic=elastic)
