@@ -33,7 +33,7 @@ async def start_alike(engine: Engine, tensors: Sequence[Tensor]) -> None:
         flat = mine.detach().reshape(-1)
         travels = flat.to(torch.uint8) if mine.dtype == torch.bool else flat
         if me.rank == 0:
-            for rank in _others_at_first(me):
+            for rank in me.others_at_first:
                 await engine.channel.send(rank, Message(START, (travels,)))
             continue
         start = (await engine.mailbox.find(START, 0)).body
@@ -50,7 +50,7 @@ async def check_alike(engine: Engine, options: Sequence[str]) -> None:
     """Raise ValueError where worker 0's optimizers have other options, which `options` describes."""
     me, text = engine.identity, "\n".join(options)
     if me.rank == 0:
-        for rank in _others_at_first(me):
+        for rank in me.others_at_first:
             letters = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
             await engine.channel.send(rank, Message(OPTIONS, (letters,)))
         return
@@ -60,10 +60,6 @@ async def check_alike(engine: Engine, options: Sequence[str]) -> None:
             f"worker 0's optimizer has {differing[0]}, that of {me.name} has {differing[1]}. All nodes must "
             "take the same step: build the same optimizer in every process"
         )
-
-
-def _others_at_first(me: NodeIdentity) -> list[int]:
-    return [*me.first_workers[1:], *me.server_ranks]
 
 
 async def tell_options(engine: Engine, ranks: Iterable[int], options: Sequence[str]) -> None:

@@ -51,9 +51,6 @@ from shoal.vocabulary.strategy import Strategy
 Starter = Callable[[int, int], Member]
 """Starts the process with a number and an incarnation; without groups its number is its rank."""
 
-GiveUp = Callable[[int, int], None]
-"""Is told of a worker, and its incarnation, that is not started again."""
-
 SPARE = -1
 """The number of a process that is nobody yet."""
 
@@ -94,7 +91,7 @@ def run_script(
     told = script, arguments, shared, names, on_output
     here = partial(_on_this_host, *told, min_workers, spares, sets_variables=group is not None)
     starting = here() if hosts is None else _on_hosts(hosts, *told)
-    with starting as (start, give_up):
+    with starting as start:
         crew = Crew(
             workers * each,
             (nodes - workers) * each,
@@ -113,7 +110,6 @@ def run_script(
             has_keeper=kept,
             group=each,
             spares=_spares(spares, start, on_output),
-            on_given_up=give_up,
         )
         reports = joined([report for report in crew.see_through() if "role" in report])
     if not reports:
@@ -232,7 +228,7 @@ def _on_this_host(
     spares: int,
     *,
     sets_variables: bool,
-) -> Iterator[tuple[Starter, GiveUp]]:
+) -> Iterator[Starter]:
     """Yields a function that starts a process of a node on this host, with torch's variables if told so."""
     processes = shared.first_nodes * shared.group
     with (
@@ -263,11 +259,7 @@ def _on_this_host(
             )
             return Member(number, name, process, control, incarnation)
 
-        yield start, _keep_its_place
-
-
-def _keep_its_place(rank: int, incarnation: int) -> None:
-    """Of a worker that is not started again: a guest in it would pass for one that the run began with."""
+        yield start
 
 
 def _with_keeper(
@@ -294,21 +286,16 @@ def _on_hosts(
     shared: Place,
     names: Sequence[str],
     on_output: Printer,
-) -> Iterator[tuple[Starter, GiveUp]]:
+) -> Iterator[Starter]:
     """Yields a function that starts a node on its host."""
     with Fleet(hosts, shared.nodes, shared.transport, on_output, shared.patience) as fleet:
         fleet.prepare(script, arguments, asdict(shared))
         try:
-            start = partial(_start_on, fleet, names, hosts.workers)
-            yield start, _keep_its_place
+            yield lambda rank, incarnation: fleet.start(rank, incarnation, names[rank], hosts.workers)
         except (Interrupted, KeyboardInterrupt) as stop:
             stopped = stopped_by(number_of(stop))
             stopped.saved = fleet.has_checkpoint
             raise stopped from None
-
-
-def _start_on(fleet: Fleet, names: Sequence[str], workers: int, rank: int, incarnation: int) -> Member:
-    return fleet.start(rank, incarnation, names[rank], workers)
 
 
 def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:

@@ -41,6 +41,11 @@ class NodeIdentity:
         return self.nodes + self.elastic
 
     @property
+    def others_at_first(self) -> list[int]:
+        """The nodes that are there when the run starts, without worker 0."""
+        return [*self.first_workers[1:], *self.server_ranks]
+
+    @property
     def server_ranks(self) -> range:
         """The ranks of all nodes that serve."""
         return range(self.workers, self.nodes)

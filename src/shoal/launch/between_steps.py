@@ -263,7 +263,7 @@ async def _told_by_first(engine: Engine, number: int) -> int:
     me = engine.identity
     if me.rank:
         return int((await engine.mailbox.find(ATTEMPT, 0)).body[0])
-    for rank in (*me.first_workers[1:], *me.server_ranks):
+    for rank in me.others_at_first:
         await engine.channel.send(rank, Message(ATTEMPT, (torch.tensor([number]),)))
     return number
 

@@ -1,4 +1,4 @@
-"""quick_exit: ends a process that has imported torch in a fifth of the time."""
+"""quick_exit: a process that has imported torch ends sooner."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import gc
 
 
 def end_quickly() -> None:
-    """Have Python not look for garbage when this process ends: among torch's objects that takes a second."""
+    """Have Python not look for garbage when this process ends: among torch's objects that takes long."""
     atexit.register(gc.freeze)
