@@ -34,7 +34,7 @@ parser.add_argument("--per-batch", default="", help="step the scheduler at every
 parser.add_argument("--stop-after", type=int, default=-1, help="steps, after which all processes vanish")
 parser.add_argument("--uneven", type=int, default=-1, help="the rank that skips its first batch")
 parser.add_argument("--hurry", type=Path, help="a file; when it is there, steps take no time any more")
-parser.add_argument("--odd", default="", help="what is different at one that joined: model, data or rate")
+parser.add_argument("--odd", default="", help="what is different at one that joined")
 args = parser.parse_args()
 me = Place.find()
 odd = args.odd if me.joins else ""
@@ -87,10 +87,13 @@ numbers = Numbers() if args.data == "stream" else TensorDataset(torch.arange(siz
 loader = DataLoader(numbers, args.batch, shuffle=args.data != "stream", num_workers=args.loader_workers)
 model = Counts()
 model.marker.fill_(me.incarnation)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5 if odd == "rate" else 1.0)
+momentum = 0.5 if odd == "optimizer" else 0.0
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=momentum)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
 strategy = Tally(args.period) if args.strategy_in_code == "tally" else args.strategy_in_code
 training = shoal.attach(model, optimizer, strategy)
+if odd == "rate":
+    optimizer.param_groups[0]["lr"] = 0.5
 if me.incarnation:
     print(f"goes on from {training.engine.t}, marked {int(model.marker)}")
 step = training.engine.t

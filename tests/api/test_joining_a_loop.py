@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from sampling import mostly_soak
 from scripts import final_weights
 from scripts import run_loop as run_a_script
 from shoal.api.join_script import check_script, invitation_of, join_script
-from shoal.api.same_model import check_same
+from shoal.api.same_model import check_same, describe
+from shoal.core.codec import Identity
 from shoal.core.errors import Interrupted, ShoalError, Unavailable, WorkerFailed
 from shoal.launch import newcomer
 from shoal.launch.crew import Crew
@@ -28,6 +30,8 @@ from shoal.launch.environment import Place
 from shoal.launch.join import Access
 from shoal.launch.keeper_process import tell_model
 from shoal.launch.place_call import PlaceCall
+from shoal.replicas.attached import AttachedReplica
+from shoal.strategies import BMUF
 
 LOOP = Path(__file__).with_name("mortal_loop.py")
 EPOCHS = 100
@@ -144,8 +148,10 @@ def test_a_guest_that_says_goodbye_leaves_its_samples_to_the_others(visited):
     mostly_soak(
         [
             ("data", None, "it reads 59 samples in batches of 4, and the others read 60 samples"),
-            ("rate", "sync", "worker 2 has joined, and its optimizer has initial_lr=0.5"),
-            ("model", None, r"which has parameter counts \(60,\) torch.float64 where this script has"),
+            ("optimizer", "diloco", r"has momentum=0.0 \(SGD, group 0\) where this script has momentum=0.5"),
+            ("rate", "sync", r"worker 2 has joined, and its optimizer has lr=0.5"),
+            ("model", None, r"which has parameter counts \(60,\) torch.float64, group 0 where this script"),
+            ("optimizer", "sync", "where this script has momentum=0.5"),
         ],
         few=2,
     ),
@@ -191,6 +197,35 @@ def test_another_script_and_other_arguments_are_refused(tmp_path):
     with pytest.raises(Unavailable, match="with --epochs 3, and not with none; take the same"):
         check_script(told, LOOP, [])
     check_script(told, LOOP, ["--epochs", "3"])
+
+
+def described(*groups, kind=torch.optim.AdamW, **options):
+    model = nn.Linear(3, 2)
+    given = [{"params": getattr(model, name), **own} for name, own in groups] or model.parameters()
+    return describe(BMUF(), Identity(), model, AttachedReplica(model, kind(given, **options)))
+
+
+@pytest.mark.parametrize(
+    ("own", "difference"),
+    [
+        (described(kind=torch.optim.Adam), r"AdamW, group 0\) where this script has .* \(Adam, group 0\)"),
+        (described(betas=(0.9, 0.99)), r"betas=\(0.9, 0.999\) .* where this script has betas=\(0.9, 0.99\)"),
+        (described(lr=0.5), r"has lr=0.001 .* where this script has lr=0.5"),
+        (
+            described(("weight", {}), ("bias", {"weight_decay": 0.0})),
+            r"parameter bias \(2,\) torch.float32, group 0 where this script has .*, group 1",
+        ),
+    ],
+)
+def test_another_optimizer_is_refused_whatever_the_strategy(own, difference):
+    store = dist.HashStore()
+    tell_model(store, described())
+    with pytest.raises(ShoalError, match=difference):
+        check_same(store, own)
+
+
+def test_how_an_optimizer_computes_its_step_is_its_own_affair():
+    assert described(fused=True) == described(foreach=True) == described()
 
 
 def test_a_model_with_less_or_more_than_the_run_s_is_another():

@@ -7,15 +7,17 @@ import sys
 import time
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from forked import ForkedPython
-from shoal.core.errors import Interrupted, WorkerFailed
+from shoal.core.errors import Interrupted, ShoalError, WorkerFailed
 from shoal.launch import crew as module
 from shoal.launch.crew import Crew, Member
 from shoal.launch.drive import drive
 from shoal.launch.environment import VARIABLE, Place
+from shoal.launch.newcomer import take_part
 
 LAUNCHER = """
 import sys
@@ -136,6 +138,15 @@ def test_those_already_started_are_ended_when_another_cannot_be():
     with line, pytest.raises(OSError, match="no more processes"):
         Crew(2, 0, start).see_through()
     assert not first.process.is_alive()
+
+
+def test_one_that_joined_a_run_that_stays_away_ends_although_its_process_says_nothing():
+    worker, line = member(0)
+    say(line, "ready")
+    call = SimpleNamespace(lost_for=31.0, address="host:1")
+    with line, pytest.raises(ShoalError, match="the run at host:1 has been away for 30 s; it is over"):
+        take_part(call, lambda: worker, 1.0, 1.0, lambda event: None)
+    assert not worker.process.is_alive()
 
 
 def test_ctrl_c_while_processes_are_started_ends_those_that_were():

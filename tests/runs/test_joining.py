@@ -123,7 +123,7 @@ def joined(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("step", "is_told_why"), [(0, True), (5, False)])
 def test_one_whose_run_ends_is_too_late_only_if_it_has_taken_no_part(step, is_told_why, monkeypatch):
     class EndsSoon:
-        def __init__(self, workers, servers, start, listen, *limits):
+        def __init__(self, workers, servers, start, listen, *limits, look):
             self._listen = listen
 
         def see_through(self):

@@ -3,6 +3,7 @@
 Clocks jump in them, and the keeper's disk is slow. What must be true at the end is in `verdict`.
 
 python tests/sim/comings.py 17      # run one again
+python tests/sim/comings.py late 17 # with means that are taken one block late
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tally import at_the_end, tally
 
+from marks import LateTally, Tally
 from shoal.collectives import stripes
 from shoal.core.codec import Identity
 from shoal.launch.join import choose_mean
@@ -104,7 +106,7 @@ def draw_partitions(dice: random.Random, faults: Faults, nodes: int) -> Faults:
     return faults
 
 
-def verdict(schedule: Schedule) -> str:
+def verdict(schedule: Schedule, kind: type[Tally] = Tally) -> str:
     """What is wrong at the end of a run with this schedule; empty if nothing is."""
     mean = choose_mean(schedule.collective, None, Identity(), schedule.workers, None)
     try:
@@ -115,7 +117,7 @@ def verdict(schedule: Schedule) -> str:
             samples=schedule.samples,
             batch=schedule.batch,
             epochs=schedule.epochs,
-            period=schedule.period,
+            strategy=kind(schedule.period),
             seed=schedule.seed,
             network=schedule.network,
             compute=schedule.compute,
@@ -137,5 +139,6 @@ def verdict(schedule: Schedule) -> str:
 
 
 if __name__ == "__main__":
-    for seed in map(int, sys.argv[1:]):
-        print(seed, verdict(Schedule.draw(seed)) or "well")
+    kind = LateTally if "late" in sys.argv else Tally
+    for seed in map(int, filter(str.isdecimal, sys.argv[1:])):
+        print(seed, verdict(Schedule.draw(seed), kind) or "well")

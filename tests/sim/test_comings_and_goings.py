@@ -3,13 +3,14 @@
 import pytest
 import torch
 from comings import Schedule, verdict
+from late_mutants import LATE_MUTANTS
 from membership_mutants import MUTANTS, OPEN_PLACES
 from tally import at_the_end, tally
 
-from marks import GatheredTally
+from marks import GatheredTally, LateTally, Tally
 from sampling import mostly_soak
 from shoal.sim import Compute, Faults
-from shoal.strategies import BMUF, EASGD, Local, Sync
+from shoal.strategies import BMUF, EASGD, DiLoCo, Local, SlowMo, Sync
 from shoal.testing.problems import Slope, simulate
 
 SEEDS, CHUNK = 10_000, 100
@@ -47,6 +48,15 @@ def test_one_that_comes_back_has_the_centre_of_synchronous_easgd():
     first, *others = (w.x for w in at_the_end(run))
     assert len(others) == 3
     assert all(torch.equal(x, first) for x in others)
+
+
+@pytest.mark.parametrize("kind", [Local, BMUF, SlowMo, DiLoCo])
+def test_one_that_comes_back_has_the_model_of_strategies_whose_means_are_a_block_late(kind):
+    run = tally(at(4.5, restart_after=1.0), strategy=kind(period=2, overlap=1))
+    first, *others = (w.x for w in at_the_end(run))
+    assert len(others) == 3 and first.min() > 0
+    assert all(torch.equal(x, first) for x in others)
+    assert run.worker(1).incarnation == 1 and run.worker(1).samples > 0
 
 
 def test_training_goes_on_while_there_is_no_keeper_and_its_successor_knows_who_is_there():
@@ -136,9 +146,19 @@ def test_a_place_is_taken_once_and_not_from_those_who_begin(faults, begins_with)
         tally(faults, begins_with=begins_with)
 
 
-def weather(seeds):
+@pytest.mark.parametrize("period", [1, 3])
+def test_means_that_are_a_block_late_have_every_sample_whoever_dies_joins_and_leaves(period):
+    faults = Faults(noticed_after=0.1, restart_after=1.0).kill(1, 5.5).join(3, 2.5).leave(2, 9.5)
+    run = tally(faults, strategy=LateTally(period), begins_with=3, samples=120)
+    assert [w.rank for w in at_the_end(run)] == [0, 1, 3]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+    assert all(run.worker(rank).samples > 0 for rank in range(4))
+
+
+def weather(seeds, kind=Tally):
+    drawn = map(Schedule.draw, seeds)
     problems = [
-        f"comings.py {seed}  # {wrong[:300]}" for seed in seeds if (wrong := verdict(Schedule.draw(seed)))
+        f"comings.py {each.seed}  # {wrong[:300]}" for each in drawn if (wrong := verdict(each, kind))
     ]
     if problems:
         pytest.fail("\n".join(problems[:10]), pytrace=False)
@@ -148,6 +168,20 @@ def weather(seeds):
 @pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, CHUNK), few=10))
 def test_every_sample_is_in_the_model_once_an_epoch_whoever_comes_and_goes(first):
     weather(range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, CHUNK), few=2))
+def test_so_it_is_where_means_are_taken_a_block_late(first):
+    weather(range(first, first + CHUNK), LateTally)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LATE_MUTANTS)
+def test_a_mutant_of_late_means_is_caught(name, monkeypatch):
+    apply, first = LATE_MUTANTS[name]
+    apply(monkeypatch)
+    assert any(verdict(Schedule.draw(seed), LateTally) for seed in (first, *range(MOST)))
 
 
 @pytest.mark.slow

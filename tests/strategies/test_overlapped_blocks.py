@@ -7,7 +7,6 @@ import torch
 from blockwise import Bowls, Path
 from ending import simulate_loops
 
-from shoal.core.errors import PeerLost
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import BMUF, DiLoCo, Local, Single, SlowMo
 from shoal.testing.problems import Problem, Slope, simulate
@@ -174,20 +173,39 @@ def test_at_a_fixed_rate_slowmo_is_bmuf_without_nesterov_momentum_late_as_at_onc
     assert solution(runs[0]) == pytest.approx(solution(runs[1]), abs=1e-12)
 
 
-@each
-def test_a_worker_that_dies_ends_the_run(word):
-    strategy, _ = STRATEGIES[word]
-    assert not strategy.is_elastic
-    assert at_once(strategy).is_elastic
-    with pytest.raises(PeerLost):
-        simulate(
-            strategy,
-            Slope(),
-            workers=2,
-            steps=8,
-            compute=Compute(1.0),
-            faults=Faults(noticed_after=0.1).crash(rank=1, step=3),
-        )
+def elastic_run(strategy, faults, steps=8, workers=3, **slow):
+    compute = Compute(1.0, **slow)
+    settings = {"workers": workers, "steps": steps, "compute": compute, "faults": faults}
+    return simulate(strategy, Slope(), elastic=True, **settings)
+
+
+def test_survivors_of_a_death_lose_no_step_and_what_is_under_way_is_formed_again():
+    """Gradients are 1 and take a second; worker 2 dies at 4.5 s, while the mean of block 2 is under way.
+
+    At 6 s the two that are left form that mean again, and take in that of block 3 at once.
+    """
+    run = elastic_run(Local(period=2, overlap=1), Faults(noticed_after=0.1).kill(2, 4.5))
+    assert [run.worker(k).x.item() for k in (0, 1)] == [-8.0, -8.0]
+    assert [run.worker(k).membership.completed for k in (0, 1)] == [4, 4]
+    assert not any(run.worker(k).averages.open for k in (0, 1))
+
+
+def test_who_comes_later_to_a_mean_begins_it_among_those_who_are_left():
+    """Worker 0 begins the mean of block 1 at 2 s, with worker 2, who dies; worker 1 at 6 s, without it."""
+    faults = Faults(noticed_after=0.1).kill(2, 2.3)
+    run = elastic_run(Local(period=2, overlap=1), faults, slow={1: 3.0})
+    assert [run.worker(k).x.item() for k in (0, 1)] == [-8.0, -8.0]
+
+
+def test_block_momentum_that_is_late_follows_the_number_of_workers():
+    """By hand: blocks of 1 step, every update is -1. eta is 1 - 1/2 with two workers, 0 with one.
+
+    Block 1 is under way in block 2; at its end delta = -1, W = -1 - 0.5 = -1.5. Worker 1 dies in block 3, at
+    whose end worker 0 alone takes in blocks 2 and 3: delta = -1 both times, W = -2.5, then -3.5.
+    """
+    faults = Faults(noticed_after=0.1).kill(1, 2.5)
+    run = elastic_run(BMUF(period=1, warmup=0, overlap=1), faults, steps=3, workers=2)
+    assert run.worker(0).x.item() == -3.5
 
 
 @each

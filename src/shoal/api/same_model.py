@@ -1,10 +1,10 @@
-"""What a worker that joins a script's run must have in common with it: strategy, codec and model."""
+"""What a worker that joins a script's run must have in common with it: strategy, codec, model, optimizer."""
 
 from __future__ import annotations
 
 from itertools import zip_longest
 
-from torch import nn
+from torch import Tensor, nn
 
 from shoal.core.codec import Codec
 from shoal.core.errors import ShoalError
@@ -17,14 +17,16 @@ NOTHING = "nothing more"
 
 
 def describe(strategy: Strategy, codec: Codec, model: nn.Module, replica: AttachedReplica) -> list[str]:
-    """One line for the strategy, one for the codec, and one for each tensor of the model."""
-    trained = {id(p) for p in replica.parameters}
+    """One line for the strategy, the codec, each tensor of the model, and each option of the optimizers."""
+    trained, groups = {id(p) for p in replica.parameters}, replica.groups
     parameters = (
-        f"{'parameter' if id(p) in trained else 'frozen'} {name} {tuple(p.shape)} {p.dtype}"
+        f"parameter {name} {_form(p)}, group {groups[id(p)]}"
+        if id(p) in trained
+        else f"frozen {name} {_form(p)}"
         for name, p in model.named_parameters()
     )
-    buffers = (f"buffer {name} {tuple(b.shape)} {b.dtype}" for name, b in model.named_buffers())
-    return [f"strategy {strategy!r}", f"codec {codec!r}", *parameters, *buffers]
+    buffers = (f"buffer {name} {_form(b)}" for name, b in model.named_buffers())
+    return [f"strategy {strategy!r}", f"codec {codec!r}", *parameters, *buffers, *replica.options]
 
 
 def check_same(store: Store, own: list[str]) -> None:
@@ -32,6 +34,10 @@ def check_same(store: Store, own: list[str]) -> None:
     for theirs, mine in zip_longest(told_model(store), own, fillvalue=NOTHING):
         if theirs != mine:
             raise ShoalError(
-                f"this is another model than the run's, which has {theirs} where this script has {mine}; "
-                "join with the same code"
+                f"this would train something else than the run, which has {theirs} where this script has "
+                f"{mine}; join with the same code"
             )
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"

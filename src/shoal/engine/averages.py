@@ -52,6 +52,7 @@ class Averages:
         self.under_way: list[Exchange] = []  # begun, and not finished
         self.started = 0  # averages that were begun, to be finished later
         self.open = 0  # those of them that are not finished
+        self.to_resume = 0  # those that were open in a checkpoint, to be begun again: their samples are taken
         self.membership: Membership | None = None  # where workers come and go
         self._all_ended = False
         self._number = 0  # of the averages so far, where ends are not known
@@ -113,7 +114,8 @@ class Averages:
     async def start(self, v: Tensor, weight: float | None, key: str) -> Completion[Tensor]:
         """Begin an average, to compute meanwhile; `v` may change afterwards."""
         progress, group = self._progress, self._group
-        unmerged = progress.take_unmerged()
+        unmerged = 0.0 if self.to_resume else progress.take_unmerged()
+        self.to_resume = max(0, self.to_resume - 1)
         if weight is None:
             weight = unmerged
         weight = weight or (0.0 if progress.has_ended else PRESENT)
@@ -124,7 +126,8 @@ class Averages:
             return partial(self._later, v.clone(), weight)
         exchange: Exchange = await mean.start(group, v, weight, self.started, key)
         if self.membership is not None:
-            exchange = Repeatable(exchange, self.membership, group, partial(self._formed, v.clone(), weight))
+            again = partial(mean.start, group, v.clone(), weight, self.started, key)
+            exchange = Repeatable(exchange, self.membership, group, again)
         self.under_way.append(exchange)
         return partial(self._finished, exchange)
 
@@ -248,15 +251,22 @@ class Averages:
 
 
 class Repeatable:
-    """An average under way that is formed again, from what this worker brought, if workers come or go."""
+    """An average under way that is begun again, from what this worker brought, if workers come or go.
+
+    Others may come to it after that, and begin it among those who are left: so all send the same messages.
+    """
 
     def __init__(
-        self, exchange: Exchange, membership: Membership, group: Group, formation: Formation
+        self,
+        exchange: Exchange,
+        membership: Membership,
+        group: Group,
+        again: Callable[[], Awaitable[Exchange]],
     ) -> None:
         self._exchange = exchange
         self._membership = membership
         self._group = group
-        self._formation = formation
+        self._again = again
         self._epoch = group.epoch
 
     @property
@@ -270,8 +280,10 @@ class Repeatable:
 
     async def finish(self) -> tuple[Tensor, float]:
         """The weighted average and the total weight."""
+        return await self._membership.form(self._form)
 
-        async def form() -> tuple[Tensor, float]:
-            return await (self._exchange.finish() if self._is_valid else self._formation())
-
-        return await self._membership.form(form)
+    async def _form(self) -> tuple[Tensor, float]:
+        if not self._is_valid:
+            self._epoch = self._group.epoch
+            self._exchange = await self._again()
+        return await self._exchange.finish()

@@ -61,8 +61,9 @@ class Edges:
         self._passes = passes
         self._hand_over = hand_over
         self._take_over = take_over
-        self._crossed = 0  # the last round whose edge this worker has crossed
-        self.block_began = 0  # the first step that was not in it
+        self.block_began = 0  # the first step that is in no round whose edge this worker has crossed
+        self._started = 0  # averages that had been begun, to be taken later, when it last looked
+        self._handed: list[int] = []  # the steps after the blocks whose averages these are
         self._arrival: StateArrival | None = None
         self._is_over = False
         self._place = 0, ""  # after which round, and where this worker was in the data then
@@ -76,15 +77,14 @@ class Edges:
         """
         members = self._membership
         await members.attend()
+        self._note_handed_over()
         outcome, end = members.outcome, None
-        if outcome is None or members.completed == self._crossed or self._averages.under_way:
+        if outcome is None or not members.since_edge:
             return None
-        before, began = members.dealt, self.block_began
-        undone = {
-            k: range(began, self._progress.t)
-            for k, rank in enumerate(before)
-            if rank not in outcome.contributors
-        }
+        if self._averages.open:
+            self._pass_by()
+            return None
+        before, undone = members.dealt, self._undone()
         if undone or outcome.dealt != before:
             came = members.deal_to(outcome.dealt)
             end = self._deal_again(undone, [before.index(r) if r in before else None for r in members.dealt])
@@ -92,8 +92,51 @@ class Edges:
             for number, rank in enumerate(came):
                 if outcome.contributors[number % len(outcome.contributors)] == self._identity.rank:
                     await self._give_state(rank)
-        self._crossed, self.block_began = members.completed, self._progress.block_began
+        self._begin_block()
         return end
+
+    def _note_handed_over(self) -> None:
+        """A block has just ended if an average was begun since the last look, to be taken later."""
+        if self._started != self._averages.started:
+            self._started = self._averages.started
+            self._handed.append(self._progress.t)
+
+    def _pass_by(self) -> None:
+        """Another average is under way. If nobody came or went, only what is not merged yet moves on."""
+        rounds = self._membership.since_edge
+        if not self._membership.is_changing and len(self._handed) == len(rounds) + self._averages.open:
+            self.block_began = self._handed[len(rounds) - 1]
+            del self._handed[: len(rounds)]
+            rounds.clear()
+
+    def _undone(self) -> dict[int, range]:
+        """The steps of those who are absent, by their places, from the first round that they were not in."""
+        rounds, t = self._membership.since_edge, self._progress.t
+        begins = [self.block_began, *self._handed[:-1]]
+        if len(begins) != len(rounds):  # a block took several rounds
+            begins = [self.block_began] * len(rounds)
+        missed = {
+            place: next((n for n, came in enumerate(rounds) if rank not in came), None)
+            for place, rank in enumerate(self._membership.dealt)
+        }
+        return {place: range(begins[n], t) for place, n in missed.items() if n is not None}
+
+    def _begin_block(self) -> None:
+        self._membership.since_edge.clear()
+        self.go_on(self._progress.block_began)
+
+    def go_on(self, began: int, handed: Sequence[int] = ()) -> None:
+        """The first step that is not merged is `began`.
+
+        Averages of blocks before the steps `handed` were under way in a checkpoint, and are begun again.
+        """
+        self.block_began, self._handed = began, list(handed)
+        self._started = self._averages.started + len(handed)
+
+    @property
+    def blocks(self) -> list[int]:
+        """The first step that is not merged, and the ends of the blocks whose averages are under way."""
+        return [self.block_began, *self._handed]
 
     def _deal_again(self, undone: dict[int, range], was: Sequence[int | None]) -> int | None:
         """Deal what is left of the data to those who are there, with what absent ones left undone."""
@@ -169,7 +212,7 @@ class Edges:
         state = self._arrival.state()
         self._take_over(state)
         members.enter(state["completed"], state["dealt"])
-        self._crossed, self.block_began = members.completed, self._progress.block_began
+        self._begin_block()
         await members.tell_keeper(Settled(version=members.epoch))
         self._arrival = None
         return self._deal_again({}, range(len(members.dealt)))

@@ -201,8 +201,10 @@ class Engine:
             self.replica.take_deal(deal)
             if deal["begin"][0]:  # to other workers than the first, so it may be of another length
                 self._find_end()
+        self.averages.to_resume = state["crew"]["open"]
         if self.work.edges is not None:
-            self.work.edges.block_began = self.progress.block_began
+            began, *handed = state["crew"].get("blocks") or [self.progress.block_began]
+            self.work.edges.go_on(began, handed)
         self.meter.steps = self.progress.t
 
     # -- other nodes than before ---------------------------------------------------------------
@@ -271,6 +273,8 @@ class Engine:
     def _crew(self) -> dict[str, Any]:
         """Who takes part, and how the data is dealt; among peers also how far each is in its share."""
         crew = {"members": list(self.members), "open": self.averages.open, "deal": self.deal()}
+        if self.work.edges is not None:
+            crew["blocks"] = self.work.edges.blocks
         if self.returns.share is None:
             return crew
         places = [self.progress.place_of(rank) for rank in range(self.identity.workers)]
@@ -341,6 +345,7 @@ class Engine:
             for mine, theirs in zip(self.replica.untrained, left["untrained"], strict=True):
                 mine.copy_(theirs)
         self.averages.started, self.averages.open = left["started"], 0
+        self.averages.to_resume = 0
         self.averages.under_way.clear()
         self.meter.steps = self.progress.t
 

@@ -65,6 +65,7 @@ class Membership:
         self.joiners: tuple[int, ...] = ()  # of this epoch
         self.size = len(everybody)  # contributors of the last round; after its edge, those who are dealt to
         self.is_joining = identity.incarnation > 0
+        self.since_edge: list[tuple[int, ...]] = []  # the contributors of each round since the last edge
         self.keeps = 1  # outcomes of so many rounds: others may be so many behind
         self._identity, self._channel = identity, channel
         self._mailbox, self._group = mailbox, group
@@ -111,6 +112,7 @@ class Membership:
             self.recoveries.append(self._channel.now() - self._disturbed_at)
             self._disturbed_at = None
         self.size = len(outcome.contributors)
+        self.since_edge.append(outcome.contributors)
         self._outcomes[self.completed] = outcome
         for old in [n for n in self._outcomes if n <= self.completed - self.keeps]:
             del self._outcomes[old]
@@ -333,6 +335,12 @@ class Membership:
         """What came of the last round; None before the first, and at a joiner."""
         return self._outcomes.get(self.completed)
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether, by a round whose edge is still to come, somebody has gone or is to take part."""
+        last = self.outcome if self.since_edge else None
+        return last is not None and not (last.contributors == last.dealt == self.dealt)
+
     def deal_to(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Deal batches to these from now on; the joiners who take part from now on.
 
@@ -354,7 +362,7 @@ class Membership:
         self.completed = completed
         self.present = self.dealt = tuple(dealt)
         self.size = len(dealt)
-        self.joiners = ()
+        self.joiners, self.since_edge = (), []
         self._roll, self._has_called, self._outcomes = {}, True, {}
         self._regroup()
 

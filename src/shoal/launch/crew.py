@@ -50,7 +50,8 @@ class Crew:
     With `restarts` a killed server is restarted, as the next incarnation; with `workers_return` a worker is,
     too; `ends_because` says why the run ends with one instead. With `has_keeper` the last member keeps the
     roster of the others, and of `visitors` from elsewhere; `spares` take the place of workers. `on_progress`
-    receives the progress events of all members. In groups of `group` processes, which have following ranks,
+    receives the progress events of all members. `look` is called several times a second; what it raises ends
+    the run. In groups of `group` processes, which have following ranks,
     the first speaks for its group; if one is killed, all end.
     """
 
@@ -68,6 +69,7 @@ class Crew:
     has_keeper: bool = False
     spares: Spares = field(default_factory=Spares)
     group: int = 1
+    look: Callable[[], None] = lambda: None
     on_given_up: Callable[[int, int], None] = lambda rank, incarnation: None  # who is not started again
     began_at: float | None = None  # when the run began, where these members go on from others
     members: list[Member] = field(default_factory=list)
@@ -156,6 +158,7 @@ class Crew:
         """Handle the members' events, and notice members that died. Raises WorkerFailed if one failed."""
         running = [m for m in self.members if not m.ended]
         self._hear(running, LOOK_SECONDS)
+        self.look()
         for m in running:
             if not m.ended and not m.process.is_alive() and not m.connection.poll():
                 self._gone(m)

@@ -38,16 +38,18 @@ def take_part(
     steps = 0  # that it has done, or others before it
     longest = max(AWAY_SECONDS, FAILURE_SECONDS + patience)
 
-    def listen(event: dict[str, Any]) -> None:
-        nonlocal steps
+    def look() -> None:
         if call.lost_for > longest:
             raise ShoalError(f"the run at {call.address} has been away for {longest:g} s; it is over")
+
+    def listen(event: dict[str, Any]) -> None:
+        nonlocal steps
         if event.get("step") is not None:
             steps = event["step"]
             call.tell({"event": "progress", **event})
         on_progress(event)
 
-    crew = Crew(1, 0, lambda number, incarnation: start(), listen, timeout, patience)
+    crew = Crew(1, 0, lambda number, incarnation: start(), listen, timeout, patience, look=look)
     (report,) = crew.see_through()
     if not report and not steps:
         raise Unavailable("the run came to its end before this worker could take part")

@@ -165,6 +165,12 @@ class AttachedReplica:
         return [line for stepper in self._steppers for line in describe_options(stepper.optimizer)]
 
     @property
+    def groups(self) -> dict[int, int]:
+        """The number of each parameter's group, by its id, counted through all optimizers."""
+        groups = (group for stepper in self._steppers for group in stepper.optimizer.param_groups)
+        return {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+
+    @property
     def parts(self) -> Sequence[slice]:
         """The slices in which `stream` hands a gradient over."""
         return self._watch.parts

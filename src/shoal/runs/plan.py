@@ -191,9 +191,14 @@ class Plan:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether workers that average among themselves go on without one that dies, which may come back."""
+        """Whether real workers that come and go have a keeper; see `may_be_elastic`."""
+        return self.transport != "sim" and self.may_be_elastic
+
+    @property
+    def may_be_elastic(self) -> bool:
+        """Whether workers that average among themselves can go on without one that dies and may come back."""
         dealt_anew = self.strategy.is_elastic and not (self.balance or self.crew or self.group > 1)
-        return self.transport != "sim" and self.places > 1 and dealt_anew
+        return self.places > 1 and dealt_anew
 
     def keeper_place(self, folder: Path) -> KeeperPlace:
         """Where the keeper meets the workers. Over gRPC it passes their messages on, and knows the model."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 from shoal.collectives import LinkCost
+from shoal.core.errors import WorkerFailed
 from shoal.core.task import Data
 from shoal.core.vector import named_buffers, trainable
 from shoal.engine.engine import Engine, Instrument
@@ -107,6 +110,7 @@ def _simulate(
         mean=_choose_mean(plan, virtual),
         between_steps=between_steps,
         balanced=plan.balance,
+        elastic=faults is not None and plan.may_be_elastic,
         observers=(curve, Ticker(listener, began)),
     )
     if (before := plan.edge_before(folder)) is not None:
@@ -132,14 +136,31 @@ def _tested(
     began: float,
     listener: Audience,
 ) -> LegOutcome:
-    ranks = holders(plan.strategy, plan.workers, plan.servers, simulation.finished)
+    ranks = _holders(plan, simulation)
     for rank in ranks:
         curve.end(simulation.nodes[rank])
     copies = [curve.snapshots[rank] for rank in ranks]
+    if simulation.keeper is not None:  # whoever was the first at a time has taken the copy
+        copies = [sorted(chain(*curve.snapshots.values()), key=attrgetter("samples"))]
     modules, buffers = _modules(simulation, ranks, model), _buffers(simulation, model)
     model, points = put_together(plan.strategy, modules, copies, buffers, plan.task, data, listener.tested)
     reports = [report(node, simulation.seconds) for node in simulation.nodes]
     return LegOutcome(plan, began, reports, points, model, simulation.digest())
+
+
+def _holders(plan: Plan, simulation: Simulation) -> list[int]:
+    """The ranks that hold the result. Where workers come and go, it is the first that got to the end."""
+    if simulation.keeper is None:
+        return holders(plan.strategy, plan.workers, plan.servers, simulation.finished)
+    if not (there := _at_the_end(simulation)):
+        raise WorkerFailed("every worker that had the model was killed; resume from a checkpoint")
+    return there[:1]
+
+
+def _at_the_end(simulation: Simulation) -> list[int]:
+    """The workers that got to the end, and were not still to join by then."""
+    there = [simulation.nodes[rank] for rank in simulation.finished if rank < simulation.workers]
+    return [node.rank for node in there if node.membership is None or not node.membership.is_joining]
 
 
 def _modules(simulation: Simulation, ranks: Iterable[int], model: nn.Module) -> list[nn.Module]:
@@ -149,8 +170,8 @@ def _modules(simulation: Simulation, ranks: Iterable[int], model: nn.Module) -> 
 
 def _buffers(simulation: Simulation, model: nn.Module) -> list[Buffers]:
     """The buffers of the workers that got to the end."""
-    there = [rank for rank in simulation.finished if rank < simulation.workers]
-    return [dict(named_buffers(module)) for module in _modules(simulation, there, model)]
+    modules = _modules(simulation, _at_the_end(simulation), model)
+    return [dict(named_buffers(module)) for module in modules]
 
 
 def _choose_mean(plan: Plan, virtual: VirtualTime) -> Mean:

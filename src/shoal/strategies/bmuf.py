@@ -40,10 +40,6 @@ class BMUF(Blockwise):
         one_of(VARIANTS, variant=self.variant)
         check_overlap(self.overlap)
 
-    @property
-    def is_elastic(self) -> bool:
-        return super().is_elastic and not self.overlap  # models differ by what is under way
-
     def steps_per_update(self, workers: int) -> float:
         eta = 1 - 1 / workers if self.momentum is None else self.momentum
         longer = self.rate * (1 + eta if self.variant == "cntk" and self.nesterov else 1)

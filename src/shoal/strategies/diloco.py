@@ -32,10 +32,6 @@ class DiLoCo(Strategy):
         between(0, 1, momentum=self.momentum)
         check_overlap(self.overlap)
 
-    @property
-    def is_elastic(self) -> bool:
-        return super().is_elastic and not self.overlap  # models differ by what is under way
-
     def steps_per_update(self, workers: int) -> float:
         return workers * (1 - self.momentum) / self.rate  # outer momentum lengthens steps on a slope
 

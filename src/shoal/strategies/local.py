@@ -48,10 +48,6 @@ class Local(Blockwise):
             raise ValueError("overlap=1 and a penalty: its weights need the norms of all before the mean")
 
     @property
-    def is_elastic(self) -> bool:
-        return super().is_elastic and not self.overlap  # models differ by what is under way
-
-    @property
     def looks_at(self) -> str:
         return "" if self.penalty is None else "the norms of whole layers"
 

@@ -31,10 +31,6 @@ class SlowMo(Strategy):
         above(0, rate=self.rate)
         check_overlap(self.overlap)
 
-    @property
-    def is_elastic(self) -> bool:
-        return super().is_elastic and not self.overlap  # models differ by what is under way
-
     def steps_per_update(self, workers: int) -> float:
         return workers * (1 - self.momentum) / self.rate  # slow momentum lengthens steps on a slope
 

@@ -7,7 +7,8 @@ One block late, a worker begins the mean of what it moved in a block, m_k, and g
                    x_k ← W + m_k(j);   the mean of m_k(j) is under way from now on
 
 So all that a worker moves is in one mean, and never counts twice: it is in x_k while the mean is under way,
-and then in W.
+and then in W. At the end, and when a worker has gone or is to take part, the mean of m_k(j) is taken in at
+once, too: then all stand at W.
 """
 
 from __future__ import annotations
@@ -45,26 +46,44 @@ async def merged_blocks(
     The worker then goes on from there. A `sign` of -1 makes it the mean of `start` - x. With `overlap=1` all
     but the steps of the warm-up are yielded one block late.
     """
-    late = LateMean(w, start, sign) if overlap else None
-    if late is not None:
-        await late.go_on()
+    if overlap:
+        async for merged in _late_blocks(w, start, period, warmup, sign):
+            yield merged
+        return
     async for t in w.blocks(period, warmup):
-        if late is None or t < warmup:
-            update = await w.mean(w.x - start if sign > 0 else start - w.x)
-            yield MergedBlock(update, w.lr, t < warmup)
-            w.x.copy_(start)
-            if late is not None:
+        yield await _merged_at_once(w, start, sign, is_warmup=t < warmup)
+        w.x.copy_(start)
+
+
+async def _merged_at_once(w: Node, start: Tensor, sign: int, *, is_warmup: bool) -> MergedBlock:
+    update = await w.mean(w.x - start if sign > 0 else start - w.x)
+    return MergedBlock(update, w.lr, is_warmup)
+
+
+async def _late_blocks(
+    w: Node, start: Tensor, period: int, warmup: int, sign: int
+) -> AsyncIterator[MergedBlock]:
+    late = LateMean(w, start, sign)
+    await late.go_on()
+    has_more = True
+    while has_more:
+        async for t in w.blocks(period, warmup):
+            if t < warmup:
+                yield await _merged_at_once(w, start, sign, is_warmup=True)
+                w.x.copy_(start)
                 late.begin_anew()
-        else:
+                continue
             moved = late.moved()
             if late.is_under_way:
                 yield await late.take()
             w.x.copy_(start + moved)
             await late.send(moved)
-    if late is not None and late.is_under_way:
-        yield await late.take()
-        w.x.copy_(start)
-        late.begin_anew()
+            if w.is_changing:
+                async for merged in late.rest():
+                    yield merged
+        async for merged in late.rest():
+            yield merged
+        has_more = await w.has_more()
 
 
 class LateMean:
@@ -113,6 +132,13 @@ class LateMean:
         update, self._coming = await self._coming, None
         self._flag.zero_()
         return MergedBlock(update, float(self._lr), is_warmup=False)
+
+    async def rest(self) -> AsyncIterator[MergedBlock]:
+        """Wait for the mean that is under way, if there is one, and go on from where it leads."""
+        if self.is_under_way:
+            yield await self.take()
+            self._w.x.copy_(self._start)
+            self.begin_anew()
 
     async def _begin(self) -> None:
         weight = float(self._samples[0] - self._samples[1])

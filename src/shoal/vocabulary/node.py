@@ -107,6 +107,10 @@ class Node(AnyNode):
             if not await self.engine.work.has_grown():
                 return
 
+    async def has_more(self) -> bool:
+        """After a mean that follows the last step: whether there are more, which one that died has left."""
+        return await self.engine.work.has_grown()
+
     def is_last(self, t: int) -> bool:
         """Whether no step is known to follow step `t`: push by then what was held back."""
         return self.engine.work.is_last(t)
@@ -194,6 +198,15 @@ class Node(AnyNode):
         These samples count as merged then, unless `merges` is false: another mean follows.
         """
         return await self.engine.averages.gather(parts, merge, merges)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether by the last mean a worker has gone or is to take part: data is dealt anew before a step.
+
+        That waits until no mean is under way: so take in at once what was begun to be taken later.
+        """
+        members = self.engine.membership
+        return members is not None and members.is_changing
 
     @property
     def contributors(self) -> tuple[int, ...]:
