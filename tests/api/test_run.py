@@ -12,6 +12,7 @@ import sabotage
 import shoal
 from sampling import mostly_soak
 from shoal.codecs.wire import HEADER
+from shoal.core.errors import WorkerFailed
 from shoal.strategies import (
     STRATEGIES,
     DecoupledMomentum,
@@ -144,6 +145,25 @@ def test_a_lost_worker_is_told_once_in_virtual_time():
     assert (lost["rank"], lost["role"], lost["state"], lost["lost"]) == (1, "worker", "dead", True)
     assert lost["fault"] == "worker 1 was lost" and lost["seconds"] > 0
     assert {event["state"] for event in heard if event["role"] == "server"} >= {"computing"}
+
+
+def test_in_virtual_time_as_on_processes_workers_that_average_are_killed_and_come_back():
+    settings = {"workers": 3, "epochs": 4, "transport": "sim", "compute": shoal.Compute(1.0)}
+    faults = shoal.Faults(noticed_after=0.1, restart_after=1.0).kill(0, 3.5).kill(2, 8.5)
+    plain = shoal.run(blobs(), shoal.Local(period=2), **settings)
+    result = shoal.run(blobs(), shoal.Local(period=2), faults=faults, **settings)
+    assert result.samples == plain.samples
+    assert result.seconds > plain.seconds
+    assert {fault for node in result.nodes for fault in node["faults"]} >= {"worker 2 was lost"}
+    assert [point["samples"] for point in result.curve] == sorted(p["samples"] for p in result.curve)
+    assert result.curve[-1]["samples"] == plain.samples
+
+
+def test_a_run_in_virtual_time_whose_workers_are_all_killed_has_no_result():
+    faults = shoal.Faults(noticed_after=0.1).kill(0, 3.5).kill(1, 3.6)
+    settings = {"workers": 2, "epochs": 4, "transport": "sim", "compute": shoal.Compute(1.0)}
+    with pytest.raises(WorkerFailed, match="every worker that had the model was killed"):
+        shoal.run(blobs(), shoal.Local(period=2), faults=faults, **settings)
 
 
 @pytest.mark.slow

@@ -248,6 +248,15 @@ def test_search_prints_how_far_each_method_is_ahead_of_random():
     assert figures.keys() == {"random, as long as pbt", "asha", "pbt", "pso", "evolution"}
 
 
+@pytest.mark.soak
+def test_a_virtual_storm_loses_no_sample_and_has_two_figures_for_each_seed():
+    few = ("--task", "digits", "--epochs", "2", "--seeds", "2", "--workers", "4", "--every", "4")
+    figures = printed_by("virtual_storm.py", *few, "--strategies", "bmuf:period=4")["bmuf:period=4"]
+    assert figures["kills"] > 2 and figures["samples_lost"] == [0, 0]
+    assert [len(values) for values in figures["accuracy"] + figures["loss"]] == [2] * 4
+    assert figures["accuracy"][0] != figures["accuracy"][1]  # kills change who does what
+
+
 def test_a_storm_is_drawn_with_a_row_for_each_worker(tmp_path):
     events = [(0.0, "worker 0", "trains"), (0.1, "worker 1", "trains"), (2.0, "worker 1", "killed")]
     events += [(3.0, "the keeper", "killed"), (4.0, "worker 1", "trains"), (9.0, "the run", "ends")]
