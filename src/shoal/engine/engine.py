@@ -272,9 +272,10 @@ class Engine:
 
     def _crew(self) -> dict[str, Any]:
         """Who takes part, and how the data is dealt; among peers also how far each is in its share."""
-        crew = {"members": list(self.members), "open": self.averages.open, "deal": self.deal()}
-        if self.work.edges is not None:
-            crew["blocks"] = self.work.edges.blocks
+        rounds = 0 if self.membership is None else self.membership.completed
+        blocks = [] if self.work.edges is None else self.work.edges.blocks
+        averages = {"rounds": rounds, "open": self.averages.open, "blocks": blocks}
+        crew = {"members": list(self.members), "deal": self.deal(), **averages}
         if self.returns.share is None:
             return crew
         places = [self.progress.place_of(rank) for rank in range(self.identity.workers)]
