@@ -100,8 +100,8 @@ def visited(tmp_path, monkeypatch, warm_scripts):
         guest = Guest(tmp_path / "hurry", is_to_leave)
 
         class Seen(Crew):
-            def __init__(self, *args):
-                super().__init__(*args)
+            def __init__(self, *args, **options):
+                super().__init__(*args, **options)
                 guest.crew = self
 
         monkeypatch.setattr(newcomer, "Crew", Seen)
