@@ -30,7 +30,8 @@ from shoal.launch.keeper_process import tell_model
 from shoal.launch.place_call import PlaceCall
 
 LOOP = Path(__file__).with_name("mortal_loop.py")
-EPOCHS = 100
+EPOCHS = 20
+PAUSE_SECONDS = 0.25  # of a step: a guest has some forty seconds to take part, and the steps after cost little
 
 run_loop = partial(run_a_script, script=LOOP, workers=2, max_workers=3, strategy=None)
 
@@ -101,7 +102,8 @@ def visited(tmp_path, monkeypatch, warm_scripts):
                 guest.crew = self
 
         monkeypatch.setattr(newcomer, "Crew", Seen)
-        words = ["--epochs", str(epochs), "--hurry", str(tmp_path / "hurry"), *options]
+        hurry = ["--hurry", str(tmp_path / "hurry"), "--pause", str(PAUSE_SECONDS)]
+        words = ["--epochs", str(epochs), *hurry, *options]
         with guest:
             printed = run_loop(*words, strategy=strategy, transport="grpc")
         guest.crew = None  # with the pipes of its process
@@ -153,7 +155,7 @@ def test_a_guest_that_says_goodbye_leaves_its_samples_to_the_others(visited):
 def test_a_guest_that_would_train_something_else_gives_up_and_the_run_goes_on(
     visited, odd, strategy, sentence
 ):
-    printed, guest = visited("--odd", odd, strategy=strategy, epochs=40)
+    printed, guest = visited("--odd", odd, strategy=strategy, epochs=8)
     assert isinstance(guest.failure, WorkerFailed)
     with pytest.raises(WorkerFailed, match=sentence):
         raise guest.failure
