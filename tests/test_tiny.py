@@ -29,7 +29,11 @@ OPTIONS = {
     },
     "dcasgd": {"strength": 0.01},
 }
-STEPS = {"demo": 600}  # each as long as the learning rate
+STEPS = {
+    "demo": 600,  # each as long as the learning rate
+    "async_diloco": 320,  # one worker's difference after the other, which random_k makes twice as long
+    "halos": 320,
+}
 
 
 def workers_of(word):

@@ -50,8 +50,15 @@ def rate(word: str) -> float:
 def test_a_task_on_a_gpu_trains_as_on_the_processor(word, transport):
     settings = {"workers": WORKERS, "epochs": 3, "transport": transport, "lr": rate(word)}
     trained = weights(shoal.run(TASK, word, device="cuda", **settings).model)
-    expected, start = on_the_processor(word), weights(build_model(TASK, 0))
-    apart, way = (trained - expected).norm().item(), (expected - start).norm().item()
-    waits = not (STRATEGIES.make(word).servers and word not in IN_TURN) and word not in NOBODY_WAITS
-    allowed = (0.2 if word in ROUGH else 1e-3) if waits else 0.5  # where nobody waits, every run differs
-    assert apart < allowed * way
+    start = weights(build_model(TASK, 0))
+    way, expected = trained - start, on_the_processor(word) - start
+    if waits(word):
+        assert (way - expected).norm() < (0.2 if word in ROUGH else 1e-3) * expected.norm()
+    else:  # every run differs: softsync goes further where no gradient is stale
+        assert torch.cosine_similarity(way, expected, dim=0) > 0.9
+        assert 0.5 < way.norm() / expected.norm() < 2.0
+
+
+def waits(word: str) -> bool:
+    """Whether what it trains does not depend on who is faster."""
+    return (word in IN_TURN or not STRATEGIES.make(word).servers) and word not in NOBODY_WAITS

@@ -295,7 +295,7 @@ def silent_return(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Channel, "note_fault", silent)
 
 
-@mutant("who is back does not hear of it", 0.2, memory=True, first=591)
+@mutant("who is back does not hear of it", 0.2, memory=True, first=344)
 def unheard_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gathering, "RolledBack", Ack)  # which no algorithm is ever shown
 

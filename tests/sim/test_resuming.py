@@ -166,6 +166,18 @@ def test_what_gone_workers_did_since_the_last_average_is_dealt_again(tmp_path):
     assert counts_all(run) == {1.0}
 
 
+def test_one_that_joined_after_the_last_average_is_not_of_the_crew_that_saved_before_it(tmp_path):
+    """Workers 0 and 1 save step 24 in mid-block; worker 2 joins after the average, at step 24 as well."""
+    settings = {"samples": 25, "batch": 1, "period": 7}
+    saved_run(tmp_path / "one", workers=2, **settings)
+    away = dies(2, 0.5, restart_after=0.5)
+    resumed(tmp_path / "one", 22, tmp_path / "two", away, workers=3, **settings)
+    assert whole_steps(tmp_path / "two", range(3)) == [24], "three have saved, of two moments"
+    for workers in (2, 3, 4):
+        again = resumed(tmp_path / "two", 24, tmp_path / str(workers), workers=workers, **settings)
+        assert counts(again) == {2.0}
+
+
 @pytest.mark.parametrize("seed", mostly_soak(range(200), few=4))
 def test_whoever_comes_goes_and_resumes_every_sample_is_in_the_model_once_an_epoch(seed, tmp_path):
     dice = random.Random(seed)

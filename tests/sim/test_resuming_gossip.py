@@ -128,6 +128,13 @@ def test_after_a_return_the_end_is_saved_as_without_deaths(strategy, kills, tmp_
     assert third == Counter(range(SAMPLES))
 
 
+def test_what_a_worker_said_before_it_died_is_not_taken_for_what_its_successor_says(tmp_path):
+    """Worker 2 says that it is done, and dies: nobody may end before its successor has said so, too."""
+    kills = (0, 6.4), (1, 6.7), (2, 9.97)
+    trained = run(tmp_path, DPSGD(), 4, killed(*kills, back_after=3.0))
+    assert not EACH_SAMPLE - trained
+
+
 @pytest.mark.parametrize("seed", mostly_soak(range(200), few=3))
 def test_whoever_died_before_every_sample_is_trained_on(seed, tmp_path):
     """In a run that was resumed workers die, too, and come back: the batch they were at may come twice."""

@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 import torch
 
 from shoal.api.attachment import current
-from shoal.api.join_script import invitation_of
 from shoal.core.devices import device_variables
 from shoal.core.errors import Interrupted, PeerLost, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
@@ -33,11 +32,10 @@ from shoal.launch.environment import Place
 from shoal.launch.fleet import Fleet
 from shoal.launch.host_link import Printer
 from shoal.launch.hosts import HostList
-from shoal.launch.invitation import Invitation, join_hint, with_credentials
+from shoal.launch.invitation import RUN_ENDED, Invitation, join_hint, with_credentials
 from shoal.launch.join import Access, local_threads, start_mpi
 from shoal.launch.keeper_process import SLOW_IMPORTS, KeeperPlace, start_keeper
 from shoal.launch.member import Member
-from shoal.launch.newcomer import ENDED
 from shoal.launch.process_handle import ProcessHandle
 from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
 from shoal.launch.spares import Spares
@@ -273,6 +271,8 @@ def _with_keeper(
     keeper = KeeperPlace(processes, folder, *limits, least, access, spares=spares)
     if shared.begins_with is not None:
         hint = join_hint(asked, access, [str(script), *arguments])
+        from shoal.api.join_script import invitation_of  # needs gRPC, as every open place does
+
         invitation = Invitation(invitation_of(script, arguments, shared), hint)
         keeper = invitation.added_to(replace(keeper, begins_with=shared.begins_with))
     return replace(shared, access=asdict(access)), keeper
@@ -343,7 +343,7 @@ def main() -> None:
         _vanish(end.code if isinstance(end.code, int) else 1)
     except BaseException as error:
         is_over = place.joins and isinstance(error, PeerLost)
-        control.tell_failure(ShoalError(f"{ENDED}: {error}") if is_over else error)
+        control.tell_failure(ShoalError(f"{RUN_ENDED}: {error}") if is_over else error)
         _vanish(1)
 
 

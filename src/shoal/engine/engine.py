@@ -270,7 +270,13 @@ class Engine:
 
     def _crew(self) -> dict[str, Any]:
         """Who takes part, and how the data is dealt; among peers also how far each is in its share."""
-        crew = {"members": list(self.members), "open": self.averages.open, "deal": self.deal()}
+        rounds = 0 if self.membership is None else self.membership.completed
+        crew = {
+            "members": list(self.members),
+            "rounds": rounds,
+            "open": self.averages.open,
+            "deal": self.deal(),
+        }
         if self.returns.share is None:
             return crew
         places = [self.progress.place_of(rank) for rank in range(self.identity.workers)]

@@ -17,6 +17,9 @@ from shoal.transports.rendezvous import is_loopback
 
 COPIED = "  # copy these files there; they are secret"
 
+RUN_ENDED = "the run was stopped where it was started, or failed there"
+"""What one that was invited says when the run has gone."""
+
 
 @dataclass(frozen=True)
 class Invitation:

@@ -17,8 +17,6 @@ from shoal.transports.rendezvous import Store, hub_key
 AWAY_SECONDS = 30.0
 """How long the run may be away at least: its keeper may be killed, and is then started again."""
 
-ENDED = "the run was stopped where it was started, or failed there"
-
 
 def leave_address(call: PlaceCall, me: NodeIdentity, folder: str | Path) -> Store:
     """Leave how to reach the keeper where the worker's process looks for it; the store that is there."""

@@ -20,10 +20,9 @@ from shoal.launch.background import BackgroundThread
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control, Reporter, leave_with_parent
 from shoal.launch.drive import drive
-from shoal.launch.invitation import Invitation
+from shoal.launch.invitation import RUN_ENDED, Invitation
 from shoal.launch.join import choose_mean, connect, file_store
 from shoal.launch.keeper_process import keep
-from shoal.launch.newcomer import ENDED
 from shoal.launch.peak_memory import PeakMemory
 from shoal.launch.recovery import Recovery
 from shoal.replicas.module import ModuleReplica, build_model, build_replica, build_served, module_of
@@ -93,7 +92,7 @@ def node_process(
     except RunIsOver:
         control.tell("came too late")
     except PeerLost as lost:
-        ended = ShoalError(f"{ENDED}: {lost}")
+        ended = ShoalError(f"{RUN_ENDED}: {lost}")
         control.tell_failure(ended if plan.joins else lost)
     except Interrupted:
         control.tell("interrupted")

@@ -169,7 +169,9 @@ class Checkpoints:
             if limit is None or step <= limit:
                 record = self._record(step, self._role(me))
                 crew = self._crew_with(step, record)
-                if crew is None or crew.is_that_of(me):
+                if crew is None:
+                    continue
+                if crew.is_that_of(me):
                     if self._vouches(step, self._role(me), record):
                         return step
                 elif self._bound is None and self._is_whole_for(step, crew, me):
@@ -207,8 +209,8 @@ class Checkpoints:
     def crew_at(self, step: int, me: NodeIdentity) -> SavedCrew | None:
         """Who took part in a step, as far as the files here tell; None if they do not.
 
-        The first server knows, which saves last; or else this node, or the first worker. Peers that go
-        on without one that has gone know it together.
+        The first server knows, which saves last; or else this node, or the first worker. Where workers come
+        and go, and among peers that go on without one that has gone, they know it together.
         """
         return self._crew_with(step, self._record(step, self._role(me)))
 
@@ -221,11 +223,13 @@ class Checkpoints:
         crew = own or self._crew_in(step, self._name("worker", workers[0]))
         if crew is not None and crew.servers:
             return self.crew_of(step, crew.server_nodes[0]) or crew
-        if crew is None or not crew.places:
+        if crew is None or not (crew.places or crew.merged is not None):
             return crew
         told = {rank: self._crew_in(step, self._name("worker", rank)) for rank in workers}
         known = {rank: one for rank, one in told.items() if one is not None}
-        return SavedCrew.joined(known) if known else None  # another node may remove the step at this moment
+        if not known:
+            return None  # another node may remove the step at this moment
+        return SavedCrew.joined(known) if crew.places else SavedCrew.agreed(known)
 
     def crew_of(self, step: int, node: NodeIdentity) -> SavedCrew | None:
         """What that node says about who took part in a step; None if it has saved nothing."""

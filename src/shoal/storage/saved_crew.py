@@ -22,7 +22,7 @@ class SavedCrew:
     that says itself. The first also says how many batches each worker has `given` to the model, how many its
     own share has (0 for one that came back), and which of the `steps` of all shares are not in it. Peers
     without a server say how far each is in its share, as far as they know. The crew is even where each worker
-    has done its own share and nothing else.
+    has done its own share and nothing else. `rounds` of averages were complete, where workers come and go.
     """
 
     workers: int
@@ -40,6 +40,7 @@ class SavedCrew:
     places: list[int] = field(default_factory=list)
     is_even: bool = True
     first: int | None = None
+    rounds: int = 0
 
     @classmethod
     def of(cls, me: NodeIdentity, state: Mapping[str, Any]) -> SavedCrew:
@@ -54,6 +55,7 @@ class SavedCrew:
             servers=me.nodes - me.workers,
             first=me.begins_with,
             is_open=crew["open"] > 0,
+            rounds=crew.get("rounds", 0),
             samples=counts["given"],
             merged=counts["merged"],
             pushed=heard["pushed"],
@@ -95,6 +97,22 @@ class SavedCrew:
             steps=steps,
             is_even=len(there) == crews[0].workers and all(crew.is_even for crew in crews),
         )
+
+    @staticmethod
+    def agreed(told: Mapping[int, SavedCrew]) -> SavedCrew | None:
+        """The crew whose members in `told` all say the same, each by its rank; None if there is none.
+
+        One that has joined after an average may have saved a step that the others saved before it.
+        """
+        for crew in (told[rank] for rank in sorted(told)):
+            if all(told[rank]._moment == crew._moment for rank in crew.members if rank in told):
+                return crew
+        return None
+
+    @property
+    def _moment(self) -> tuple[tuple[int, ...], int | None]:
+        """Who took part when it was saved, and after which average, if none was under way."""
+        return self.members, None if self.is_open else self.rounds
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> SavedCrew:
