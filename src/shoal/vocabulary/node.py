@@ -135,7 +135,8 @@ class Node(AnyNode):
         if gradients.may_step and answers is None:
             await gradients.step()
         else:  # those who answer meanwhile may read `x`
-            self.descend(await gradients.next(answers))
+            gradient = await gradients.computed(self.engine.replica.gradient, answers)
+            self.descend(gradient.vector)
 
     def descend(self, g: Tensor, push: Push | None = None, scale: float = 1.0) -> None:
         """One step of the user's optimizer along -g.
