@@ -81,7 +81,8 @@ def measure(
         rates = {word: rate(word, model, batch, options.workers, epochs) for word in (PLAIN, *words)}
         for word in words:
             found[word].append(rates[word] / rates[PLAIN])
-        print(f"{model}/{batch}:", {word: round(times[-1], 2) for word, times in found.items()}, flush=True)
+        times = {word: round(of[-1], 2) for word, of in found.items()}
+        print(f"{model}/{batch}: one plain process {rates[PLAIN]:,.0f} samples/s;", times, flush=True)
     return found
 
 
@@ -114,6 +115,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of a run of one process, about")
     options = parser.parse_args()
     words = [CEILING, *split_words(options.strategies)]
+    for word in words[1:]:
+        if word != "ddp":
+            shoal.strategies.STRATEGIES.read(word)  # before minutes of measuring
     result = {}
     for model in options.models.split(","):
         for batch in map(int, options.batches.split(",")):
@@ -124,11 +128,14 @@ def main() -> None:
 
 
 def split_words(text: str) -> list[str]:
-    """The strategies of a list; `bmuf:16` is short for `bmuf:period=16`."""
-    words = []
-    for word in text.split(","):
-        name, _, option = word.partition(":")
-        words.append(f"{name}:period={option}" if option.isdigit() else word)
+    """The strategies of a list, with their options; `bmuf:16` is short for `bmuf:period=16`."""
+    words: list[str] = []
+    for piece in text.split(","):
+        name, _, option = piece.partition(":")
+        if "=" in name:  # one more option of the word before
+            words[-1] += f",{piece}"
+        else:
+            words.append(f"{name}:period={option}" if option.isdigit() else piece)
     return words
 
 

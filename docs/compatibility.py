@@ -21,7 +21,6 @@ from torch.utils import data as torch_data
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import shoal
-from shoal.core.replica import LocalStep
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.served import ServedReplica, check_optimizer
 from shoal.sim import Compute, Network
@@ -104,11 +103,11 @@ class Trial(AttachedReplica):
         self.evaluate(self._closure)
         return self.collect()
 
-    async def step(self, check: Callable[[float | None], None]) -> LocalStep:
+    async def step(self, check: Callable[[float | None], None]) -> int:
         gradient = await self.gradient()
         check(gradient.loss)
         self.descend(gradient.vector)
-        return LocalStep(gradient.count, gradient.loss)
+        return gradient.count
 
     def _closure(self) -> Tensor:
         self.optimizer.zero_grad()

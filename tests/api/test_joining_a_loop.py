@@ -34,7 +34,11 @@ from shoal.replicas.attached import AttachedReplica
 from shoal.strategies import BMUF
 
 LOOP = Path(__file__).with_name("mortal_loop.py")
-EPOCHS = 100
+EPOCHS = 20
+PAUSE_SECONDS = (
+    0.25  # of a step: a guest has some forty seconds to take part, and the steps after cost little
+)
+FOR_EVER = 1000.0
 
 run_loop = partial(run_a_script, script=LOOP, workers=2, max_workers=3, strategy=None)
 
@@ -96,7 +100,7 @@ class Guest(logging.Handler):
 def visited(tmp_path, monkeypatch, warm_scripts):
     """Runs two workers with a third that joins: what they printed, and the guest."""
 
-    def run(*options, is_to_leave=False, strategy=None, epochs=EPOCHS):
+    def run(*options, is_to_leave=False, strategy=None, epochs=EPOCHS, **place):
         guest = Guest(tmp_path / "hurry", is_to_leave)
 
         class Seen(Crew):
@@ -105,9 +109,10 @@ def visited(tmp_path, monkeypatch, warm_scripts):
                 guest.crew = self
 
         monkeypatch.setattr(newcomer, "Crew", Seen)
-        words = ["--epochs", str(epochs), "--hurry", str(tmp_path / "hurry"), *options]
+        hurry = ["--hurry", str(tmp_path / "hurry"), "--pause", str(PAUSE_SECONDS)]
+        words = ["--epochs", str(epochs), *hurry, *options]
         with guest:
-            printed = run_loop(*words, strategy=strategy, transport="grpc")
+            printed = run_loop(*words, strategy=strategy, transport="grpc", **place)
         guest.crew = None  # with the pipes of its process
         return printed, guest
 
@@ -159,7 +164,8 @@ def test_a_guest_that_says_goodbye_leaves_its_samples_to_the_others(visited):
 def test_a_guest_that_would_train_something_else_gives_up_and_the_run_goes_on(
     visited, odd, strategy, sentence
 ):
-    printed, guest = visited("--odd", odd, strategy=strategy, epochs=40)
+    waits = {"timeout": FOR_EVER, "patience": FOR_EVER}  # for one that has vanished; this one says goodbye
+    printed, guest = visited("--odd", odd, strategy=strategy, epochs=8, **waits)
     assert isinstance(guest.failure, WorkerFailed)
     with pytest.raises(WorkerFailed, match=sentence):
         raise guest.failure

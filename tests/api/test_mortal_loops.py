@@ -18,6 +18,7 @@ from scripts import final_weights
 from scripts import run_loop as run_a_script
 from shoal.core.errors import WorkerFailed
 from shoal.launch.crew import Crew
+from shoal.launch.member import order
 
 run_loop = partial(run_a_script, script=Path(__file__).with_name("mortal_loop.py"), workers=3, strategy=None)
 pytestmark = [pytest.mark.usefixtures("warm_scripts"), pytest.mark.slow, pytest.mark.timeout(120)]
@@ -56,6 +57,32 @@ def test_every_sample_counts_once_an_epoch_whoever_is_killed(moments, epochs):
     if epochs > 2:
         assert sum("goes on from" in lines for lines in printed) == len(moments)
         assert len(ended(printed)) == 3
+
+
+def test_a_worker_that_is_back_after_the_keeper_has_ended_does_not_wait_for_it(monkeypatch):
+    """The launcher has not heard that the others are done when the successor is ready."""
+    start_again, hear, orders = Crew._start_again, Crew._hear, []
+
+    def start_again_without_a_keeper(self, member, how):
+        self.members[-1].process.join(20)
+        start_again(self, member, how)
+
+    def hear_the_others_last(self, members, seconds):
+        back = [m for m in self.members if m.incarnation]
+        waits = len(members) > 1 and any(not (m.ready or m.ended) for m in back)
+        hear(self, [m for m in members if m in back] if waits else members, seconds)
+
+    def note(member, what):
+        if member.incarnation:
+            orders.append(what["order"])
+        order(member, what)
+
+    monkeypatch.setattr(Crew, "_start_again", start_again_without_a_keeper)
+    monkeypatch.setattr(Crew, "_hear", hear_the_others_last)
+    monkeypatch.setattr("shoal.launch.crew.order", note)
+    printed = run_loop("--epochs", "2", *kill("0:end"))
+    assert [counts.unique().tolist() for counts in ended(printed)] == [[2.0]] * 2
+    assert orders == []
 
 
 @pytest.mark.soak  # tests/runs/test_kills.py kills workers over gRPC

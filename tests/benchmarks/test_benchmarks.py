@@ -276,6 +276,7 @@ def test_plans_that_have_seen_only_the_beginning(in_process):
     assert figures["median error"] <= figures["largest error"]
 
 
+@pytest.mark.usefixtures("warm_programs")
 def test_averages_prints_the_processor_time_of_each_collective():
     few = ["--workers=2", "--collectives=mapped", "--mib=0.25", "--times=3", "--rounds=1"]
     figures = last_line("averages.py", *few)

@@ -14,10 +14,12 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Gradient
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
+from shoal.engine.gradients import Gradients
 from shoal.launch.background import BackgroundThread
 from shoal.launch.drive import drive
-from shoal.sim import Compute
-from shoal.testing.problems import Slope
+from shoal.sim import Compute, Simulation
+from shoal.strategies import Local
+from shoal.testing.problems import Slope, VectorReplica
 
 # -- in virtual time -------------------------------------------------------------------------------
 
@@ -138,6 +140,32 @@ def test_a_gradient_that_takes_no_time_deals_with_what_is_there():
         return heard
 
     assert play(compute, say("word", "first"))[0] == [("word", 0, 0.0)]
+
+
+class StepsByItself(VectorReplica):
+    """A replica that takes a step without handing its gradient over."""
+
+    async def step(self, check):
+        gradient = await self.gradient()
+        check(gradient.loss)
+        self.descend(gradient.vector)
+        return gradient.count
+
+
+@pytest.mark.parametrize("replica", [StepsByItself, VectorReplica])
+def test_the_loss_of_a_local_step_is_checked_once(replica, monkeypatch):
+    check, checked = Gradients._check, []
+
+    def note(self, loss):
+        checked.append(loss)
+        check(self, loss)
+
+    monkeypatch.setattr(Gradients, "_check", note)
+    start = torch.tensor([1.0], dtype=torch.float64)
+    run = Simulation(Local(period=2), lambda k: replica(Slope(), k, start.clone()), workers=1, steps=2)
+    run.run()
+    assert len(checked) == 2
+    assert run.nodes[0].samples == 2
 
 
 # -- in another thread -----------------------------------------------------------------------------

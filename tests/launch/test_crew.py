@@ -103,12 +103,15 @@ class Started:
 
     def __init__(self) -> None:
         self.exitcode: int | None = None
+        self.on_kill = lambda: None
 
     def is_alive(self) -> bool:
         return self.exitcode is None
 
     def kill(self) -> None:
-        self.exitcode = -signal.SIGKILL
+        if self.is_alive():
+            self.exitcode = -signal.SIGKILL
+            self.on_kill()
 
     def join(self, timeout: float | None = None) -> None:
         pass
@@ -239,3 +242,64 @@ def test_a_server_that_is_started_again_is_lost_then_joining_then_back():
     assert told[0] == ("computing", 40, None)
     assert told[1][:2] == ("dead", 40) and "SIG" in str(told[1][2])
     assert told[2:] == [("joining", 40, None), ("waiting", 40, "worker 1 is back"), ("done", 40, None)]
+
+
+class Kept:
+    """A crew of two workers and their keeper, all ready. Notes who is started; `successor` is worker 1's."""
+
+    def __init__(self) -> None:
+        pairs, self.started = [member(rank) for rank in range(3)], list[tuple[int, int]]()
+        self.lines = [line for _, line in pairs]
+        self.successor, self.successors_line = member(1)
+        self.successor.incarnation = 1
+        for line in self.lines:
+            say(line, "ready")
+
+        def start(rank: int, incarnation: int) -> Member:
+            self.started.append((rank, incarnation))
+            return self.successor if incarnation else pairs[rank][0]
+
+        self.crew = Crew(2, 0, start, goes_on=True, takes_over=True, workers_return=True, has_keeper=True)
+
+    def kill_worker_1(self) -> None:
+        self.crew.members[1].process.kill()
+        self.lines[1].close()
+
+    def end_the_others(self) -> None:
+        for rank in (0, 2):
+            say(self.lines[rank], "done", rank=rank)
+            self.lines[rank].close()
+
+
+def test_a_worker_that_is_killed_when_the_keeper_lets_nobody_in_is_not_started_again():
+    kept = Kept()
+
+    def see_the_end() -> None:
+        say(kept.lines[2], "over")
+        kept.crew._listen()
+        kept.kill_worker_1()
+        kept.end_the_others()
+
+    with kept.successors_line:
+        reports = kept.crew.see_through(meanwhile=see_the_end)
+    assert kept.started == [(0, 0), (1, 0), (2, 0)]
+    assert [bool(report) for report in reports] == [True, False, True]
+
+
+def test_a_successor_that_is_ready_when_the_keeper_lets_nobody_in_is_ended_without_an_order():
+    kept = Kept()
+
+    def listen(event: dict[str, object]) -> None:
+        if event.get("state") == "joining":
+            say(kept.lines[2], "warning", text="what the keeper said before")
+            say(kept.lines[2], "over")
+            say(kept.successors_line, "ready")  # and the other worker has not said that it is done
+        elif event.get("state") == "waiting":
+            pytest.fail("it was told to go")
+
+    kept.crew.on_progress = listen
+    kept.successor.process.on_kill = kept.end_the_others
+    kept.crew.see_through(meanwhile=kept.kill_worker_1)
+    assert kept.started[-1] == (1, 1)
+    with kept.successors_line, pytest.raises(EOFError):  # there is nothing to read
+        kept.successors_line.recv_bytes()

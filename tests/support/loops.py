@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shoal.core.replica import LocalStep
 from shoal.replicas.attached import AttachedReplica
 
 STEPS = 30
@@ -101,4 +100,4 @@ class LoopReplica(AttachedReplica):
         gradient = await self.gradient()
         check(gradient.loss)
         self.descend(gradient.vector)
-        return LocalStep(gradient.count, gradient.loss)
+        return gradient.count

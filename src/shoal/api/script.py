@@ -343,6 +343,8 @@ def main() -> None:
         _vanish(end.code if isinstance(end.code, int) else 1)
     except BaseException as error:
         is_over = place.joins and isinstance(error, PeerLost)
+        if place.joins and not is_over and (attachment := current()) is not None:
+            attachment.abandon()  # say goodbye: the others would wait for one that might be cut off
         control.tell_failure(ShoalError(f"{RUN_ENDED}: {error}") if is_over else error)
         _vanish(1)
 

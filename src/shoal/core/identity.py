@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 SERVER = -1
 """The server in `push`, `pull`, `send` and `recv`, whatever its rank; -2 is the second server, and so on."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NodeIdentity:
     """One node of a run. Workers have the first ranks; each server is `shards` nodes, one slice each.
 
@@ -24,11 +23,12 @@ class NodeIdentity:
     incarnation: int = 0
     elastic: bool = False  # whether workers come and go, so that there is a keeper
     begins_with: int | None = None  # workers at the start; None for all of them
+    nodes: int = field(init=False, repr=False, compare=False)  # in the run, servers included
+    is_server: bool = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def nodes(self) -> int:
-        """Nodes in the run, servers included."""
-        return self.workers + self.servers * self.shards
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", self.workers + self.servers * self.shards)
+        object.__setattr__(self, "is_server", self.rank >= self.workers)
 
     @property
     def first_workers(self) -> range:
@@ -54,11 +54,6 @@ class NodeIdentity:
     def hubs(self) -> tuple[int, ...]:
         """The nodes that others call, where not all can reach each other: servers, or keeper, or worker 0."""
         return tuple(self.server_ranks) or ((self.keeper,) if self.elastic else (0,))
-
-    @cached_property
-    def is_server(self) -> bool:
-        """Whether this node serves."""
-        return self.rank >= self.workers
 
     @property
     def role(self) -> int:

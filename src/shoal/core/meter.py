@@ -10,7 +10,7 @@ MOST_PEERS = 16
 """Peers whose waiting times a summary lists: a thousand workers with a thousand peers each fill megabytes."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Meter:
     """Running totals of one node in seconds and bytes; samples are in `Progress`."""
 
@@ -34,7 +34,7 @@ class Meter:
 
     def reset(self) -> None:
         """Start over, in place: the node's parts hold on to this meter."""
-        vars(self).update(vars(Meter()))
+        self.__init__()  # type: ignore[misc]
 
     def summary(self) -> dict[str, Any]:
         """The totals as plain numbers, for JSON; of many peers those it waited for longest."""

@@ -26,14 +26,6 @@ class Counted(Protocol):
 
 
 @dataclass(slots=True)
-class LocalStep:
-    """One step of the optimizer, on `count` samples."""
-
-    count: int
-    loss: float | None
-
-
-@dataclass(slots=True)
 class Gradient:
     """The gradient of the mean loss over `count` samples; `loss` is None where the replica cannot tell."""
 
@@ -95,8 +87,11 @@ class Replica(Protocol):
 class StepsAlone(Protocol):
     """A replica that can take a local step without its gradient as one vector: a copy less."""
 
-    async def step(self, check: Callable[[float | None], None]) -> LocalStep:
-        """`descend` along the `gradient` of the next batch, unless `check` raises for its loss."""
+    async def step(self, check: Callable[[float | None], None]) -> int:
+        """`descend` along the `gradient` of the next batch, unless `check` raises for its loss.
+
+        Returns the number of samples.
+        """
         ...
 
 

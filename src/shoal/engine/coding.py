@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.codec import REST, Codec, Identity, Payload, State
+from shoal.core.codec import REST, Codec, Identity, Payload, State, expect
 from shoal.core.seeds import derive
 from shoal.core.vector import Layout, describe_flaw
 from shoal.engine.channel import Channel
@@ -114,10 +114,13 @@ class Coding:
         """The vector of `numel` elements that a payload stands for."""
         began = self._channel.now()
         here = tuple([part if part.device == self._device else part.to(self._device) for part in payload])
-        out = torch.empty(numel, dtype=self._dtype, device=self._device)
         codec = self.fitted(at, numel, merged)
-        with self._channel.apart():
-            decoded = codec.decode(here, out)
+        if isinstance(codec, Identity):
+            (decoded,) = expect(here, (self._dtype, numel))  # no room is made that it would leave empty
+        else:
+            out = torch.empty(numel, dtype=self._dtype, device=self._device)
+            with self._channel.apart():
+                decoded = codec.decode(here, out)
         if not codec.exact:
             self._channel.charge("decode", decoded.nbytes)
         self._meter.decode_seconds += self._channel.now() - began

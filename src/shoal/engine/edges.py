@@ -27,9 +27,8 @@ from shoal.engine.state_transfer import StateArrival, messages
 ASK_SECONDS = 1.0
 """How often a joiner asks the keeper again, which may have been away."""
 
-
 KEEPER_SECONDS = 30.0
-"""How long a joiner waits for a keeper that is lost: it may be started again, or have ended before."""
+"""How long a joiner waits for a keeper that is lost and may be started again."""
 
 
 class Edges:

@@ -30,7 +30,7 @@ from shoal.engine.client import Client
 from shoal.engine.coding import Coding
 from shoal.engine.edges import Edges
 from shoal.engine.goodbye import Goodbye
-from shoal.engine.gradients import Background, Gradients
+from shoal.engine.gradients import Gradients
 from shoal.engine.group import Group, Mean
 from shoal.engine.log import Keeping, Log
 from shoal.engine.mailbox import Mailbox
@@ -41,6 +41,7 @@ from shoal.engine.progress import Progress
 from shoal.engine.returns import Returns
 from shoal.engine.rounds import Rounds
 from shoal.engine.service import Service
+from shoal.engine.underway import Background
 from shoal.engine.variables import Variables
 from shoal.engine.work import Work
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -17,33 +17,10 @@ from shoal.engine.channel import Channel
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import Handlers
+from shoal.engine.underway import Background, attend_until
 
 T = TypeVar("T")
-Result = TypeVar("Result", covariant=True)
 CountedT = TypeVar("CountedT", bound=Counted)
-
-LOOK_SECONDS = 0.001
-"""How often a node that waits for a message looks whether its gradient is there."""
-
-
-class Underway(Protocol[Result]):
-    """Work in another thread."""
-
-    def done(self) -> bool:
-        """Whether it is finished; never waits."""
-        ...
-
-    def result(self) -> Result:
-        """Its result, or the exception that it raised."""
-        ...
-
-
-class Background(Protocol):
-    """Starts work in another thread."""
-
-    def __call__(self, work: Coroutine[Any, Any, T], /) -> Underway[T]:
-        """Begin it, and return at once."""
-        ...
 
 
 class Gradients:
@@ -73,8 +50,10 @@ class Gradients:
         """Whether `step` can be called: the replica takes a step without handing its gradient over."""
 
     async def step(self) -> None:
-        """One step of the replica's optimizer on the next batch."""
-        await self.computed(partial(cast(StepsAlone, self._replica).step, self._check))
+        """One step of the replica's optimizer on the next batch; the replica has the loss checked before."""
+        began = self._channel.now()
+        count = await self._result(partial(cast(StepsAlone, self._replica).step, self._check))
+        await self._count(count, began)
 
     async def next(self, handlers: Handlers | None = None) -> Tensor:
         """The gradient on the next batch at `x`. Raises NoMoreSteps when the user's loop has ended."""
@@ -87,24 +66,34 @@ class Gradients:
 
         Raises Diverged when the loss is not finite, unless there is a server to refuse what comes of it.
         """
-        channel, progress = self._channel, self._progress
-        began = channel.now()
-        try:
-            work = self._apart(compute) if channel.counts_work else compute()
-            gradient = await (work if handlers is None else self._attentively(work, handlers))
-        except NoMoreSteps:
-            progress.end_data()
-            raise
+        began = self._channel.now()
+        gradient = await self._result(compute, handlers)
         self._check(gradient.loss)
+        await self._count(gradient.count, began, handlers)
+        return gradient
+
+    async def _result(
+        self, compute: Callable[[], Coroutine[Any, Any, T]], handlers: Handlers | None = None
+    ) -> T:
+        """What comes of the computation. With handlers, messages are handled meanwhile."""
+        try:
+            work = self._apart(compute) if self._channel.counts_work else compute()
+            return await (work if handlers is None else self._attentively(work, handlers))
+        except NoMoreSteps:
+            self._progress.end_data()
+            raise
+
+    async def _count(self, samples: int, began: float, handlers: Handlers | None = None) -> None:
+        """Count a gradient and its time, after the virtual time that it takes has passed."""
+        channel = self._channel
         if self.duration is not None:
-            seconds = self.duration(gradient.count)
+            seconds = self.duration(samples)
             if handlers is not None and seconds:
                 await self._mailbox.let_pass(channel.begin_work(seconds), handlers)
             elif handlers is not None or seconds:  # in no time, too, those who answer meanwhile take turns
                 await channel.work(seconds)
-        progress.count_gradient(gradient.count)
+        self._progress.count_gradient(samples)
         channel.meter.compute_seconds += channel.now() - began
-        return gradient
 
     def _check(self, loss: float | None) -> None:
         """Note the loss of a batch. Raises Diverged if it is not finite and no server refuses it."""
@@ -129,8 +118,7 @@ class Gradients:
             await self._mailbox.attend(handlers, 0.0)
             return result
         job = self._background(work)
-        while not job.done():
-            await self._mailbox.attend(handlers, LOOK_SECONDS)
+        await attend_until(job.done, self._mailbox, handlers)
         return job.result()
 
 

@@ -14,7 +14,7 @@ WINDOW = 64
 """Answers remembered for each client, which never has more requests under way than that."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Account:
     """One incarnation of a client: its newest answers, and the number below which they were forgotten."""
 

@@ -48,7 +48,7 @@ class HandsOut(Protocol):
         ...
 
 
-@dataclass
+@dataclass(slots=True)
 class Lot:
     """What one worker has to do, in the order it does it: batches of its own share, then lent ones.
 

@@ -17,10 +17,10 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Replica
 from shoal.core.transport import Message
 from shoal.engine.channel import Channel
-from shoal.engine.gradients import LOOK_SECONDS
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import FinalMean, Handlers, PartialSum, Round
+from shoal.engine.underway import attend_until
 
 OVER = 1 << 62
 """The round after all others: a worker that sends it takes part in no further one."""
@@ -167,8 +167,7 @@ class Rounds:
 
     async def answer_until(self, is_done: Callable[[], bool]) -> None:
         """Answer what others ask until something is done that this node waits for elsewhere."""
-        while not is_done():
-            await self._mailbox.attend({**self.answers, **self.hosts}, LOOK_SECONDS)
+        await attend_until(is_done, self._mailbox, {**self.answers, **self.hosts})
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ HELP = HelpOffer().tag
 ASKED = 8
 """How many others a worker offers its help to before it is done."""
 
-
 NONE_TAKEN = 1 << 62
 """A place in a share after all others."""
 
@@ -81,7 +80,7 @@ class Work:
         Waits until it is clear that none is left: with a server, until every batch is in the model.
         """
         if self.edges is not None:
-            await self._cross_edge()
+            await self.cross_edge()
         if self.balance is not None:
             self.balance.measure()
         if self.between_steps is not None:
@@ -141,14 +140,11 @@ class Work:
 
     async def has_grown(self) -> bool:
         """After the last average: whether there are steps to do after all, which one that died has left."""
-        await self._cross_edge()
+        await self.cross_edge()
         return self.last_step is not None and not self.is_last(self._progress.t - 1)
 
-    async def pass_edge(self) -> None:
-        """Without a step of its own, a worker whose loop has ended is at the edge of a round."""
-        await self._cross_edge()
-
-    async def _cross_edge(self) -> None:
+    async def cross_edge(self) -> None:
+        """Between two steps, or without any when the loop has ended: go by who came and went in a round."""
         if self.edges is not None and (end := await self.edges.cross()) is not None:
             self.last_step = end
 

@@ -1,7 +1,7 @@
 """Control: the messages between a node's process and its launcher, as JSON on a pipe.
 
 node -> launcher   ready | progress | figures | warning | saved (step) | dealt | paused (step) | idle |
-                   done (report) | interrupted | failed
+                   over (at the keeper) | done (report) | came too late | interrupted | failed
 launcher -> node   go (elapsed, finished, deal) | stop | run to (step; final: stop there, else pause again)
 """
 

@@ -80,6 +80,7 @@ class Crew:
     _deal: Any = None  # of the data, in a run that was resumed
     _interrupted: bool = False
     _has_ended: bool = False
+    _is_over: bool = False  # the keeper lets nobody in any more
     _alone_since: float | None = None  # when only the keeper was left
 
     @cached_property
@@ -197,7 +198,7 @@ class Crew:
         lines = {m.connection: m for m in members}
         for line in wait(list(lines), seconds):
             member = lines[line]  # type: ignore[index]
-            if member.ended:  # with its group, meanwhile
+            if member.ended or not member.connection.poll():  # with its group, or heard, meanwhile
                 continue
             try:
                 self._take(member, json.loads(member.connection.recv_bytes()))
@@ -207,8 +208,8 @@ class Crew:
     def _take(self, member: Member, said: dict[str, Any]) -> None:
         event = said.pop("event")
         if event == "ready":
-            member.ready = True
-            if member.incarnation:
+            member.ready = not member.incarnation or self._may_come_back()
+            if member.incarnation and member.ready:
                 self._welcome(member)
         elif event == "progress":
             if member.report is None:  # its thread may have sent one more
@@ -238,8 +239,21 @@ class Crew:
             self._interrupted = True
         elif event == "came too late":
             member.ready = False
+        elif event == "over":
+            self._is_over = True
         elif event == "failed":
             member.failure = said
+
+    def _may_come_back(self) -> bool:
+        """Whether a worker that was started again, and is ready now, can take part.
+
+        The keeper says that the run is over before it closes its connections. Who is ready without that word
+        has met it, and hears the rest from there; who comes later would wait in vain for another keeper.
+        """
+        keeper = self.members[-1]
+        while self.has_keeper and not (self._is_over or keeper.ended) and keeper.connection.poll():
+            self._hear([keeper], 0.0)
+        return not self._is_over
 
     def _welcome(self, member: Member) -> None:
         """Have a member that was started again train, with what it has missed."""
@@ -287,7 +301,8 @@ class Crew:
         left += len(self.visitors.present)
         if not left and not (self.servers and self.workers_return):  # else a server has the model
             return False
-        if self.workers_return and (member.ready or member.incarnation < MOST_FALSE_STARTS):
+        returns = self.workers_return and not self._is_over
+        if returns and (member.ready or member.incarnation < MOST_FALSE_STARTS):
             LOG.warning("%s %s; the other %d go on, and it is started again", member.name, how, left)
             self._start_again(member, how)
             return True
@@ -298,12 +313,12 @@ class Crew:
         return True
 
     def _dismiss_latecomers(self) -> None:
-        """End workers that were started again and are not ready when all others are done; then the keeper."""
+        """End workers that were started again and are not ready when the run is over; then the keeper."""
         workers = [m for m in self.members if m.rank < self.workers]
         late = [m for m in workers if m.incarnation and not (m.ready or m.ended)]
-        over = any(m.report for m in workers) and all(m.report or m.ended or m in late for m in workers)
+        done = any(m.report for m in workers) and all(m.report or m.ended or m in late for m in workers)
         alone = self.has_keeper and all(m.ended for m in self.members[:-1]) and self._has_heard_visitors()
-        for m in [*(late if over else ()), *(self.members[-1:] if alone else ())]:
+        for m in [*(late if done or self._is_over else ()), *(self.members[-1:] if alone else ())]:
             m.ended = True
             m.process.kill()
 

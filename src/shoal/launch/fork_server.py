@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 
+from shoal.launch.huge_pages import with_huge_pages
 from shoal.launch.quick_exit import end_quickly
 from shoal.launch.stop_signals import STOPPING
 
@@ -28,5 +29,6 @@ def _keep_out_of_it() -> None:
 
 
 if any(NAME in word for word in sys.orig_argv):  # not where somebody else imports this module
+    os.environ.update(with_huge_pages(os.environ))  # before torch is imported
     _keep_out_of_it()
     end_quickly()

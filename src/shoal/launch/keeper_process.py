@@ -137,6 +137,7 @@ def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | 
         control.tell("ready")
     control.await_go()
     drive(keeper.live())
+    control.tell("over")  # before it closes: who comes later finds nobody who could say so
     if places is not None:
         places.await_farewells(LAST_SECONDS)
     drive(transport.close())

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from shoal.launch.huge_pages import with_huge_pages
+
 VARIABLE = "SHOAL_PLACE"
 """The environment variable from which a node reads its place in the run, the fields of Place as JSON."""
 
@@ -49,7 +51,9 @@ class ScriptProcess:
         place = {**place, **dict(zip(pipes, descriptors, strict=True))}
         process = subprocess.Popen(
             [sys.executable, "-m", "shoal.api.script", str(script), *arguments],
-            env={**os.environ, **variables, "PYTHONUNBUFFERED": "1", VARIABLE: json.dumps(place)},
+            env=with_huge_pages(
+                {**os.environ, **variables, "PYTHONUNBUFFERED": "1", VARIABLE: json.dumps(place)}
+            ),
             pass_fds=[*descriptors, *inherited],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ time of its steps, the size of its model, what codecs make of it. `probe_script`
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from torch import nn
 from shoal.api.attach import when_attached
 from shoal.api.attachment import Attachment
 from shoal.core.errors import ShoalError, WorkerFailed
+from shoal.launch.huge_pages import with_huge_pages
 from shoal.planning.probing import codec_costs, connected_share, refused_by
 from shoal.planning.workload import CodecCost, Workload
 from shoal.replicas.attached import AttachedReplica
@@ -146,6 +148,7 @@ def probe_script(script: Sequence[str], codecs: Sequence[str], threads: int) -> 
                 text=True,
                 timeout=MOST_SECONDS,
                 stdin=subprocess.DEVNULL,
+                env=with_huge_pages(os.environ),
             )
         except subprocess.TimeoutExpired:
             raise ShoalError(f"{script[0]} took no {LEAST_STEPS} steps in {MOST_SECONDS:g} s") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 from shoal.codecs import CODECS
 from shoal.core.codec import Codec
 from shoal.core.errors import Unavailable
+from shoal.launch.huge_pages import with_huge_pages
 from shoal.launch.join import local_threads
 from shoal.profiling.fitting import fit_wirings, real_steps
 from shoal.profiling.probe_processes import hear, start_probe
@@ -54,7 +56,9 @@ def measure_slowdown(cores: int) -> tuple[float, ...]:
         rest = [folder, ",".join(map(str, sizes))]
         line = [sys.executable, "-m", "shoal.profiling.crowd"]
         crowd = [
-            subprocess.Popen([*line, str(rank), *rest], stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*line, str(rank), *rest], stdout=subprocess.PIPE, text=True, env=with_huge_pages(os.environ)
+            )
             for rank in range(cores)
         ]
         try:

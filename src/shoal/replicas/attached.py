@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import Diverged
 from shoal.core.identity import NodeIdentity
-from shoal.core.replica import NOISE, Gradient, LastDeal, LocalStep, NoMoreSteps
+from shoal.core.replica import NOISE, Gradient, LastDeal, NoMoreSteps
 from shoal.core.vector import Flat, Layout
 from shoal.engine.streaming import Intake, Streamed
 from shoal.replicas.local_shards import LocalShards, Replicated, local
@@ -193,7 +193,7 @@ class AttachedReplica:
             g.div_(scale)
         return Gradient(g if count else g.zero_(), count, self.loss)
 
-    async def step(self, check: Callable[[float | None], None]) -> LocalStep:
+    async def step(self, check: Callable[[float | None], None]) -> int:
         """Wait for the user to call `optimizer.step()`, and take that step on the gradients as they lie."""
         await self._step_called()
         self._check_still_trained()
@@ -204,7 +204,7 @@ class AttachedReplica:
         check(self.loss)
         if count:
             self._take_step()
-        return LocalStep(count, self.loss)
+        return count
 
     async def stream(self, intake: Intake) -> Streamed:
         """As `gradient`, but hand the gradient over in parts while the user's back-propagation runs."""

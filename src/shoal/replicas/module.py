@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.core.identity import NodeIdentity
 from shoal.core.matrices import Matrix
 from shoal.core.products import Product, Recorder
-from shoal.core.replica import NOISE, Gradient, LastDeal, LocalStep, Replica
+from shoal.core.replica import NOISE, Gradient, LastDeal, Replica
 from shoal.core.seeds import derive
 from shoal.core.task import Data, Task
 from shoal.core.vector import Flat, Layout, named_buffers
@@ -102,7 +102,7 @@ class ModuleReplica:
             self._recorder.belongs_to(gradient.vector)
         return gradient
 
-    async def step(self, check: Callable[[float | None], None]) -> LocalStep:
+    async def step(self, check: Callable[[float | None], None]) -> int:
         """One step of the task's optimizer on the next batch, on the gradients as they lie."""
         x, y = self._next_batch()
         loss = self._propagate(x, y) if len(y) else None
@@ -114,7 +114,7 @@ class ModuleReplica:
         else:
             self._optimizer.step()
         self._flat.drop_gradients()  # their memory is warm for another worker of this process
-        return LocalStep(len(y), loss)
+        return len(y)
 
     @property
     def _buffer(self) -> Tensor:

@@ -72,7 +72,7 @@ def _times_faster(part: str, down: str, up: float, unit: str) -> float:
     return quantity(down)[0] / up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Network:
     """Links between nodes; each node sends one message at a time and receives one at a time.
 
@@ -171,7 +171,7 @@ class Wires:
         return tail
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Compute:
     """How long a gradient takes: `mean` seconds, with a spread of `jitter` (standard deviation over mean).
 

@@ -183,6 +183,16 @@ class Simulation:
 
     def run(self) -> Simulation:
         """Advance virtual time until every node is done, and return the simulation itself."""
+        try:
+            with rare_collections():
+                self._begin()
+                self.kernel.run()
+        finally:
+            self.kernel.close()
+        return self
+
+    def _begin(self) -> None:
+        """Spawn the nodes that are there from the start, and plan the faults."""
         for node in self.nodes:
             if node.is_server or node.rank in node.identity.first_workers:
                 self._spawn(node)
@@ -191,11 +201,6 @@ class Simulation:
         if self.keeper is not None:
             self._spawn_keeper(self.keeper)
         self._plan_faults()
-        try:
-            self.kernel.run()
-        finally:
-            self.kernel.close()
-        return self
 
     def _plan_faults(self) -> None:
         faults, at = self._faults, self.kernel.at

@@ -100,7 +100,7 @@ class Node(AnyNode):
                 while self.size > 1:  # others may still have data: `mean` raises when nobody has
                     progress.pass_to(next(done for done in itertools.count(progress.t + 1) if is_whole(done)))
                     yield progress.t - 1
-                    await self.engine.work.pass_edge()
+                    await self.engine.work.cross_edge()
             if is_whole(progress.t) or self.engine.work.is_merged:
                 return
             yield progress.t - 1
@@ -139,7 +139,8 @@ class Node(AnyNode):
         if gradients.may_step and answers is None:
             await gradients.step()
         else:  # those who answer meanwhile may read `x`
-            self.descend(await gradients.next(answers))
+            gradient = await gradients.computed(self.engine.replica.gradient, answers)
+            self.descend(gradient.vector)
 
     def descend(self, g: Tensor, push: Push | None = None, scale: float = 1.0) -> None:
         """One step of the user's optimizer along -g.
