@@ -202,10 +202,7 @@ class Node(AnyNode):
 
     @property
     def is_changing(self) -> bool:
-        """Whether by the last mean a worker has gone or is to take part: data is dealt anew before a step.
-
-        That waits until no mean is under way: so take in at once what was begun to be taken later.
-        """
+        """Whether a worker has gone or is to take part: data is dealt anew when no mean is under way."""
         members = self.engine.membership
         return members is not None and members.is_changing
 
