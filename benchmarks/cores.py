@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import nn
 
 import shoal
+from shoal.core.catalogue import split_list
 from shoal.demo.plain_ddp import run_ddp
 from shoal.profiling.step import measure_step
 
@@ -129,14 +130,8 @@ def main() -> None:
 
 def split_words(text: str) -> list[str]:
     """The strategies of a list, with their options; `bmuf:16` is short for `bmuf:period=16`."""
-    words: list[str] = []
-    for piece in text.split(","):
-        name, _, option = piece.partition(":")
-        if "=" in name:  # one more option of the word before
-            words[-1] += f",{piece}"
-        else:
-            words.append(f"{name}:period={option}" if option.isdigit() else piece)
-    return words
+    pairs = [(word, *word.partition(":")) for word in split_list(text)]
+    return [f"{name}:period={option}" if option.isdigit() else word for word, name, _, option in pairs]
 
 
 if __name__ == "__main__":

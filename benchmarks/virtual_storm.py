@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
+from shoal.core.catalogue import split_list
 from shoal.programs.tasks import TASKS
 from shoal.strategies import STRATEGIES
 
@@ -107,8 +108,10 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=1.0, help="virtual seconds of a gradient")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    samples = len(TASKS.make(options.task).data().x)
-    figures = {word: measure(word, options, samples) for word in options.strategies.split(",")}
+    words, samples = split_list(options.strategies), len(TASKS.make(options.task).data().x)
+    for word in words:
+        STRATEGIES.read(word)  # before minutes of measuring
+    figures = {word: measure(word, options, samples) for word in words}
     show(figures, options)
     print(json.dumps(figures))
 

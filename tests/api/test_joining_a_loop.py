@@ -126,7 +126,8 @@ slow = pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("strategy", mostly_soak([None, "sync", "diloco"], few=1))
 def test_a_guest_takes_its_share_and_all_end_with_one_model(visited, strategy):
-    printed, guest = visited(strategy=strategy)
+    epochs = 5 * EPOCHS if strategy == "diloco" else EPOCHS  # a guest begins after an average: here few
+    printed, guest = visited(strategy=strategy, epochs=epochs)
     assert guest.failure is None, guest.failure
     assert guest.report["samples"] > 0
     models = [final_weights(lines) for lines in (*printed, "\n".join(guest.lines))]
@@ -228,10 +229,6 @@ def test_another_optimizer_is_refused_whatever_the_strategy(own, difference):
     tell_model(store, described())
     with pytest.raises(ShoalError, match=difference):
         check_same(store, own)
-
-
-def test_how_an_optimizer_computes_its_step_is_its_own_affair():
-    assert described(fused=True) == described(foreach=True) == described()
 
 
 def test_a_model_with_less_or_more_than_the_run_s_is_another():

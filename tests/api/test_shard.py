@@ -358,7 +358,7 @@ def test_what_processes_of_a_loader_have_read_ahead_is_dealt_again_when_workers_
     model = nn.Linear(1, 1)
     with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.0)) as training:
         passes = training.data.passes
-        passes.redeal(0, 2, 0, 0, [])
+        passes.redeal(0, 2, {})
         seen: list[list[int]] = []
         for step, (ids,) in enumerate(shoal.shard(loader)):
             training.engine.progress.finish_step()
@@ -366,7 +366,7 @@ def test_what_processes_of_a_loader_have_read_ahead_is_dealt_again_when_workers_
             if step == 2:
                 lost = passes.dealing.share(1, 2)
                 others = [passes.dealing.share(1, k) for k in (0, 1)]
-                passes.redeal(0, 1, 3, 2, [1])
+                passes.redeal(0, 1, {1: range(2, 3)})
         if processes < 0:
             shoal.shard(loader)._reader._iterator._shutdown_workers()  # a collection of garbage takes 5 s to
         training.abandon()

@@ -69,12 +69,12 @@ class Crew:
             self.dealt = sorted([*self.there, *back])
             for rank, passes in self.there.items():
                 place = self.dealt.index(rank)
-                passes.redeal(place, len(self.dealt), self.step, self.edge, absent)
+                passes.redeal(place, len(self.dealt), dict.fromkeys(absent, range(self.edge, self.step)))
             state = next(iter(self.there.values())).state()
             for rank in back:
                 self.there[rank] = joined = Passes()
                 joined.load(state)
-                joined.redeal(self.dealt.index(rank), len(self.dealt), self.step, self.step, [])
+                joined.redeal(self.dealt.index(rank), len(self.dealt), {})
                 for n in range(number + 1):  # its loop runs from the top
                     assert joined.begin(n, self.order(n), self.batch, self.drop_last) == (n == number)
         self.edge = self.step
@@ -121,13 +121,38 @@ def test_a_stream_goes_on_with_those_who_are_there_and_counts_what_died():
         for passes, own in ((one, first), (two, second)):
             taken.append(next(own))
             passes.take(step, step)
-    one.redeal(0, 1, 2, 1, [1])  # the other one has died before the second average
+    one.redeal(0, 1, {1: range(1, 2)})  # the other one has died before the second average
     assert taken == [0, 1, 2, 3]
     assert one.lost == 1
     for step, index in enumerate(first, start=2):
         taken.append(index)
         one.take(step, step)
     assert taken == list(range(9))
+
+
+def test_each_of_those_who_died_leaves_what_it_alone_has_not_handed_over():
+    """Worker 1 was in neither of two averages, worker 2 only in the first: three batches come again."""
+    passes = Passes(0, 3)
+    passes.begin(0, list(range(12)), 1)
+    for step in range(2):
+        passes.take(step, 0)
+    passes.redeal(0, 1, {1: range(2), 2: range(1, 2)})
+    assert list(chain(*passes.left())) == [1, 4, 5, *range(6, 12)]
+    assert passes.lost == 0
+
+
+def test_what_was_dealt_before_a_checkpoint_is_counted_as_lost():
+    saved = Passes(0, 2)
+    saved.begin(0, list(range(12)), 1)
+    for step in range(2):
+        saved.take(step, 0)
+    resumed = Passes(0, 2)
+    resumed.begin(0, list(range(12)), 1)
+    resumed.load(saved.state())
+    resumed.take(2, 0)
+    resumed.redeal(0, 1, {1: range(3)})  # the other one has handed over nothing
+    assert resumed.lost == 2
+    assert list(chain(*resumed.left())) == [5, *range(6, 12)]
 
 
 def test_a_stream_that_ends_within_a_step_leaves_some_without_a_batch():
@@ -145,7 +170,7 @@ def test_data_that_each_worker_has_for_itself_is_nobody_else_s():
     passes.begin(0, list(range(20)), 4, shared=False)
     own = passes.left()
     passes.take(0, 0)
-    passes.redeal(0, 1, 1, 0, [1])
+    passes.redeal(0, 1, {1: range(1)})
     assert passes.lost == 1
     assert passes.left() == own[1:]
     assert list(chain(*own)) == list(range(20))

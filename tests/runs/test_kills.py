@@ -225,13 +225,14 @@ def wide_net() -> nn.Module:
     [
         (Sync(), "processes", 15),
         (BMUF(period=4), "processes", 5),
-        (BMUF(period=4), "grpc", 5),
+        (BMUF(period=4, overlap=1), "grpc", 5),
         (Sync(), "gloo", 5),
         *(
             pytest.param(strategy, transport, 50, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
             for strategy, transport in (
                 *((Sync(), transport) for transport in ("processes", "grpc", "gloo")),
-                *((BMUF(period=4), transport) for transport in ("processes", "gloo")),
+                *((BMUF(period=4), transport) for transport in ("processes", "grpc", "gloo")),
+                *((Local(period=3, overlap=1), transport) for transport in ("processes", "gloo")),
                 *((DiLoCo(period=8), transport) for transport in ("processes", "grpc")),
                 *((strategy, "processes") for strategy in (SlowMo(period=4), Local(period=3), PostLocal())),
             )

@@ -9,6 +9,7 @@ import shutil
 import pytest
 from tally import Tally, at_the_end, tally
 
+from marks import LateTally
 from sampling import mostly_soak
 from shoal.core.identity import NodeIdentity
 from shoal.launch.between_steps import BetweenSteps
@@ -21,8 +22,8 @@ from shoal.vocabulary.node import Node
 ALL = 1000  # checkpoints to keep
 
 
-def hook(folder, strategy, every=1):
-    saved = Checkpoints(folder, {}, 0, keep=ALL, bound=None)
+def hook(folder, strategy, every=1, keep=ALL):
+    saved = Checkpoints(folder, {}, 0, keep=keep, bound=None)
     return BetweenSteps(Control(), saved, every, solution=lambda engine: strategy.solution(Node(engine)))
 
 
@@ -253,3 +254,20 @@ def readable(folder):
     """The steps at which all who took part have a file."""
     files = Checkpoints(folder, {}, 0, bound=None)
     return [step for step in steps_in(folder) if files._is_complete(step)]
+
+
+@pytest.mark.parametrize("guests", [False, True])
+def test_a_step_nobody_can_resume_does_not_push_out_those_one_can(guests, tmp_path):
+    """With late means one is under way at almost every step, for those alone who take part in it."""
+    faults = Faults().join(2, 2.5) if guests else dies(3, 4.5)
+    begins = {"begins_with": 2} if guests else {}
+    strategy = LateTally(2)
+    between = hook(tmp_path / "one", strategy, keep=2)
+    saves = by_own(between, 2) if guests else between
+    tally(faults, strategy=strategy, between_steps=saves, workers=4, samples=60, **begins)
+    steps = readable(tmp_path / "one")
+    assert steps
+    again = resumed(
+        tmp_path / "one", max(steps), tmp_path / "two", strategy=LateTally(2), workers=4, samples=60, **begins
+    )
+    assert counts(again) == {2.0}

@@ -7,6 +7,7 @@ import torch
 from blockwise import Bowls, Path
 from ending import simulate_loops
 
+from shoal.codecs import CODECS
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import BMUF, DiLoCo, Local, Single, SlowMo
 from shoal.testing.problems import Problem, Slope, simulate
@@ -227,3 +228,20 @@ def test_more_than_one_block_is_refused(kind):
 def test_a_penalty_beside_it_is_refused():
     with pytest.raises(ValueError, match="overlap=1 and a penalty"):
         Local(overlap=1, penalty=1.0)
+
+
+@pytest.mark.parametrize("moment", [1.5, 2.5])
+def test_a_worker_that_is_left_alone_brings_all_of_its_late_mean_whatever_the_codec(moment):
+    """Slope 1, 8 steps of 1: a mean under way that is begun again by one worker is not compressed."""
+    left = simulate(
+        Local(period=2, overlap=1),
+        Slope(),
+        workers=2,
+        steps=8,
+        start=[0.0] * 100,
+        elastic=True,
+        codec=CODECS.read("top_k:density=0.01"),
+        compute=Compute(1.0),
+        faults=Faults(noticed_after=0.1).kill(1, moment),
+    ).worker(0)
+    assert left.x.mean().item() == pytest.approx(-8.0)

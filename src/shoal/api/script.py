@@ -10,7 +10,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
@@ -340,13 +340,22 @@ def main() -> None:
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
+        if place.joins:
+            _say_goodbye()
         _vanish(end.code if isinstance(end.code, int) else 1)
     except BaseException as error:
         is_over = place.joins and isinstance(error, PeerLost)
-        if place.joins and not is_over and (attachment := current()) is not None:
-            attachment.abandon()  # say goodbye: the others would wait for one that might be cut off
+        if place.joins and not is_over:
+            _say_goodbye()
         control.tell_failure(ShoalError(f"{RUN_ENDED}: {error}") if is_over else error)
         _vanish(1)
+
+
+def _say_goodbye() -> None:
+    """As a guest that fails: the others would wait for one that might be cut off."""
+    if (attachment := current()) is not None:
+        with suppress(Exception):  # that it fails is told all the same
+            attachment.abandon()
 
 
 def _wait_to_be_needed(place: Place, control: Control) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -126,7 +127,7 @@ class Averages:
             return partial(self._later, v.clone(), weight)
         exchange: Exchange = await mean.start(group, v, weight, self.started, key)
         if self.membership is not None:
-            again = partial(mean.start, group, v.clone(), weight, self.started, key)
+            again = partial(_begun, mean, group, v.clone(), weight, self.started, key)
             exchange = Repeatable(exchange, self.membership, group, again)
         self.under_way.append(exchange)
         return partial(self._finished, exchange)
@@ -248,6 +249,26 @@ class Averages:
         if not self._merges or self._progress.unmerged:
             return None
         return cast(Merges, self._mean).begin(self._group, cast(Streams, self._replica).parts)
+
+
+async def _begun(mean: Starts, group: Group, v: Tensor, weight: float, number: int, key: str) -> Exchange:
+    """An average that is begun among those who are left; of one worker it is exact, as any other."""
+    return OwnAverage(v, weight) if group.size == 1 else await mean.start(group, v, weight, number, key)
+
+
+@dataclass(frozen=True)
+class OwnAverage:
+    """The average of a worker that is alone."""
+
+    v: Tensor
+    weight: float
+
+    async def progress(self) -> None:
+        """There is nothing to do."""
+
+    async def finish(self) -> tuple[Tensor, float]:
+        """What the worker brought, and its weight."""
+        return self.v, self.weight
 
 
 class Repeatable:

@@ -341,8 +341,7 @@ class AttachedReplica:
 
     def redeal(self, place: int, workers: int, step: int, last: LastDeal) -> None:
         """From `step` on deal the training data to so many workers, of whom this is number `place`."""
-        since = min((steps[0] for steps in last.undone.values() if steps), default=step)
-        self.passes.redeal(place, workers, step, since, list(last.undone))
+        self.passes.redeal(place, workers, last.undone)
 
     @property
     def place_in_data(self) -> str:

@@ -16,10 +16,6 @@ from shoal.replicas.local_shards import local, sharded
 Numbers = list[float]
 
 OF_GRAD_SCALER = ("grad_scale", "found_inf")
-
-NOT_OF_A_STEP = ("params", "foreach", "fused", "capturable", "differentiable")
-"""What the group of an optimizer has beside the options that decide where a step leads."""
-
 """Attributes that torch.amp.GradScaler sets at an optimizer for the time of a step."""
 
 
@@ -254,13 +250,13 @@ def _moved(optimizer: torch.optim.Optimizer, start: Tensor, gradients: Sequence[
 
 
 def describe_options(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Its class and all plain options of its groups that decide where a step leads, one in a line."""
+    """Its class and all plain options of its groups, one in a line."""
     name, plain = type(optimizer).__name__, (bool, int, float, str, tuple, list, Tensor, type(None))
     return [
         f"{option}={group[option]} ({name}, group {number})"
         for number, group in enumerate(optimizer.param_groups)
         for option in sorted(group)
-        if option not in NOT_OF_A_STEP and isinstance(group[option], plain)
+        if option != "params" and isinstance(group[option], plain)
     ]
 
 

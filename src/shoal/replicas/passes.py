@@ -7,8 +7,9 @@ so that those who are there can deal again what one that died was dealt since th
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -122,6 +123,7 @@ class Passes:
         self._theirs: PassMark | None = None  # that of the worker that this one got its state from
         self.difference: str | None = None  # between the two, if there is one
         self._log: deque[tuple[int, Dealing, int]] = deque()  # since the last average: step, what was dealt
+        self._known_from: float = 0  # the first step of which it is known what was dealt
 
     def __str__(self) -> str:
         if not self._is_shared:
@@ -180,30 +182,32 @@ class Passes:
         assert self.dealing is not None, "no pass has begun"
         while self._log and self._log[0][0] < since:
             self._log.popleft()
+        if self._known_from == math.inf:
+            self._known_from = step
         self._log.append((step, self.dealing, self.done))
         self.done += 1
         self.batches += 1
 
     # -- workers come and go -------------------------------------------------------------------
 
-    def redeal(self, place: int, workers: int, step: int, since: int, absent: Sequence[int]) -> None:
-        """From `step` on deal to so many workers, of whom this is number `place`.
+    def redeal(self, place: int, workers: int, undone: Mapping[int, Sequence[int]]) -> None:
+        """From here on deal to so many workers, of whom this is number `place`.
 
-        What was dealt since step `since` to the workers at the `absent` places comes next, once more.
+        What was dealt in the `undone` steps of each of the former places comes next, once more.
         """
-        undone = [(dealing, n) for t, dealing, n in self._log if since <= t < step]
+        again = [(dealing, k, n) for t, dealing, n in self._log for k, steps in undone.items() if t in steps]
         self._log.clear()
+        self.lost += sum(t < self._known_from for steps in undone.values() for t in steps)
         if not self._is_shared:
-            self.lost += len(undone) * len(absent)
+            self.lost += len(again)
             self.place, self.workers = place, workers
             return
         self._settle()
-        for dealing, n in undone:
-            for k in absent:
-                if dealing.items is None:
-                    self.lost += 1
-                else:
-                    self._again += dealing.share(k, n)
+        for dealing, k, n in again:
+            if dealing.items is None:
+                self.lost += 1
+            else:
+                self._again += dealing.share(k, n)
         self.place, self.workers = place, workers
         if self.dealing is not None:
             self.dealing = self._dealt(self.dealing.batch, self.dealing.drop_last)
@@ -235,6 +239,7 @@ class Passes:
         self.done, self._is_shared, self.batches = state["done"], state["shared"], state["batches"]
         self._theirs = PassMark(*state["mark"]) if state.get("mark") else None
         self._log.clear()
+        self._known_from = math.inf
         if self.dealing is not None:
             self.dealing = self._dealt(self.dealing.batch, self.dealing.drop_last)
 

@@ -10,8 +10,8 @@ The processes of a worker that is a group are worker-0-0, worker-0-1 and so on; 
 
 A JSON file is written after the files it vouches for, so a node's state is there whole or not at all. It
 says who took part then; a step counts when the state of all of these is there and undamaged. Every node
-checks its own files, so that resuming with the same nodes reads each file at one node only. Nothing is ever
-unpickled.
+checks its own files, so that resuming with the same nodes reads the tensors of each at one node only. Nothing
+is ever unpickled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from shoal.storage.step_folders import (
 )
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
-FORMAT = 5
+FORMAT = 6
 
 NO_STEP = -1
 """Stands for a step where there is no checkpoint; lower than any."""
@@ -161,7 +161,7 @@ class Checkpoints:
     def newest(self, me: NodeIdentity, limit: int | None = None) -> int:
         """The newest step, up to `limit`, that this node can go on from; NO_STEP if there is none.
 
-        Reads this node's files only, unless other nodes wrote them: then worker 0 sees to it that the state
+        Reads this node's tensors only, unless other nodes wrote them: then worker 0 sees to it that the state
         of all of these is whole. Raises CheckpointError if they are of a run with other settings.
         """
         refused = None
@@ -202,8 +202,8 @@ class Checkpoints:
         else:
             return None
         return (
-            f"the checkpoint in {self.folder} can only be resumed with as many workers and servers as wrote "
-            f"it: {what} {step}"
+            f"the checkpoint in {self.folder} can only be resumed with the workers and servers that the run "
+            f"began with, if all of them took part then: {what} {step}"
         )
 
     def crew_at(self, step: int, me: NodeIdentity) -> SavedCrew | None:
@@ -367,7 +367,7 @@ class Checkpoints:
         there = {path.stem for path in records_in(self.folder, step)}
         if self._position is not None:  # a group, of which nobody is away
             return len(there) == self._processes
-        if self.is_bound and not (crew.is_even and len(crew.members) == crew.workers):
+        if (self.is_bound or crew.is_open) and not (crew.is_even and crew.is_full):
             return False  # nobody could go on from it
         return bool(crew.savers) and all(self._role(node) in there for node in crew.nodes)
 

@@ -155,6 +155,11 @@ class SavedCrew:
         return undone, done
 
     @property
+    def is_full(self) -> bool:
+        """Whether those took part that the run begins with, and nobody else."""
+        return self.members == tuple(range(self.workers if self.first is None else self.first))
+
+    @property
     def nodes(self) -> list[NodeIdentity]:
         """Those that wrote the checkpoint."""
         return [*map(self.identity, self.savers), *self.server_nodes]
