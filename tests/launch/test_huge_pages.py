@@ -1,14 +1,10 @@
 """Processes that train get huge pages, unless the user says otherwise."""
 
 import os
-from dataclasses import replace
-from functools import partial
+import subprocess
+import sys
 
-import pytest
-
-import shoal
 from shoal.launch.huge_pages import with_huge_pages
-from shoal.testing import blobs
 
 
 def test_what_the_user_has_set_stays():
@@ -16,16 +12,14 @@ def test_what_the_user_has_set_stays():
     assert with_huge_pages({"THP_MEM_ALLOC_ENABLE": "0"}) == {"THP_MEM_ALLOC_ENABLE": "0"}
 
 
-def noting(build, folder):
-    """The model, and a file with what its process was told."""
-    (folder / str(os.getpid())).write_text(os.environ.get("THP_MEM_ALLOC_ENABLE", "nothing"))
-    return build()
-
-
-@pytest.mark.slow
-def test_a_worker_has_them(tmp_path):
-    task = blobs()
-    noted = replace(task, model=partial(noting, task.model, tmp_path))
-    shoal.run(noted, "local", workers=2, epochs=1)
-    workers = [path for path in tmp_path.iterdir() if path.name != str(os.getpid())]
-    assert [path.read_text() for path in workers] == [with_huge_pages(os.environ)["THP_MEM_ALLOC_ENABLE"]] * 2
+def test_the_fork_server_has_them_before_it_imports_torch():
+    """In an interpreter of its own: tests have a fork server that started warm."""
+    code = (
+        "import os, sys; sys.orig_argv = ['from multiprocessing.forkserver import main']; "
+        "import shoal.launch.fork_server; print(os.environ['THP_MEM_ALLOC_ENABLE'], 'torch' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "False"]

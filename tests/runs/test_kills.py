@@ -269,15 +269,26 @@ def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_the_l
 
     def heard(event: dict[str, object]) -> None:
         crews[0].start = start_anew
-        if frozen and crews[0]._warned:
-            os.kill(frozen.pop(), signal.SIGCONT)
+
+    def wake_it_once_training_waits() -> None:
+        while not ((frozen and crews[0]._warned) or is_over.wait(0.05)):
+            pass
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
 
     def start_anew(number: int, incarnation: int) -> Member:
         raise AssertionError("a spare was there")
 
     settings = {"workers": 2, "epochs": 60, "tests": 0, "min_workers": 2, "spares": 1}
-    with Assassin(crews, worker_1_once_a_spare_waits, 1, 1, tmp_path) as assassin:
-        result = shoal.run(assassin.task(blobs()), BMUF(period=4), **settings, on_progress=heard)
+    is_over = threading.Event()
+    waker = threading.Thread(target=wake_it_once_training_waits)
+    waker.start()
+    try:
+        with Assassin(crews, worker_1_once_a_spare_waits, 1, 1, tmp_path) as assassin:
+            result = shoal.run(assassin.task(blobs()), BMUF(period=4), **settings, on_progress=heard)
+    finally:
+        is_over.set()
+        waker.join()
     assert len(assassin.killed) == 1, "the run was over before the kill"
     assert result.samples == 60 * len(blobs().data().x)
     assert crews[0]._warned == {"training waits: it needs 2 workers, and 1 are there"}
