@@ -45,9 +45,9 @@ TASK = Task("blobs", lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Line
 
 @pytest.fixture(scope="module")
 def made() -> TrainingPlan:
-    """One plan that all tests of the module read; it trains for two seconds at most."""
+    """One plan that all tests of the module read; it trains for four seconds at most, if cores are busy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "FREE", 2.0)
+        patch.setattr(planner, "FREE", 4.0)
         return planner.plan(
             TASK,
             4,
