@@ -270,9 +270,9 @@ def _with_keeper(
     processes = shared.nodes * shared.group
     keeper = KeeperPlace(processes, folder, *limits, least, access, spares=spares)
     if shared.begins_with is not None:
-        hint = join_hint(asked, access, [str(script), *arguments])
         from shoal.api.join_script import invitation_of  # needs gRPC, as every open place does
 
+        hint = join_hint(asked, access, [str(script), *arguments])
         invitation = Invitation(invitation_of(script, arguments, shared), hint)
         keeper = invitation.added_to(replace(keeper, begins_with=shared.begins_with))
     return replace(shared, access=asdict(access)), keeper

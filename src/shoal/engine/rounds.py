@@ -226,8 +226,7 @@ class Rounds:
         return m
 
     def _note(self, m: Message) -> None:
-        _, begins = self._ready.get(m.src, (0, OVER))
-        if m.incarnation < self.incarnation_of(m.src) and m.seq >= begins:
+        if m.incarnation < self.incarnation_of(m.src) and m.seq >= self._ready.get(m.src, (0, OVER))[1]:
             return  # it has died since, and its successor takes part in these rounds
         latest = m.seq if m.seq >= STILL_THERE else STILL_THERE - 1 - m.seq  # below it, rounds are skipped
         self._latest[m.src] = max(latest, self._latest.get(m.src, STILL_THERE))

@@ -274,7 +274,7 @@ async def _compared(engine: Engine, own: int, is_changed: bool) -> Message:
     if me.rank:
         await channel.send(0, ResumesFrom(seq=own, version=int(is_changed)))
         return await mailbox.find("resumes", 0)
-    others = [*me.first_workers[1:], *me.server_ranks]
+    others = me.others_at_first
     heard = [await mailbox.find("resumes", rank) for rank in others]
     steps, changed = [own, *[m.seq for m in heard]], [int(is_changed), *[m.version for m in heard]]
     answer = ResumesFrom(seq=min(steps), count=float(min(steps) == max(steps)), version=max(changed))

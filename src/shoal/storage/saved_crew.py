@@ -157,7 +157,7 @@ class SavedCrew:
     @property
     def is_full(self) -> bool:
         """Whether those took part that the run begins with, and nobody else."""
-        return self.members == tuple(range(self.workers if self.first is None else self.first))
+        return self.members == tuple(range(self._first_workers))
 
     @property
     def nodes(self) -> list[NodeIdentity]:
@@ -167,7 +167,12 @@ class SavedCrew:
     @property
     def savers(self) -> list[int]:
         """The members that have a state here."""
-        return [rank for rank in self.members if rank < (self.workers if self.first is None else self.first)]
+        return [rank for rank in self.members if rank < self._first_workers]
+
+    @property
+    def _first_workers(self) -> int:
+        """How many workers the run began with."""
+        return self.workers if self.first is None else self.first
 
     @property
     def server_nodes(self) -> list[NodeIdentity]:
