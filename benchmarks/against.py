@@ -5,7 +5,8 @@
 The other code is a commit, which is checked out to a temporary folder, or a folder that holds a checkout.
 Every round runs each benchmark of both, and every second round begins with the other one. A figure is the
 median over the rounds of how many times faster this code is, in brackets the smallest and the largest: 1.03
-is 3 % faster, 0.97 is 3 % slower.
+is 3 % faster, 0.97 is 3 % slower. Of codecs the rates of encoding and decoding are compared, as their table
+has them: their shares of a copy would show that the copy has become faster.
 
 The last line is JSON: for each benchmark, these medians by the names of its own figures.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,9 @@ OPTIONS = {  # enough for a stable ratio, not for a figure by itself
 }
 FORMERLY = {"codec_speed": "codecs"}  # benchmarks that had another name
 LESS_IS_FASTER = ("seconds", "memory")  # parts of the names of such figures; step_time's all are
+
+RATES = re.compile(r"^  (\w+) +([\d.]+) +([\d.]+) +[\d.]+ ", re.MULTILINE)
+"""A codec, what it encodes and what it decodes in GB/s, before the size of its payload."""
 
 Figures = dict[str, float]
 
@@ -72,8 +77,19 @@ def run(folder: Path, name: str) -> Figures:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    if name == "codec_speed":
+        return rates(done.stdout)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {key: float(value) for key, value in figures.items()}
+
+
+def rates(table: str) -> Figures:
+    """How fast each codec encodes and decodes, from the table that codec_speed has always printed."""
+    return {
+        f"{codec} {way}": float(rate)
+        for codec, *both in RATES.findall(table)
+        for way, rate in zip(("encodes", "decodes"), both, strict=True)
+    }
 
 
 def times_faster(name: str, key: str, this: float, other: float) -> float:

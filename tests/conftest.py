@@ -42,6 +42,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # some files import grpc
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"
 )  # in new processes: or threads spin on cores that others need
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as torch's, above; NumPy's turn in circles for work
 os.environ["SHOAL_RUNS"] = "none"  # or every run of a test would leave a folder here
 
 GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way out

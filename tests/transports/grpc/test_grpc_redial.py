@@ -18,7 +18,7 @@ from harness import drive, in_threads
 from shoal.core.transport import LOST, Message
 from shoal.transports.grpc import calls
 from shoal.transports.grpc.control_pb2 import PollRequest
-from shoal.transports.grpc.hub_protocol import POLL
+from shoal.transports.grpc.hub_protocol import POLL, STAY
 from shoal.transports.grpc.redial import OUTDATED
 
 pytestmark = pytest.mark.usefixtures("grpc_core")
@@ -89,6 +89,41 @@ def test_a_node_that_ends_after_that_is_missed_at_once() -> None:
         node._clients[0]._calls.cut("it is killed")
         assert notices(hub, 1) == [(LOST, 1, 0)]
         assert "connection broke" in hub.reasons[1]
+
+
+def test_a_node_that_ends_between_two_polls_is_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nodes(2, patience=3 * PATIENCE) as ((hub, node), _):
+        goes_on = threading.Event()
+
+        def stand_still(*_: Any) -> bytes:
+            goes_on.wait()
+            raise calls.CallFailed("UNAVAILABLE", "it was killed")
+
+        monkeypatch.setattr(calls.HubCalls, "_poll", stand_still)
+        say(hub, range(1, 2), 1)
+        hear(node, range(1, 2))
+        wait_until(lambda: len(hub._hub._by_rank[1].calls) == 1)  # a Stay: its last poll is answered
+        node._clients[0]._calls.cut("it is killed")
+        assert notices(hub, 1) == [(LOST, 1, 0)]
+        assert "connection broke" in hub.reasons[1]
+        monkeypatch.undo()
+        goes_on.set()
+
+
+def test_a_stay_follows_another() -> None:
+    with nodes(2, failure_timeout=0.1, patience=PATIENCE) as ((hub, _), _):
+        session = hub._hub._by_rank[1]
+        seen: set[Any] = set()
+        begin_call = session.begin_call
+
+        def begun(call: Any, line: int) -> None:
+            if call._rpc_event.call_details.method.decode() == STAY:
+                seen.add(call)
+            begin_call(call, line)
+
+        session.begin_call = begun
+        wait_until(lambda: len(seen) >= 3)
+        assert session.here
 
 
 def test_a_hub_that_has_heard_an_attempt_which_was_given_up_is_called_again() -> None:

@@ -35,6 +35,9 @@ JOIN, POLL, FETCH, POST, PUSH = (f"/shoal.Hub/{call}" for call in ("Join", "Poll
 MOVE = "/shoal.Hub/Move"
 """The call by which a node goes on with its session on new connections."""
 
+STAY = "/shoal.Hub/Stay"
+"""The call that a node always has under way: if its process dies between two polls, the hub sees that end."""
+
 PLACE = "/shoal.Hub/Place"
 """The call by which a process from elsewhere gets a place in the run, which it holds while the call lasts.
 

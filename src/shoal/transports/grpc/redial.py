@@ -7,6 +7,7 @@ ignores calls on earlier connections, and how they end.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from shoal.transports.grpc.hub_protocol import (
     POLL,
     POST,
     PUSH,
+    STAY,
     GrpcConfig,
     channel_options,
 )
@@ -40,16 +42,28 @@ class HubLine:
     def __init__(self, number: int, address: str, config: GrpcConfig, security: Security) -> None:
         options = channel_options(config.failure_timeout, config.patience)
         self.number = number
+        self._stay_seconds = config.silence_seconds
         self._channels = [security.channel(address, options) for _ in range(2)]
         control, bulk = self._channels
-        calls = (JOIN, MOVE, POLL, POST)
-        self.join, self.move, self.poll, self.post = (control.unary_unary(call) for call in calls)
+        calls = (JOIN, MOVE, POLL, POST, STAY)
+        self.join, self.move, self.poll, self.post, self._stay = map(control.unary_unary, calls)
         self.push = bulk.stream_unary(PUSH, request_serializer=bytes)
         self.fetch = bulk.unary_stream(FETCH)
 
     def named(self, metadata: Metadata) -> Metadata:
         """The metadata of a call on this line."""
         return (*metadata, (LINE, str(self.number)))
+
+    def stay(self, metadata: Metadata) -> None:
+        """Have a Stay under way from now on, another as soon as the hub has answered one."""
+
+        def renew(answered: grpc.Future) -> None:
+            if answered.code() == grpc.StatusCode.OK:
+                self.stay(metadata)
+
+        with contextlib.suppress(ValueError):  # it is closed
+            call = self._stay.future(b"", timeout=self._stay_seconds, metadata=self.named(metadata))
+            call.add_done_callback(renew)
 
     def close(self) -> None:
         """End all calls under way at once."""
@@ -85,6 +99,7 @@ class Redial:
         """The session has begun; its calls have this metadata."""
         self._metadata = metadata
         self.note()
+        self.line.stay(metadata)
         if self._has_time:
             self._thread.start()
 
@@ -147,6 +162,7 @@ class Redial:
             old, self.line, self._attempt = self.line, line, None
             self.note()
             self._changed.notify_all()
+        line.stay(self._metadata)
         old.close()
 
 

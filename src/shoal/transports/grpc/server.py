@@ -29,6 +29,7 @@ from shoal.transports.grpc.hub_protocol import (
     POST,
     PUSH,
     SESSION,
+    STAY,
     GrpcConfig,
     server_options,
 )
@@ -85,6 +86,7 @@ class HubServer:
         self._places = places
         self._rank = config.rank
         self._passwords = security.passwords(config.run_id)
+        self._stay_seconds = config.failure_timeout
         self._longest = 2 * config.call_seconds(config.limit_bytes)
         self._refusals = _RefusalLog(config.rank)
         self._handlers = {
@@ -94,11 +96,12 @@ class HubServer:
             FETCH: grpc.unary_stream_rpc_method_handler(self._fetch, response_serializer=bytes),
             POST: grpc.unary_unary_rpc_method_handler(self._post),
             PUSH: grpc.stream_unary_rpc_method_handler(self._push),
+            STAY: grpc.unary_unary_rpc_method_handler(self._stay),
             PLACE: grpc.stream_stream_rpc_method_handler(self._place),
         }
         # a stream, so that gRPC reads nothing of a stranger's request
         self._refuse = grpc.stream_stream_rpc_method_handler(self._reject)
-        most = max(MOST_CALLS, (3 + bool(places)) * config.size)
+        most = max(MOST_CALLS, (4 + bool(places)) * config.size)
         self._threads = DaemonThreadPool(f"shoal {config.rank} hub")
         self._server = grpc.server(
             self._threads,
@@ -151,6 +154,12 @@ class HubServer:
         with self._in_session(context) as session:
             ask = _parse(PollRequest, request)
             return self._hub.poll(session, ask.received, ask.maps)
+
+    def _stay(self, request: bytes, context: Any) -> bytes:
+        with self._in_session(context) as session:
+            if session.ends_within(self._stay_seconds):
+                raise SessionEnded
+        return b""
 
     def _fetch(self, request: bytes, context: Any) -> Iterator[memoryview]:
         with self._in_session(context) as session:

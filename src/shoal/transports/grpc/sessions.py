@@ -247,6 +247,11 @@ class Session:
     line: int = 0  # how often it has replaced its connections
     last_seen: float = field(default_factory=time.monotonic)
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end of the session; whether it has come."""
+        with self.members:
+            return self.members.wait_for(lambda: not self.here, seconds)
+
     def touch(self) -> None:
         """Record a sign of life."""
         self.last_seen = time.monotonic()
