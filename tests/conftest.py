@@ -18,6 +18,7 @@ import pytest
 import torch
 from typer import testing
 
+from compiled_kernels import kernels_compiled_meanwhile
 from forked import ensure_fork_server, warm_scripts
 from interpreter import be_as_if_cold
 from one_message import send_together, take_apart
@@ -234,14 +235,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, for `-n auto`: tests with processes wait a third of their time."""
-    return (os.cpu_count() or 1) + 1
+    """Two more than there are cores, for `-n auto`: tests with processes wait a third of their time."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     """Processes of pytest-xdist, and their servers that fork, start warm: torch is imported once for all."""
-    programs().start()
+    with kernels_compiled_meanwhile():
+        programs().start()
     for spec in specs:
         spec.python = programs().python
 

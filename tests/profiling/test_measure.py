@@ -25,20 +25,28 @@ def test_every_codec_that_compresses_alone_is_measured(monkeypatch):
     assert "none" not in speeds
 
 
-NARROW = 1, {24: 20, 96: 4}, (("each", 24), ("byte", 96), ("large", 96))
-WIDE = fitting.ROUNDS, {fitting.SHORT: 20, fitting.MIDDLE: 10, fitting.LONG: 4}, fitting.FITS
+NARROW = ("processes",), 1, {24: 20, 96: 4}, (("each", 24), ("byte", 96), ("large", 96))
+WIDE = (
+    measure.MODELLED,
+    fitting.ROUNDS,
+    {fitting.SHORT: 20, fitting.MIDDLE: 10, fitting.LONG: 4},
+    fitting.FITS,
+)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_programs")
 @pytest.mark.parametrize(
-    ("rounds", "steps", "fits"), mostly_soak([NARROW, WIDE], few=1), ids=["narrow nets", "wide nets"]
+    ("transports", "rounds", "steps", "fits"),
+    mostly_soak([NARROW, WIDE], few=1),
+    ids=["narrow nets", "wide nets"],
 )
-def test_a_profile_of_this_machine_can_be_run_in(rounds, steps, fits, tmp_path, monkeypatch):
+def test_a_profile_of_this_machine_can_be_run_in(transports, rounds, steps, fits, tmp_path, monkeypatch):
     import shoal
     from shoal.sim.hardware import Profile
 
     monkeypatch.setattr(measure, "ELEMENTS", 1 << 16)
+    monkeypatch.setattr(measure, "MODELLED", transports)
     monkeypatch.setattr(fitting, "ROUNDS", rounds)
     monkeypatch.setattr(fitting, "STEPS", steps)
     monkeypatch.setattr(fitting, "FITS", fits)
@@ -46,7 +54,7 @@ def test_a_profile_of_this_machine_can_be_run_in(rounds, steps, fits, tmp_path, 
     measure.measure_profile(said.append).save(tmp_path / "here.json")
     assert said[-1] == f"messages between processes, round {rounds} of {rounds}"
     profile = Profile.load(tmp_path / "here.json")
-    assert {"processes", "grpc"} == set(profile.transports) == set(profile.servers)
+    assert {*transports} == set(profile.transports) == set(profile.servers)
     assert profile.slowdown[0] == 1.0
     assert len(profile.slowdown) == profile.cores
     setting = {"workers": 2, "transport": "sim", "tests": 0}

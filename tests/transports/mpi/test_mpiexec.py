@@ -233,7 +233,8 @@ def test_nobody_waits_for_ever_for_a_rank_that_ended_before_mpi_was_started() ->
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
+@pytest.mark.soak  # its ranks import torch
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_plain_script_is_joined_and_stopping_mpiexec_leaves_nothing(
     stop: signal.Signals, waits: Path
 ) -> None:

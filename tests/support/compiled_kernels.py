@@ -1,0 +1,33 @@
+"""Machine code of the codecs, made once before the tests: all processes that need it would make it at once."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from interpreter import COLD_PYTHON
+
+ROOT = Path(__file__).parents[2]
+EVERY_CODEC = "benchmarks/codec_speed.py --rounds 1 --elements 70000 --lines 1000"
+
+
+@contextmanager
+def kernels_compiled_meanwhile() -> Iterator[None]:
+    """Every codec writes and reads a vector in another process, which Numba compiles for, and keeps that.
+
+    Where that was done before it takes three seconds.
+    """
+    compiling = subprocess.Popen(
+        [COLD_PYTHON, *EVERY_CODEC.split()],
+        cwd=ROOT,
+        env={"PYTHONPATH": "src"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield
+    _, errors = compiling.communicate()
+    if compiling.returncode:
+        raise RuntimeError(f"{EVERY_CODEC} failed:\n{errors}")
