@@ -1,4 +1,4 @@
-"""Machine code of the codecs, made once before the tests: all processes that need it would make it at once."""
+"""Machine code of the codecs, made once before the tests: else all who need it make it at the same time."""
 
 from __future__ import annotations
 
