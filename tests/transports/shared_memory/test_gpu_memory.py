@@ -60,6 +60,19 @@ def test_what_a_dead_sender_left_can_still_be_read(tmp_path):
     assert got[-1] == {"right": True, "cuda": True}
 
 
+@needs_gpu
+def test_pinned_memory_stays_so_while_a_tensor_views_it():
+    """A sender that leaves has its receiver forget the memory, from which a copy may be under way."""
+    torch.zeros(1, device="cuda")
+    shared = SharedMemory.create(1 << 20)
+    gpu_memory.pin(shared, 0)
+    (view,) = shared.tensors([(torch.float32, 1 << 18)])
+    assert view.is_pinned()
+    shared.retire()
+    del shared
+    assert view.is_pinned()
+
+
 def test_a_receiver_names_the_gpu_that_it_is_on(monkeypatch):
     gpus = [uuid.UUID(int=k).bytes for k in (7, 2**100)]
     monkeypatch.setattr(gpu_memory, "is_supported", lambda: True)

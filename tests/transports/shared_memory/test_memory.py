@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +92,19 @@ def test_the_last_view_tells_that_it_is_gone() -> None:
         assert not told.is_set()
         del kept
         assert told.is_set()
+
+
+def test_who_watches_the_mapping_hears_of_its_end_from_the_last_view() -> None:
+    """A GPU may be copying from it: it must not be unpinned before, whatever becomes of the object."""
+    shared, ended = SharedMemory.create(256), []
+    weakref.finalize(shared.mapping, ended.append, True)
+    first, second = shared.tensors([(torch.float32, 4), (torch.float32, 4)])
+    (third,) = shared.tensors([(torch.float32, 4)], then=lambda: None)
+    shared.retire()
+    del shared, first, second
+    assert not ended
+    del third
+    assert ended
 
 
 def test_a_forked_child_frees_nothing_of_its_parent_s() -> None:

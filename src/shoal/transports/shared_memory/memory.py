@@ -170,8 +170,8 @@ class SharedMemory:
         if offset + length > self.nbytes:
             raise WireError(f"{length:,} bytes at {offset:,} do not fit memory of {self.nbytes:,}")
         export = self._bytes.numpy()  # a new object each time; the storages reference it
-        if then is not None:
-            weakref.finalize(export, call_in_creator, os.getpid(), then).atexit = False
+        # the storages keep the memory, and so this keeps the tensor that others watch to know its end
+        weakref.finalize(export, _end_of_views, os.getpid(), then, self._bytes).atexit = False
         return tuple(
             _view(export, dtype, elements, HEAD_BYTES + offset + start)
             for (dtype, elements), start in zip(shapes, starts, strict=True)
@@ -179,7 +179,7 @@ class SharedMemory:
 
     @property
     def mapping(self) -> Tensor:
-        """All of it, head and contents."""
+        """All of it, head and contents. Lives until no tensor views it any more."""
         return self._bytes
 
     def retire(self) -> None:
@@ -250,6 +250,11 @@ def _map(fd: int, nbytes: int) -> Tensor:
         return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=nbytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise OSError(f"{nbytes:,} bytes cannot be mapped: {error}") from error
+
+
+def _end_of_views(pid: int, then: Callable[[], object] | None, mapping: Tensor) -> None:
+    if then is not None:
+        call_in_creator(pid, then)
 
 
 def call_in_creator(pid: int, then: Callable[[], object]) -> None:
