@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import os
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 
 import shoal
 from forked import ForkedPython
+from ports import free_port
 from scripts import final_weights
 from scripts import run_loop as run_a_script
 from shoal.strategies import STRATEGIES
@@ -218,10 +218,7 @@ def torchrun(*arguments: str, processes: int = 2) -> str:
 
 def told_by_torchrun(*arguments: str, processes: int = 2) -> str:
     """What rank 0 prints, in processes that hear what torchrun would tell them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     line = [sys.executable, str(LOOP), *arguments]
     ranks = [
         ForkedPython(line, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})

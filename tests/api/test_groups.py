@@ -5,7 +5,6 @@ Tolerance of all identities: float32 sums in another order, some dozen steps; we
 
 import os
 import shutil
-import socket
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from forked import ForkedPython
+from ports import free_port
 from scripts import final_weights
 from shoal.api.script import run_script
 from shoal.core.errors import WorkerFailed
@@ -122,10 +122,7 @@ def test_servers_are_groups_too():
 
 @pytest.mark.soak
 def test_torchrun_s_processes_become_workers_as_their_mesh_says():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     line = [sys.executable, str(LOOP), "fsdp", "--strided"]
     ranks = [
         ForkedPython(line, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import time
 import pytest
 
 from forked import ForkedPython, run_forked
+from ports import free_port
 
 pytestmark = pytest.mark.slow
 warm = pytest.mark.usefixtures("warm_scripts")
@@ -132,10 +132,7 @@ def test_a_script_that_attaches_nothing_is_told_so(shoal, script):
 @pytest.fixture
 def torchrun():
     """The variables that torchrun gives to the only process of a run."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    own = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    own = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return {**os.environ, **own}
 
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from forked import ForkedPython
+from ports import free_port
 
 LOOP = Path(__file__).parents[1] / "launch/slurm_loop.py"
 
 
 def start(folder: Path, processes: int, strategy: str) -> list[ForkedPython]:
     """The processes of a run, which hear what torchrun would tell them."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     options = ["--strategy", strategy, "--checkpoint", str(folder / "ckpt")]
     line = [sys.executable, "-m", "shoal", "run", *options, str(LOOP), "--until", str(folder / "enough")]
     return [ForkedPython(line, env={**os.environ, **shared, "RANK": str(rank)}) for rank in range(processes)]

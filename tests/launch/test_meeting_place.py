@@ -13,6 +13,7 @@ import pytest
 from torch import distributed as dist
 
 from forked import run_forked
+from ports import free_port
 from shoal.core.errors import Unavailable
 from shoal.launch.meeting_place import GLOO_INTERFACE, _address_towards, _interface_of, choose_interface, meet
 
@@ -27,11 +28,6 @@ print(os.environ["GLOO_SOCKET_IFNAME"])
 store.set(f"end {rank}", "")
 store.wait(["end 0", "end 1"])
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 LISTENER = """

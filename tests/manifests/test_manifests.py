@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ports import free_port
 from shoal.cli import app
 from shoal.manifests.yaml_text import to_yaml
 
@@ -168,8 +168,6 @@ def programs(warm_programs, tmp_path: Path) -> dict[str, str]:
     ],
 )
 def test_the_commands_of_the_pods_train_two_workers_with_a_server(kind, options, programs):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     *_, whole = documents(kind, *SERVED, *options, str(SCRIPT), "--steps", "10")
     if options:  # the names of pods are only known in the cluster
         text = (
@@ -188,10 +186,15 @@ def test_the_commands_of_the_pods_train_two_workers_with_a_server(kind, options,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for command, variables in pods_of(whole, port)
+        for command, variables in pods_of(whole, free_port())
     ]
     assert len(pods) == 3
-    said = [pod.communicate(timeout=380) for pod in pods]
+    try:
+        said = [pod.communicate(timeout=380) for pod in pods]
+    finally:
+        for pod in pods:
+            pod.kill()
+            pod.communicate()
     assert [pod.returncode for pod in pods] == [0, 0, 0], said
     lines = sorted(line for out, _ in said for line in out.splitlines() if " of 2 has " in line)
     assert [line[:13] for line in lines] == ["worker 0 of 2", "worker 1 of 2"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
@@ -12,6 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 INSTALL = "apt-get install slurm-wlm munge"
@@ -73,7 +74,9 @@ class OneNodeSlurm:
         key = self.folder / "munge/key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        text = CONFIGURATION.format(folder=self.folder, host=socket.gethostname(), ports=free_ports(2))
+        text = CONFIGURATION.format(
+            folder=self.folder, host=socket.gethostname(), ports=[free_port(), free_port()]
+        )
         (self.folder / "slurm.conf").write_text(text)
         try:
             self._start_all()
@@ -139,17 +142,6 @@ def soon(what: str, is_so, seconds: float = 300.0):
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         time.sleep(0.1)
     return answer
-
-
-def free_ports(number: int) -> list[int]:
-    """Free ports below those that the system gives to whoever names none: nobody takes them meanwhile."""
-    found: list[int] = []
-    for port in range(16_000 + os.getpid() * number % 16_000, 32_768):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-        if len(found) == number:
-            break
-    return found
 
 
 def shoal_run(*arguments: str) -> Sequence[str]:

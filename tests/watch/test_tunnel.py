@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from shoal.core.errors import ShoalError
 from shoal.watch import LivePage
 from shoal.watch.tunnel import PageElsewhere, Tunnel
@@ -42,12 +43,6 @@ Host nobody
     HostName 127.0.0.1
     Port 1
 """
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Tolerance: float32 sums in another order; the gradients are of size 0.01 to 1.
 
 import os
 import re
-import socket
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from forked import ForkedPython
+from ports import free_port
 from shoal.programs.models.convolutional import alex_net
 
 RANKS = Path(__file__).with_name("hybrid_ranks.py")
@@ -22,10 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_scripts")]
 
 def differences(*words, processes):
     """What each process printed: for each comparison how far apart the two are."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         ForkedPython(
             [sys.executable, str(RANKS), *words],
