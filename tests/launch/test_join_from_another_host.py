@@ -19,7 +19,7 @@ from shoal.studies.shaped_hosts import ShapedHosts, obstacle
 from two_hosts import TwoHosts, until
 
 # tests/runs/test_joining.py and tests/api/test_joining_a_loop.py have one who joins on this host
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(300), pytest.mark.usefixtures("warm_programs")]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200), pytest.mark.usefixtures("warm_programs")]
 
 SAMPLES, EPOCHS = 1437, 20
 RUN = f"compare --task digits --strategies bmuf -n 2 --max-workers 3 --epochs {EPOCHS} --threads 1"

@@ -212,7 +212,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(word, tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     settings = {"workers": 3, "checkpoint": tmp_path / "saved", "epochs": 10}
-    slow = Throttle(tmp_path / "slow").task(blobs())
+    slow = Throttle(tmp_path / "slow", seconds=0.5).task(blobs())  # not over before they hear of it
     with pytest.raises(shoal.Interrupted):
         shoal.run(slow, word, on_progress=press_ctrl_c, **settings)
     assert list(tmp_path.glob("saved/step-*/worker-2.json"))

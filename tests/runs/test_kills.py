@@ -87,7 +87,8 @@ class Assassin:
             if victim is not None and victim.ready and not victim.ended:
                 os.kill(victim.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
                 self.killed.append(victim.process.pid)  # type: ignore[attr-defined]
-                self._over.wait(0.3)  # let the launcher see it
+                while not (victim.ended or self._over.wait(0.02)):
+                    pass  # until the launcher has seen it: the next victim must not be the last who trains
         self._throttle.release()
 
 

@@ -15,7 +15,7 @@ def mnist_is_here() -> bool:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_bmuf_restores_what_plain_averaging_loses_on_eight_workers(monkeypatch):
     monkeypatch.setenv("SHOAL_OFFLINE", "1")
     if not mnist_is_here():

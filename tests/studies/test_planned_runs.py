@@ -187,7 +187,7 @@ def hosts() -> Any:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_task_trains_over_shaped_links(hosts: ShapedHosts) -> None:
     before = hosts.counted(0)
     settings: dict[str, Any] = {"workers": 2, "epochs": 2, "transport": "grpc", "tests": 4}
@@ -199,7 +199,7 @@ def test_a_task_trains_over_shaped_links(hosts: ShapedHosts) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_script_trains_over_shaped_links_and_here(hosts: ShapedHosts) -> None:
     script = next(program for program in PROGRAMS if program.target is None).script
     contender = Contender("local", 2, {"period": 4}, "fp16")
