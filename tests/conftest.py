@@ -46,7 +46,7 @@ os.environ.setdefault(
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as torch's, above; NumPy's turn in circles for work
 os.environ["SHOAL_RUNS"] = "none"  # or every run of a test would leave a folder here
 
-GRACE_SECONDS = 1.0  # a thread that was told to stop may still be on its way out
+GRACE_SECONDS = 20.0  # a thread that was told to stop may still be on its way out, on busy cores
 POLL_SECONDS = 0.01
 
 PROC = Path("/proc/self")
