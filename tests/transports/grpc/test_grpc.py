@@ -262,10 +262,15 @@ drive(t.close())
 """
 
 
+BUSY_SECONDS = 5.0  # more, where other processes have the cores; gRPC by itself takes a minute
+ON_QUIET_CORES = pytest.param(0.0, marks=[pytest.mark.soak, pytest.mark.alone])
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [BUSY_SECONDS, ON_QUIET_CORES])
 @pytest.mark.parametrize(("hub", "busy"), sampled([0, 1], [False, True]))
 def test_a_frozen_peer_is_noticed_within_two_timeouts(
-    hub: int, busy: bool, puppet: Puppet, tmp_path: Path
+    hub: int, busy: bool, more: float, puppet: Puppet, tmp_path: Path
 ) -> None:
     then = POUR if busy else "time.sleep(0.5); drive(t.close())"
     options = {"failure_timeout": 1.0, "share_memory": False}
@@ -276,18 +281,19 @@ def test_a_frozen_peer_is_noticed_within_two_timeouts(
             assert receive(t).tag == "x"
         with puppet.frozen():
             began = time.monotonic()
-            while receive(t, seconds=3.0).tag != LOST:
+            while receive(t, seconds=3.0 + more).tag != LOST:
                 pass
-            assert time.monotonic() - began < 2.0, t.reasons
+            assert time.monotonic() - began < 2.0 + more, t.reasons
             assert 1 in t.reasons
     finally:
         drive(t.close())
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [BUSY_SECONDS, ON_QUIET_CORES])
 @pytest.mark.parametrize(("hub", "share"), sampled([0, 1], [*WAYS.values()]))
 def test_a_send_to_a_frozen_peer_returns_within_two_timeouts(
-    hub: int, share: bool | None, puppet: Puppet, tmp_path: Path
+    hub: int, share: bool | None, more: float, puppet: Puppet, tmp_path: Path
 ) -> None:
     then = "time.sleep(0.5); drive(t.close())"
     options = {"failure_timeout": 1.0, "share_memory": share}
@@ -297,7 +303,7 @@ def test_a_send_to_a_frozen_peer_returns_within_two_timeouts(
         with puppet.frozen():
             began = time.monotonic()
             drive(t.send(1, Message("x", (torch.ones(4 << 20),))))
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < 2.0 + more
             assert notices(t, 1) == [(LOST, 1, 0)]
     finally:
         drive(t.close())
