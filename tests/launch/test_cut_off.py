@@ -29,7 +29,7 @@ soaks = pytest.mark.soak
     ],
 )
 def test_an_outage_is_ridden_out(tmp_path, options, nodes, seconds):
-    with CutOff(tmp_path, options, nodes, steps=100) as run:
+    with CutOff(tmp_path, options, nodes, steps=300) as run:
         run.await_training()
         run.cut(seconds)
         assert run.ends(3 * seconds + 2 * BUSY) == [0] * nodes, (run.errors(0), run.errors(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +20,15 @@ def kernels_compiled_meanwhile() -> Iterator[None]:
 
     Where that was done before it takes three seconds.
     """
-    compiling = subprocess.Popen(
+    with subprocess.Popen(
         [COLD_PYTHON, *EVERY_CODEC.split()],
         cwd=ROOT,
-        env={"PYTHONPATH": "src"},
+        env={**os.environ, "PYTHONPATH": "src"},  # with where Numba keeps it, if the environment says that
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    yield
-    _, errors = compiling.communicate()
+    ) as compiling:
+        yield
+        _, errors = compiling.communicate()
     if compiling.returncode:
         raise RuntimeError(f"{EVERY_CODEC} failed:\n{errors}")
