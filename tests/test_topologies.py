@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from shoal.topologies import TOPOLOGIES, both_ways, named
+from shoal.topologies import TOPOLOGIES, both_ways, circle, named
 
 SIZES = (1, 2, 3, 4, 6, 7, 8, 9, 16)
 ROUNDS = range(9)
@@ -223,3 +223,21 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "graph.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="cannot be read"):
         named(f"file:{tmp_path / 'graph.txt'}")
+
+
+@pytest.mark.parametrize("text", GRAPHS)
+def test_the_topology_of_all_rounds_has_the_edges_of_each(text):
+    for workers in sizes(text):
+        ever = {(i, j) for t in range(200) for i in range(workers) for j in named(text).out_of(i, workers, t)}
+        whole = named(text).of_all_rounds
+        assert ever == {(i, j) for i in range(workers) for j in whole.out_of(i, workers, 0)}
+        assert ever == {(i, j) for j in range(workers) for i in whole.into(j, workers, 0)}
+
+
+@pytest.mark.parametrize(
+    ("rank", "away", "expected"),
+    [(0, (), {0, 1, 2, 3}), (0, (3,), {0, 1, 2}), (0, (2, 3), {0}), (1, (2, 3), {1}), (0, (1, 3), {0, 2})],
+)
+def test_the_circle_is_those_from_whom_a_way_leads_back(rank, away, expected):
+    # 0 -> 1, 2; 1 -> 2, 3; 2 -> 3, 0; 3 -> 0, 1
+    assert circle(named("one_peer"), rank, 4, away) == expected

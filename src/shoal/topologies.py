@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,11 @@ class Topology(ABC):
     def static(self) -> bool:
         """Whether the neighbours are the same in every round."""
         return True
+
+    @property
+    def of_all_rounds(self) -> Topology:
+        """The topology with the edges of all rounds in each."""
+        return self
 
     def check(self, workers: int) -> None:
         """Raise ValueError if the topology does not exist for so many workers; 1 worker always fits."""
@@ -132,6 +137,10 @@ class OnePeer(Topology):
     def static(self) -> bool:
         return False
 
+    @property
+    def of_all_rounds(self) -> Topology:
+        return Exponential()
+
     def out_of(self, rank: int, workers: int, t: int) -> list[int]:
         return _others(rank, workers, [rank + hop for hop in _hops(workers, t)])
 
@@ -156,6 +165,10 @@ class RandomPairs(Topology):
     @property
     def static(self) -> bool:
         return False
+
+    @property
+    def of_all_rounds(self) -> Topology:
+        return Complete()
 
     def out_of(self, rank: int, workers: int, t: int) -> list[int]:
         import torch  # here: checking the word of a topology needs no torch
@@ -236,11 +249,27 @@ def both_ways(text: str) -> Topology:
 
 def cut_off(near: Callable[[int], Iterable[int]], workers: int) -> list[int]:
     """The workers that cannot be reached from worker 0 along the edges of `near`."""
-    found, fresh = {0}, {0}
+    return sorted(set(range(workers)) - _reached(0, near))
+
+
+def circle(topology: Topology, rank: int, workers: int, away: Container[int]) -> set[int]:
+    """The workers from whom what `rank` sends them can come back, past those that are away; itself too."""
+
+    def here(ranks: Iterable[int]) -> list[int]:
+        return [k for k in ranks if k not in away]
+
+    whole = topology.of_all_rounds
+    return _reached(rank, lambda k: here(whole.out_of(k, workers, 0))) & _reached(
+        rank, lambda k: here(whole.into(k, workers, 0))
+    )
+
+
+def _reached(start: int, near: Callable[[int], Iterable[int]]) -> set[int]:
+    found, fresh = {start}, {start}
     while fresh:
         fresh = {k for i in fresh for k in near(i)} - found
         found |= fresh
-    return sorted(set(range(workers)) - found)
+    return found
 
 
 def _others(rank: int, workers: int, near: Iterable[int]) -> list[int]:

@@ -47,6 +47,18 @@ def test_a_late_message_of_an_earlier_round_is_not_taken_for_this_one():
     assert play(listen, speak)[0] == 5.0
 
 
+def test_what_came_for_rounds_that_are_over_is_taken_late_and_once():
+    async def listen(w):
+        await w.take(5, 1)
+        return [[m.seq for m in w.take_late(t)] for t in (5, 5)], (await w.take(6, 1)).seq
+
+    async def speak(w):
+        for t in (3, 4, 6, 5):
+            await w.give(t, [0], vector(float(t)))
+
+    assert play(listen, speak)[0] == ([[3, 4], []], 6)
+
+
 def test_who_has_gone_or_is_done_takes_no_part():
     async def listen(w):
         before = w.here([1, 2, 3])

@@ -54,7 +54,7 @@ def test_a_worker_that_is_done_takes_the_later_half_of_what_is_left():
         work.begin_helping()
         p.gradients.duration = lambda samples: 10.0
         steps = await done(work, p)
-        await p.rounds.part()
+        await p.rounds.part({})
         return len(steps)
 
     async def fast(p):
@@ -63,7 +63,7 @@ def test_a_worker_that_is_done_takes_the_later_half_of_what_is_left():
         work.begin_helping()
         p.gradients.duration = lambda samples: 1.0
         steps = await done(work, p)
-        await p.rounds.part()
+        await p.rounds.part({})
         return len(steps)
 
     said = play(slow, fast)

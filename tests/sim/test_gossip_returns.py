@@ -28,10 +28,11 @@ class Noted(Slope):
         return super().gradient(rank, step, x)
 
 
-def train(strategy, problem, faults, workers=WORKERS, steps=STEPS, jitter=0.2, latency=0.01):
+def train(strategy, problem, faults, workers=WORKERS, steps=STEPS, jitter=0.2, latency=0.01, start=0.0):
     return simulate(
         strategy,
         problem,
+        start=[start],
         workers=workers,
         steps=steps,
         compute=Compute(mean=1.0, jitter=jitter),
@@ -93,6 +94,40 @@ def test_gossip_is_helped_with_what_one_that_was_away_has_left():
     run = train(Gossip(), problem, returns((1, 2.5), restart_after=6.0))
     assert set(problem.done) == {(rank, step) for rank in range(WORKERS) for step in range(STEPS)}
     assert run.seconds < 14  # alone it would have been at it until 8.5 + 8
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=repr)
+def test_without_gradients_no_model_moves_whoever_dies_and_whenever_it_is_back(strategy):
+    """What one that is back goes on from is a model, at whatever moment the other is asked for it."""
+    for tenths in range(3, 95, 7):
+        kills = (1, tenths / 10), (2, tenths / 10 + 2.5)
+        run = train(strategy, Slope(gradients=(0.0,)), returns(*kills), start=1.0)
+        assert [run.worker(rank).x.item() for rank in range(WORKERS)] == [pytest.approx(1.0)] * WORKERS
+
+
+def test_steps_of_push_sum_are_as_long_as_the_learning_rate_says_whoever_dies_and_is_back():
+    """All go down by 1/8 a step. Who is back brings a model some steps old, and does its rest alone.
+
+    No share waits for the end: one that was given before others knew of the return is as old as the return.
+    """
+    for tenths in range(3, 380, 29):
+        for away in (0.3, 4.0):
+            kills = (1, tenths / 10), (2, tenths / 10 + 3)
+            run = train(SGP(), Slope(lr=0.125), returns(*kills, restart_after=away), steps=40)
+            assert -5 - 5 / 8 <= run.worker(0).x.item() <= -5 + 2 / 8
+
+
+@pytest.mark.parametrize("dead", [(2, 3), (1, 3)], ids=str)
+def test_push_sum_keeps_its_weight_among_those_who_are_left(dead):
+    """Of four, 0 gives to 1 and 2, and 1 to 2 and 3. Without 2 and 3 no way leads from 1 back to 0.
+
+    All that 0 gave would be lost to it: after 80 steps its weight would be 2 to the -40.
+    """
+    faults = Faults(noticed_after=0.1).kill(dead[0], 5.5).kill(dead[1], 5.7)
+    run = train(SGP(), Slope(lr=0.125), faults, steps=80)
+    left = [run.worker(rank) for rank in range(WORKERS) if rank not in dead]
+    assert [worker.variables.state()["weight"].item() for worker in left] == [1.0, 1.0]
+    assert [worker.x.item() for worker in left] == [-10.0, -10.0]
 
 
 def test_the_weights_of_push_sum_add_up_to_the_number_of_workers_again():

@@ -140,6 +140,10 @@ class Rounds:
             self._note(m)
         return self._held.pop((src, t), None)
 
+    def take_late(self, t: int) -> list[Message]:
+        """What has come for rounds before `t` and nobody took: of one that was back before all knew it."""
+        return [self._held.pop(key) for key in sorted(self._held) if key[1] < t]
+
     async def hear(self, tag: str, src: int, asked: int | None = None) -> Message | None:
         """The next message of `src` with that tag; waits for it. None if `src` has gone.
 
@@ -171,8 +175,12 @@ class Rounds:
 
     # -- the end -------------------------------------------------------------------------------
 
-    async def part(self) -> list[Message]:
-        """Take part in no further round, and wait until nobody does; the messages that nobody took."""
+    async def part(self, answers: Handlers) -> list[Message]:
+        """Take part in no further round, and wait until nobody does; the messages that nobody took.
+
+        `answers` adds handlers for messages that come meanwhile.
+        """
+        self.answers = {**self.answers, **answers}
         me = self._identity
         others, works = [k for k in range(me.workers) if k != me.rank], self._progress.works
         self._is_parting = True
@@ -180,8 +188,7 @@ class Rounds:
         while going_on := [k for k in others if works(k) and self._latest.get(k, STILL_THERE) < OVER]:
             await self.take(OVER, going_on[0])
         self.has_parted = True
-        left, self._held = self._held, {}
-        return [m for (_, t), m in sorted(left.items(), key=lambda item: item[0]) if t < OVER]
+        return self.take_late(OVER)
 
     async def average(self, x: Tensor) -> Tensor:
         """The mean of the `x` of all who are left, the same bits for all; `x` itself if one goes meanwhile.

@@ -362,6 +362,10 @@ class Node(AnyNode):
         taken = {k: await rounds.take(t, k, wait) for k in src}
         return {k: m for k, m in taken.items() if m is not None}
 
+    def take_late(self, t: int) -> list[Message]:
+        """What has come for rounds before `t` and nobody took."""
+        return self.engine.rounds.take_late(t)
+
     async def hear(self, tag: str, src: int, asked: int | None = None) -> Message | None:
         """The next message of a peer with that tag; waits for it. None if the peer has gone.
 
@@ -374,9 +378,7 @@ class Node(AnyNode):
 
         `answers` adds handlers for messages that come meanwhile.
         """
-        rounds = self.engine.rounds
-        rounds.answers = {**rounds.answers, **(answers or {})}
-        return await rounds.part()
+        return await self.engine.rounds.part(answers or {})
 
     async def average(self, v: Tensor) -> Tensor:
         """The mean of a vector over all workers that are left, after `part`. Exact; all get the same bits."""
