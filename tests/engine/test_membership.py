@@ -1,12 +1,14 @@
 """Members of an epoch: who is behind gets what it lacks, and what nobody has is formed again."""
 
+import pytest
 import torch
 
 from parts import play, vector
 from shoal.collectives import stripes
 from shoal.core.transport import Message
-from shoal.engine.elastic_messages import Change
+from shoal.engine.elastic_messages import Change, Finished
 from shoal.engine.membership import Membership
+from shoal.engine.membership_errors import Demoted
 
 
 def membership_of(p):
@@ -94,3 +96,28 @@ def test_nobody_leaves_before_all_have_finished():
     said = play(early, late, keep, keeper=True)
     assert said[0] >= 5.0
     assert said[2] == [0, 1]
+
+
+def test_who_has_ended_and_joins_again_is_waited_for_though_word_of_its_end_comes_late():
+    async def stays(p):
+        members = membership_of(p)
+        await p.channel.tell(0, change(1, 0, joiners=(1,)))  # as a keeper would that has forgotten worker 1
+        await p.channel.transport.sleep(1.0)
+        await members.attend()
+        first = await average(p, members, 2.0)
+        assert members.deal_to((0, 1)) == (1,)
+        await p.channel.transport.sleep(4.0)
+        return first, await average(p, members, 2.0)
+
+    async def joins_again(p):
+        members = membership_of(p)
+        await p.channel.tell(1, change(1, 0, joiners=(1,)))
+        await p.channel.transport.sleep(1.0)
+        with pytest.raises(Demoted):
+            await members.attend()
+        members.enter(1, (0, 1))
+        await p.channel.transport.sleep(2.0)
+        await p.channel.tell(0, Finished(seq=1, version=0))
+        return await average(p, members, 4.0)
+
+    assert play(stays, joins_again) == {0: (2.0, 3.0), 1: 3.0}

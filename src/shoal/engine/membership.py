@@ -77,6 +77,7 @@ class Membership:
         self._outcomes: dict[int, RoundOutcome] = {}
         self._given: dict[int, RoundOutcome] = {}  # by another member
         self._finished: dict[int, int] = {}  # rank -> rounds that it had completed when it ended
+        self._joined: dict[int, int] = {}  # rank -> the last epoch that lists it as a joiner
         self._leaving: dict[int, int] = {}  # rank -> incarnation, of those who have said goodbye
         self._is_forming = False
         self._listed: dict[int, int] = {}  # rank -> incarnation, of those whom the epoch lists
@@ -245,6 +246,7 @@ class Membership:
         self._joins_at = math.inf
         for rank in self.joiners:  # who joins again has not ended
             self._finished.pop(rank, None)
+            self._joined[rank] = epoch
         me = self._identity
         is_member = [me.rank, me.incarnation] in members  # not one who died and had this rank
         was_joining, self.is_joining = self.is_joining, not is_member
@@ -321,6 +323,8 @@ class Membership:
             self._given[m.seq] = RoundOutcome.of(m, self._group.x)
 
     async def _note_finished(self, m: Message) -> None:
+        if m.version < self._joined.get(m.src, 0):
+            return  # it has ended before, and joined again since
         self._finished[m.src] = m.seq
         if self._is_forming:
             self._check_all_come()
