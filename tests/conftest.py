@@ -6,6 +6,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,11 @@ POLL_SECONDS = 0.01
 
 PROC = Path("/proc/self")
 HAS_FDS = (PROC / "fd").is_dir() and not torch.cuda.is_available()  # CUDA opens what it likes
+HANDLERS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one of each serves all tests
 # C libraries open these once and keep them; the map is where oneDNN tells perf which kernels it compiled
 KEPT_OPEN = {"/dev/random", "/dev/urandom", f"/tmp/perf-{os.getpid()}.map"}
@@ -209,6 +215,14 @@ def helper_files() -> set[int]:
 
 def pytest_configure(config: pytest.Config) -> None:
     send_together(config)
+    hear_signals()
+
+
+def hear_signals() -> None:
+    """Tests send these. Whoever runs pytest in the background, or under nohup, has it ignore some of them."""
+    for number, handler in HANDLERS.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -278,7 +278,8 @@ class Crew:
             if not (code < 0 and self._survives(member, how)):
                 if code < 0 and self._went_at and not self._stop_asked:
                     how += self.ends_because
-                member.failure = {"message": f"it {how}", "details": "", "follows": False}
+                is_cause = not any(m.failure and not m.failure["follows"] for m in self.members)
+                member.failure = {"message": f"it {how}", "details": "", "follows": not is_cause}
 
     def _survives(self, member: Member, how: str) -> bool:
         """Whether the run continues after a member was killed: without it, or with its successor."""
