@@ -53,10 +53,17 @@ def _listen(process: subprocess.Popen[str]) -> tuple[str, str]:
     while silent < (1 if printed else START_PATIENCE):
         try:
             heard, _ = process.communicate(timeout=PROBE_SECONDS)
-            return heard, f"the process that tested it ended with exit code {process.returncode}"
+            why = _last_words(heard) if process.returncode else ""
+            return heard, f"the process that tested it ended with exit code {process.returncode}{why}"
         except subprocess.TimeoutExpired as timeout:
             before, printed = printed, len(timeout.output or b"")
             silent = silent + 1 if printed == before else 0
     process.kill()
     heard, _ = process.communicate()
     return heard, f"no answer within {silent * PROBE_SECONDS:g} s"
+
+
+def _last_words(printed: str) -> str:
+    """The last line that is no figure, which tells best what went wrong."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith("{")]
+    return f" ({lines[-1]})" if lines else ""
