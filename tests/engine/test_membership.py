@@ -121,3 +121,23 @@ def test_who_has_ended_and_joins_again_is_waited_for_though_word_of_its_end_come
         return await average(p, members, 4.0)
 
     assert play(stays, joins_again) == {0: (2.0, 3.0), 1: 3.0}
+
+
+def test_a_list_that_a_keeper_repeats_disturbs_no_average():
+    """One that was killed and is back may say again what all know; an all-reduce goes on."""
+
+    async def work(p):
+        members, disturbed = membership_of(p), []
+        for _ in range(3):
+            await p.channel.transport.sleep(1.0)
+            disturbed.append(members._is_disturbed())
+            await members.attend()
+        return disturbed
+
+    async def keep(p):
+        await p.channel.transport.sleep(0.5)
+        for epoch in (1, 1, 2):
+            await p.channel.tell(0, change(epoch, 0))
+            await p.channel.transport.sleep(1.0)
+
+    assert play(work, keep, keeper=True)[0] == [True, False, True]

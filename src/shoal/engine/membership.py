@@ -239,7 +239,7 @@ class Membership:
         self.epoch, self._early_change = epoch, None
         self.present, self.joiners = (tuple(rank for rank, _ in pairs) for pairs in (members, joiners))
         self._listed = {pair[0]: pair[1] for pair in (*members, *joiners)}
-        self._mailbox.fence(self.epoch, exempt=TAGS)
+        self._mailbox.fence(self.epoch, exempt=TAGS - {Change().tag})  # an old list must disturb no average
         self._given.clear()
         self._suspected.clear()
         self._told.clear()
