@@ -59,8 +59,7 @@ class Membership:
         mailbox: Mailbox,
         group: Group,
     ) -> None:
-        self.epoch = 0
-        self.completed = 0  # rounds
+        self.epoch = self.completed = 0  # the former is the keeper's count, the latter that of rounds
         self.present = self.dealt = everybody = tuple(identity.first_workers)
         self.joiners: tuple[int, ...] = ()  # of this epoch
         self.size = len(everybody)  # contributors of the last round; after its edge, those who are dealt to

@@ -40,9 +40,7 @@ class SGP(Decentral):
         circle = _Circle(graph, w)
         async for t in w.rounds():
             g = await w.grad()
-            if (
-                circle.has_lost_one
-            ):  # and weight with it: x / w would move further than the learning rate says
+            if circle.has_lost_one:  # and weight: at x, a step of z would be longer than the rate says
                 w.descend(g)
                 w.x *= float(weight)
             else:
