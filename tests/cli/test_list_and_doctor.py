@@ -122,9 +122,13 @@ def test_doctor_waits_for_a_probe_that_is_slow_and_not_for_one_that_is_silent():
         "started\nprocesses\ngloo\n",
         "the process that tested it ended with exit code 0",
     )
-    line = [sys.executable, "-c", "print('{}'); print('no port is free', end='\\n\\n'); raise SystemExit(3)"]
+    line = [
+        sys.executable,
+        "-c",
+        "print('{}'); print('no port is free', 9 * '=', sep='\\n'); raise SystemExit(3)",
+    ]
     assert probe_processes._listen(probe_processes._start(line))[1] == (
-        "the process that tested it ended with exit code 3 (no port is free)"
+        "the process that tested it ended with exit code 3; its last line: no port is free"
     )
     late = Probe(None, None, None, b"started\n", b"started\nprocesses\n")
     assert probe_processes._listen(late)[0] == "started\nprocesses\n"

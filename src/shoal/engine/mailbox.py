@@ -135,11 +135,11 @@ class Mailbox:
         while (left := until - self._channel.waited) > 0:
             await self.attend(handlers, left)
 
-    def holds(self, tag: str, sources: Iterable[int], version: int | None) -> bool:
-        """Whether a message of that version, or of any, with that tag has arrived from each; never waits."""
+    def holds(self, tag: str, sources: Iterable[int], version: int | None, after: int = -1) -> bool:
+        """Whether a message of that version, or of any `after` one, has arrived from each; never waits."""
         self.has_arrived()
-        here = (m for m in self._stash if m.tag == tag and (version is None or m.version == version))
-        return {m.src for m in here}.issuperset(sources)
+        fits = [m for m in self._stash if (m.version > after if version is None else m.version == version)]
+        return {m.src for m in fits if m.tag == tag}.issuperset(sources)
 
     async def find(
         self,

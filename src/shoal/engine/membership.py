@@ -59,7 +59,7 @@ class Membership:
         mailbox: Mailbox,
         group: Group,
     ) -> None:
-        self.epoch = self.completed = 0  # the former is the keeper's count, the latter that of rounds
+        self.epoch = self.completed = 0  # of the keeper's lists; of rounds
         self.present = self.dealt = everybody = tuple(identity.first_workers)
         self.joiners: tuple[int, ...] = ()  # of this epoch
         self.size = len(everybody)  # contributors of the last round; after its edge, those who are dealt to
@@ -75,7 +75,7 @@ class Membership:
         self._early: deque[Message] = deque()  # of epochs that this worker has not heard of
         self._outcomes: dict[int, RoundOutcome] = {}
         self._given: dict[int, RoundOutcome] = {}  # by another member
-        self._finished: dict[int, int] = {}  # rank -> rounds that it had completed when it ended
+        self._finished: dict[int, tuple[int, int]] = {}  # rank -> rounds completed, epoch, when it ended
         self._joined: dict[int, int] = {}  # rank -> the last epoch that lists it as a joiner
         self._leaving: dict[int, int] = {}  # rank -> incarnation, of those who have said goodbye
         self._is_forming = False
@@ -143,7 +143,7 @@ class Membership:
     def _check_all_come(self) -> None:
         """Raise LeftEarly if a member has ended that would have to bring something to the next round."""
         for rank in self.present:
-            if self._finished.get(rank, math.inf) <= self.completed:
+            if self._finished.get(rank, (math.inf, 0))[0] <= self.completed:
                 raise LeftEarly(
                     f"{self._identity.name_of(rank)} ended before {self._identity.name}, which waits for it "
                     f"in average {self.completed + 1}: all workers must take equally many steps."
@@ -238,14 +238,13 @@ class Membership:
         self.epoch, self._early_change = epoch, None
         self.present, self.joiners = (tuple(rank for rank, _ in pairs) for pairs in (members, joiners))
         self._listed = {pair[0]: pair[1] for pair in (*members, *joiners)}
-        self._mailbox.fence(self.epoch, exempt=TAGS - {Change().tag})  # an old list must disturb no average
+        self._mailbox.fence(self.epoch, exempt=TAGS)
         self._given.clear()
         self._suspected.clear()
         self._told.clear()
         self._joins_at = math.inf
-        for rank in self.joiners:  # who joins again has not ended
-            self._finished.pop(rank, None)
-            self._joined[rank] = epoch
+        self._joined |= dict.fromkeys(self.joiners, epoch)  # who joins again has not ended
+        self._finished = {k: end for k, end in self._finished.items() if end[1] >= self._joined.get(k, 0)}
         me = self._identity
         is_member = [me.rank, me.incarnation] in members  # not one who died and had this rank
         was_joining, self.is_joining = self.is_joining, not is_member
@@ -324,7 +323,7 @@ class Membership:
     async def _note_finished(self, m: Message) -> None:
         if m.version < self._joined.get(m.src, 0):
             return  # it has ended before, and joined again since
-        self._finished[m.src] = m.seq
+        self._finished[m.src] = m.seq, m.version
         if self._is_forming:
             self._check_all_come()
 
@@ -376,7 +375,7 @@ class Membership:
 
     def _is_disturbed(self) -> bool:
         """Whether somebody has gone, or the keeper tells of a change, and an all-reduce cannot go on."""
-        waits = self._mailbox.holds(Change().tag, [self._identity.keeper], None)
+        waits = self._mailbox.holds(Change().tag, [self._identity.keeper], None, after=self.epoch)
         return waits or any(rank in self._mailbox.gone for rank in self.present)
 
     @property

@@ -100,6 +100,11 @@ class Progress:
         """Whether a worker is left."""
         return len(self._gone) < self._workers
 
+    @property
+    def everybody_works(self) -> bool:
+        """Whether no worker has gone."""
+        return not self._gone
+
     def works(self, rank: int) -> bool:
         """Whether that worker has not gone."""
         return rank < self._workers and rank not in self._gone

@@ -58,9 +58,10 @@ class Returns:
 
     async def _answer(self, m: Message) -> None:
         """One that is back asks where things stand or, with a count, for the model."""
-        if m.count and self.share is not None:
-            for piece in messages(self.share(), 0):
-                await self._channel.send(m.src, piece)
+        if m.count:
+            if self._has_model and self.share is not None:  # else it was asked as one that has died
+                for piece in messages(self.share(), 0):
+                    await self._channel.send(m.src, piece)
             return
         standing = TOO_LATE if self._rounds.has_parted else HAS_MODEL if self._has_model else HAS_NONE
         self._rounds.forget(m.src)
@@ -88,7 +89,7 @@ class Returns:
         holders = [k for k, (standing, *_) in known.items() if standing == HAS_MODEL]
         if not holders or any(standing == TOO_LATE for standing, *_ in known.values()):
             raise RunIsOver
-        take(await self._fetch(holders))
+        take(await self._fetch({k: asked[k] for k in holders}))
         place = max(done for _, done, _, _ in known.values())
         step = max(known[k][3] for k in holders) + AHEAD if in_rounds else place
         self._work.go_on(step, place, min(first for _, _, first, _ in known.values()))
@@ -98,11 +99,11 @@ class Returns:
             await self._channel.send(k, Ready(seq=step if in_rounds else 0))
             await self._rounds.skip(step - 1, k)
 
-    async def _fetch(self, holders: list[int]) -> dict[str, Any]:
-        """What the first of these shares who lives long enough."""
-        for k in holders:
+    async def _fetch(self, holders: Mapping[int, int]) -> dict[str, Any]:
+        """What the first of these, by rank and incarnation, shares who lives long enough."""
+        for k, incarnation in holders.items():
             await self._channel.send(k, Back(count=1.0))
-            head = await self._rounds.hear(StateHead().tag, k)
+            head = await self._rounds.hear(StateHead().tag, k, incarnation)
             arrival = None if head is None else StateArrival(head)
             while arrival is not None and not arrival.is_whole:
                 part = await self._rounds.hear(StatePart().tag, k)

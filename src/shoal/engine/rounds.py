@@ -66,6 +66,10 @@ class Rounds:
     def others(self) -> list[int]:
         """The other workers that have not gone, beginning with the next after this one."""
         rank, size = self._identity.rank, self._identity.workers
+        if (
+            self._progress.everybody_works and not self._mailbox.incarnations
+        ):  # fast where there are thousands
+            return [*range(rank + 1, size), *range(rank)]
         return [k % size for k in range(rank + 1, rank + size) if self._is_there(k % size)]
 
     def here(self, ranks: Iterable[int]) -> list[int]:
@@ -141,7 +145,7 @@ class Rounds:
         return self._held.pop((src, t), None)
 
     def take_late(self, t: int) -> list[Message]:
-        """What has come for rounds before `t` and nobody took: of one that was back before all knew it."""
+        """What has come for rounds before `t` and nobody took."""
         return [self._held.pop(key) for key in sorted(self._held) if key[1] < t]
 
     async def hear(self, tag: str, src: int, asked: int | None = None) -> Message | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any
 
 PROBE_SECONDS = 25.0
 """How long a probe may be silent: it prints a line about each transport."""
+
+WORD = re.compile("[A-Za-z]{2}")
 
 START_PATIENCE = 4
 """Times as long for the first line: on a busy machine, importing torch takes a minute."""
@@ -64,6 +67,6 @@ def _listen(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _last_words(printed: str) -> str:
-    """The last line that is no figure, which tells best what went wrong."""
-    lines = [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith("{")]
-    return f" ({lines[-1]})" if lines else ""
+    """The last line with a word in it that is no figure: it often tells what went wrong."""
+    words = [line.strip() for line in printed.splitlines() if not line.startswith("{") and WORD.search(line)]
+    return f"; its last line: {words[-1]}" if words else ""

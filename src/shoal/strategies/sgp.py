@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,10 +38,11 @@ class SGP(Decentral):
     async def worker(self, w: Node) -> None:
         graph, first = named(self.topology), w.t
         biased, weight = _mass(w)
-        circle = _Circle(graph, w)
+        peers = _Peers(graph, w)
         async for t in w.rounds():
             g = await w.grad()
-            if circle.has_lost_one:  # and weight: at x, a step of z would be longer than the rate says
+            peers.look()
+            if peers.has_missed_one:  # weight may be lost: at x, lr / w would be too long a step for z
                 w.descend(g)
                 w.x *= float(weight)
             else:
@@ -48,23 +50,24 @@ class SGP(Decentral):
                 w.descend(g)  # the gradient is taken at z, and moves x
             out = graph.out_of(w.rank, w.size, t)
             present = w.here(out)
-            p, inside = 1 / (len(out) + 1), circle.inside(present)
+            p, inside = 1 / (len(out) + 1), peers.inside(present)
             await w.give(t, inside, w.x * p, count=float(weight) * p)
             await w.give(t, [k for k in present if k not in inside])  # nothing, so that they need not wait
             kept = 1 - p * len(inside)  # the other shares stay here
             torch.mul(w.x, kept, out=biased)
             weight *= kept
             due = t - self.overlap
-            for r in range(max(first, due), t + 1):  # earlier ones are in, or lost
+            for r in range(max(first, due), t + 1):
                 for k in graph.into(w.rank, w.size, r):
                     m = await w.take(r, k, wait=r == due)
                     if m is not None:
-                        circle.heard[k] = r
+                        peers.note(k, r, m)
                         _add(m, biased, weight)
             for m in w.take_late(due):
                 _add(m, biased, weight)
             torch.div(biased, float(weight), out=w.x)
-            circle.note(t, due, set(out).difference(present))
+            if due >= first:
+                peers.expect(graph.into(w.rank, w.size, due), due)
 
     async def finish(self, w: Node) -> None:
         biased, weight = _mass(w)
@@ -79,46 +82,62 @@ class SGP(Decentral):
         biased, weight = _mass(w)
         return {"x": biased / float(weight)}
 
+    def take_share(self, w: Node, share: Mapping[str, Tensor]) -> None:
+        super().take_share(w, share)
+        biased, weight = _mass(w)
+        biased.copy_(w.x)
+        weight.fill_(1.0)
 
-class _Circle:
-    """Whom a worker gives shares: those from whom they can come back, past workers that take no part.
 
-    Shares for others would never come back: the weight here would tend to 0, and the steps of z, which are
-    those of x divided by it, would grow without end.
+class _Peers:
+    """The others, as far as shares can come back from them, past workers that have gone or are done.
+
+    A worker that has missed none gives to all. Then it gives to those alone from whom shares can come back:
+    or its weight would tend to 0.
     """
 
     def __init__(self, graph: Topology, w: Node) -> None:
-        self.heard: dict[int, int] = {}  # sender -> the last round whose share is in
-        self.has_lost_one = False  # whether a neighbour ever took no part
-        self._graph = graph
-        self._w = w
-        self._absent: set[int] = set()  # neighbours that took no part when it was their turn
-        self._here: list[int] = []  # the workers for which `_members` was found
-        self._members: set[int] = set()
+        self._graph, self._w = graph, w
+        self._missed = w.keep("missed", torch.tensor([float(w.incarnation > 0)]))  # who is back has, itself
+        self._heard: dict[int, int] = {}  # sender -> the last round that it has sent something for
+        self._apart: set[int] = set()  # senders that know no way from here back to them
+        self._away: set[int] | None = None  # the workers without whom `_circle` was found
+        self._circle: set[int] = set()
+
+    @property
+    def has_missed_one(self) -> bool:
+        """Whether another has ever been missing, as far as this worker could see."""
+        return bool(self._missed)
+
+    def look(self) -> None:
+        """See whether all are there."""
+        if len(self._w.others) < self._w.size - 1:
+            self._missed.fill_(1)
+
+    def note(self, k: int, t: int, m: Message) -> None:
+        """Something came for round `t`. If it is no share, the sender has missed one and sees no way back."""
+        self._heard[k] = t
+        if m.parts:
+            self._apart.discard(k)
+        else:
+            self._apart.add(k)
+            self._missed.fill_(1)
+
+    def expect(self, sources: list[int], t: int) -> None:
+        """See whether one of these has sent nothing for round `t`, being done or gone."""
+        silent = [k for k in sources if self._heard.get(k, -1) < t]
+        if len(self._w.here(silent)) < len(silent):
+            self._missed.fill_(1)
 
     def inside(self, ranks: list[int]) -> list[int]:
-        """Those of them that are in the circle: all, as long as no neighbour is absent."""
-        if not self._absent:
+        """Those of them from whom a share can come back."""
+        if not self.has_missed_one:
             return ranks
         w = self._w
-        here = w.here(range(w.size))
-        if here != self._here:
-            away = set(range(w.size)).difference(here)
-            self._here, self._members = here, circle(self._graph, w.rank, w.size, away)
-        return [k for k in ranks if k in self._members]
-
-    def note(self, t: int, due: int, away: set[int]) -> None:
-        """Note who was absent in round `t`.
-
-        Those `away` could not be given a share, and of others the one that was `due` did not come.
-        """
-        w = self._w
-        sources = [] if due < 0 else self._graph.into(w.rank, w.size, due)
-        mute = [k for k in sources if self.heard.get(k, -1) < due]
-        silent = away.union(mute).difference(w.here(mute))
-        self._absent.difference_update(self._graph.out_of(w.rank, w.size, t), sources)
-        self._absent |= silent
-        self.has_lost_one = self.has_lost_one or bool(silent)
+        away = set(range(w.size)).difference(w.here(range(w.size))) | self._apart
+        if away != self._away:
+            self._away, self._circle = away, circle(self._graph, w.rank, w.size, away)
+        return [k for k in ranks if k in self._circle]
 
 
 def _add(m: Message, biased: Tensor, weight: Tensor) -> None:
