@@ -5,8 +5,8 @@
 The other code is a commit, which is checked out to a temporary folder, or a folder that holds a checkout.
 Every round runs each benchmark of both, and every second round begins with the other one. A figure is the
 median over the rounds of how many times faster this code is, in brackets the smallest and the largest: 1.03
-is 3 % faster, 0.97 is 3 % slower. Of codecs the rates of encoding and decoding are compared, as their table
-has them: their shares of a copy would show that the copy has become faster.
+is 3 % faster, 0.97 is 3 % slower. Of codecs and of the parameter server the rates in GB/s are compared, as their
+tables have them: a share of a copy would show that the copy has become faster.
 
 The last line is JSON: for each benchmark, these medians by the names of its own figures.
 """
@@ -36,14 +36,17 @@ SECONDS = 600  # that one benchmark may take
 OPTIONS = {  # enough for a stable ratio, not for a figure by itself
     "simulator": ["--repeats", "1", "--events", "200000"],
     "step_time": ["--models", "mlp,cnn", "--blocks", "8"],
-    "parameter_server": ["--rounds", "5", "--parameters", "20_000_000"],
+    "parameter_server": ["--rounds", "9", "--parameters", "20_000_000"],
     "codec_speed": ["--rounds", "5", "--elements", "10_000_000", "--lines", "500_000"],
 }
 FORMERLY = {"codec_speed": "codecs"}  # benchmarks that had another name
 LESS_IS_FASTER = ("seconds", "memory")  # parts of the names of such figures; step_time's all are
 
-RATES = re.compile(r"^  (\w+) +([\d.]+) +([\d.]+) +[\d.]+ ", re.MULTILINE)
+CODECS = re.compile(r"^  (\w+) +([\d.]+) +([\d.]+) +[\d.]+ ", re.MULTILINE)
 """A codec, what it encodes and what it decodes in GB/s, before the size of its payload."""
+
+VISITS = re.compile(r"^  ([\w ]+?) +([\d.]+) GB/s", re.MULTILINE)
+"""What the benchmark of the parameter server visits, and its GB/s: copies and bare connections too."""
 
 Figures = dict[str, float]
 
@@ -78,16 +81,18 @@ def run(folder: Path, name: str) -> Figures:
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     if name == "codec_speed":
-        return rates(done.stdout)
+        return codec_rates(done.stdout)
+    if name == "parameter_server":
+        return {visit: float(rate) for visit, rate in VISITS.findall(done.stdout)}
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {key: float(value) for key, value in figures.items()}
 
 
-def rates(table: str) -> Figures:
+def codec_rates(table: str) -> Figures:
     """How fast each codec encodes and decodes, from the table that codec_speed has always printed."""
     return {
         f"{codec} {way}": float(rate)
-        for codec, *both in RATES.findall(table)
+        for codec, *both in CODECS.findall(table)
         for way, rate in zip(("encodes", "decodes"), both, strict=True)
     }
 
