@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from shoal.topologies import TOPOLOGIES, both_ways, circle, named
+from shoal.topologies import TOPOLOGIES, both_ways, named, strongly_connected
 
 SIZES = (1, 2, 3, 4, 6, 7, 8, 9, 16)
 ROUNDS = range(9)
@@ -238,6 +238,6 @@ def test_the_topology_of_all_rounds_has_the_edges_of_each(text):
     ("rank", "away", "expected"),
     [(0, (), {0, 1, 2, 3}), (0, (3,), {0, 1, 2}), (0, (2, 3), {0}), (1, (2, 3), {1}), (0, (1, 3), {0, 2})],
 )
-def test_the_circle_is_those_from_whom_a_way_leads_back(rank, away, expected):
+def test_strongly_connected_are_those_from_whom_a_way_leads_back(rank, away, expected):
     # 0 -> 1, 2; 1 -> 2, 3; 2 -> 3, 0; 3 -> 0, 1
-    assert circle(named("one_peer"), rank, 4, away) == expected
+    assert strongly_connected(named("one_peer"), rank, 4, away) == expected

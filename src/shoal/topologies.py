@@ -33,6 +33,8 @@ class Topology(ABC):
     @property
     def of_all_rounds(self) -> Topology:
         """The topology with the edges of all rounds in each."""
+        if not self.static:
+            raise NotImplementedError(f"{type(self).__name__} changes, and must say which edges it ever has")
         return self
 
     def check(self, workers: int) -> None:
@@ -252,8 +254,8 @@ def cut_off(near: Callable[[int], Iterable[int]], workers: int) -> list[int]:
     return sorted(set(range(workers)) - _reached(0, near))
 
 
-def circle(topology: Topology, rank: int, workers: int, away: Container[int]) -> set[int]:
-    """The workers from whom what `rank` sends them can come back, past those that are away; itself too."""
+def strongly_connected(topology: Topology, rank: int, workers: int, away: Container[int]) -> set[int]:
+    """The workers that `rank` can reach and that can reach it, without those in `away`; itself too."""
 
     def here(ranks: Iterable[int]) -> list[int]:
         return [k for k in ranks if k not in away]

@@ -30,7 +30,18 @@ def test_a_loaded_state_goes_on():
 
 def test_who_left_may_come_back():
     progress = Progress(3)
-    progress.note_departure(1)
+    progress.note_departure(1, died=True)
     assert [rank for rank in range(4) if progress.works(rank)] == [0, 2]
-    progress.note_return(1)
+    progress.note_return(1, incarnation=1)
     assert [rank for rank in range(4) if progress.works(rank)] == [0, 1, 2]
+
+
+def test_deaths_are_counted_once_whether_the_loss_or_the_return_was_heard_of():
+    progress = Progress(3)
+    progress.note_departure(1, died=True)
+    progress.note_return(1, incarnation=1)
+    assert progress.deaths == 1
+    progress.note_return(1, incarnation=3)  # it died twice more, and nobody told
+    progress.note_departure(2, died=False)
+    progress.note_departure(3, died=True)  # a server
+    assert progress.deaths == 3

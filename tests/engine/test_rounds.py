@@ -59,6 +59,45 @@ def test_what_came_for_rounds_that_are_over_is_taken_late_and_once():
     assert play(listen, speak)[0] == ([[3, 4], []], 6)
 
 
+@pytest.mark.parametrize("takes_late", [False, True])
+def test_what_nobody_took_in_a_round_that_is_over_is_dropped_unless_it_is_taken_late(takes_late):
+    async def listen(w):
+        kept = []
+        async for t in w.rounds(takes_late=takes_late):
+            await w.grad()
+            w.here([1])
+            kept.append(len(w.engine.rounds._held))
+        return kept
+
+    async def speak(w):
+        async for t in w.rounds():
+            await w.grad()
+            await w.give(t, [0], vector(float(t)))
+
+    said = play(listen, speak, steps=6, compute=Compute(1.0, slow={0: 1.5}))[0]
+    assert (max(said) <= 3, said[-1] >= 5) == (not takes_late, takes_late)
+
+
+def test_who_has_died_and_who_is_done_are_told_apart():
+    async def listen(w):
+        await w.engine.transport.sleep(5.0)
+        return w.deaths, w.done, w.here(range(4))
+
+    async def dies(w):
+        await w.send(0, Message("hello"))
+        await w.engine.transport.sleep(9.0)
+
+    async def is_done(w):
+        await w.give(OVER, [0])
+        await w.engine.transport.sleep(9.0)
+
+    async def stays(w):
+        await w.engine.transport.sleep(9.0)
+
+    faults = Faults(noticed_after=0.1).kill(1, 1.0)
+    assert play(listen, dies, is_done, stays, faults=faults)[0] == (1, [2], [0, 3])
+
+
 def test_who_has_gone_or_is_done_takes_no_part():
     async def listen(w):
         before = w.here([1, 2, 3])

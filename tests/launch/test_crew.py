@@ -191,6 +191,18 @@ def test_while_the_cause_of_a_failure_is_waited_for_the_launcher_sleeps():
         line.close()
 
 
+def test_one_that_is_killed_while_another_has_failed_is_not_the_cause():
+    (killed, line), (failed, other) = member(0), member(1)
+    say(other, "failed", message="the loss is not finite", details="", follows=False)
+    crew = Crew(2, 0, lambda rank, _: (killed, failed)[rank])
+    crew.members += [killed, failed]
+    crew._hear([failed], 1.0)
+    killed.process.kill()
+    crew._gone(killed)
+    with line, other, pytest.raises(WorkerFailed, match="worker 1 failed: the loss is not finite$"):
+        crew._fail()
+
+
 def test_who_dies_and_is_done_without_is_told_to_the_listener():
     pairs = [member(rank) for rank in range(3)]
     heard: list[dict[str, object]] = []

@@ -17,10 +17,11 @@ from shoal.core.replica import Gradient
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
 from shoal.replicas.batches import Batches
-from shoal.sim import Compute, Faults, Simulation
+from shoal.sim import Compute, Faults, Network, Simulation
 from shoal.storage.checkpoint import Checkpoints
 from shoal.storage.step_folders import step_folder, steps_in
 from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, NoLoCo, Strom
+from shoal.testing.problems import Slope
 from shoal.vocabulary.node import Node
 
 SAMPLES, BATCH, EPOCHS = 40, 2, 2
@@ -89,6 +90,35 @@ def killed(*kills, back_after=float("inf")):
     for rank, moment in kills:
         faults = faults.kill(rank, moment)
     return faults
+
+
+def descend(folder, strategy, steps):
+    """Where four workers end that go down by 1/8 a step, and have resumed if they could."""
+    between = BetweenSteps(Control(), saved_in(folder), 10)
+    start = torch.zeros(1, dtype=torch.float64)
+    simulation = Simulation(
+        strategy,
+        lambda rank: Slope(lr=0.125).replica(rank, start.clone()),
+        workers=4,
+        steps=steps,
+        compute=Compute(mean=1.0),
+        network=Network(latency=strategy.overlap + 0.5),
+        between_steps=between,
+    )
+    between.resume_all(simulation.nodes)
+    simulation.run()
+    return simulation.worker(0).x.item()
+
+
+@pytest.mark.parametrize("topology", ["one_peer", "ring"])
+@pytest.mark.parametrize("overlap", [0, 1, 3])
+def test_push_sum_makes_no_longer_steps_for_shares_that_were_under_way(topology, overlap, tmp_path):
+    """Resumed four times, with 52 steps in all; what is lost with the shares is at most their lateness."""
+    strategy, folder = SGP(topology, overlap), tmp_path / "0"
+    for step in (10, 20, 30, 40):
+        descend(folder, strategy, 52)
+        folder = only(folder, step, tmp_path / str(step))
+    assert descend(folder, strategy, 52) == pytest.approx(-52 / 8, abs=4 * overlap / 8)
 
 
 EACH_SAMPLE = Counter(dict.fromkeys(range(SAMPLES), EPOCHS))

@@ -55,7 +55,8 @@ class Mailbox:
         self._identity = identity
         self._progress = progress
         transport = channel.transport
-        self._watch = cast(Watches, transport).watch if offers(type(transport), Watches) else None
+        watches = offers(type(transport), Watches)  # others tell of all that go
+        self.watch = cast(Watches, transport).watch if watches else lambda rank: None
         self._reasons: Mapping[int, str] = getattr(transport, "reasons", {})
         self._notices_silence = getattr(transport, "notices_silence", True)
         self._retry = retry
@@ -136,7 +137,7 @@ class Mailbox:
             await self.attend(handlers, left)
 
     def holds(self, tag: str, sources: Iterable[int], version: int | None, after: int = -1) -> bool:
-        """Whether a message of that version, or of any `after` one, has arrived from each; never waits."""
+        """Whether a message of that version, or of any version above `after`, has arrived from each."""
         self.has_arrived()
         fits = [m for m in self._stash if (m.version > after if version is None else m.version == version)]
         return {m.src for m in fits if m.tag == tag}.issuperset(sources)
@@ -163,8 +164,8 @@ class Mailbox:
             if wanted(m):
                 del self._stash[i]
                 return m
-        if self._watch is not None and src is not None:
-            self._watch(src)
+        if src is not None:
+            self.watch(src)
         since = None if src is None else self._channel.waited
         incarnation = None if src is None else self.incarnations.get(src)
         while True:
@@ -275,11 +276,11 @@ class Mailbox:
             self._returned.add(m.src)
             self.incarnations[m.src] = m.incarnation
             if m.src < self._identity.workers:
-                self._progress.note_return(m.src)
+                self._progress.note_return(m.src, m.incarnation)
         elif isinstance(m, (Left, Lost)):
             known = m.src in self.gone
             self.gone[m.src] = "left" if isinstance(m, Left) else "was lost"
-            self._progress.note_departure(m.src)
+            self._progress.note_departure(m.src, died=isinstance(m, Lost) and not known)
             if isinstance(m, Left):  # perhaps while it could not be reached
                 self._lost_at.pop(m.src, None)
             elif not known:

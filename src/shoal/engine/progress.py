@@ -23,6 +23,7 @@ class Progress:
         self.has_ended = False  # whether this worker's data has, while others may go on
         self._workers = workers
         self._places: dict[int, int] = {}  # of other workers: batches of their shares that are done
+        self._deaths: dict[int, int] = {}  # worker -> how often it was lost or started again
         self._gone: set[int] = set()  # workers; a set of those that stay would be large at each of thousands
 
     # -- a worker's steps ----------------------------------------------------------------------
@@ -100,19 +101,20 @@ class Progress:
         """Whether a worker is left."""
         return len(self._gone) < self._workers
 
-    @property
-    def everybody_works(self) -> bool:
-        """Whether no worker has gone."""
-        return not self._gone
-
     def works(self, rank: int) -> bool:
         """Whether that worker has not gone."""
         return rank < self._workers and rank not in self._gone
 
-    def note_departure(self, rank: int) -> None:
+    def note_departure(self, rank: int, died: bool) -> None:
         """A node has gone."""
         if rank < self._workers:
             self._gone.add(rank)
+            self._deaths[rank] = self._deaths.get(rank, 0) + died
+
+    @property
+    def deaths(self) -> int:
+        """How often a worker has died, as far as this node has heard; never falls."""
+        return sum(self._deaths.values())
 
     def note_place(self, rank: int, place: int) -> None:
         """That worker has said that so many batches of its share are done."""
@@ -122,9 +124,10 @@ class Progress:
         """Batches of that worker's share that it has said to be done."""
         return self._places.get(rank, 0)
 
-    def note_return(self, rank: int) -> None:
+    def note_return(self, rank: int, incarnation: int) -> None:
         """A worker that was lost is back."""
         self._gone.discard(rank)
+        self._deaths[rank] = max(self._deaths.get(rank, 0), incarnation)
 
     def start_over(self) -> None:
         """All workers resume from a checkpoint."""

@@ -106,7 +106,7 @@ class Returns:
             head = await self._rounds.hear(StateHead().tag, k, incarnation)
             arrival = None if head is None else StateArrival(head)
             while arrival is not None and not arrival.is_whole:
-                part = await self._rounds.hear(StatePart().tag, k)
+                part = await self._rounds.hear(StatePart().tag, k, incarnation)
                 if part is None:
                     arrival = None
                 else:

@@ -7,7 +7,7 @@ or behind. Workers that have gone, or take part in no further round, are left ou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ class Rounds:
         self._rng = rng
         self._held: dict[tuple[int, int], Message] = {}  # (sender, round) -> arrived, not taken yet
         self._latest: dict[int, int] = {}  # sender -> the last round it has sent something for
+        self._watched: set[int] = set()
         self._spoke_at = -math.inf
         self._ready: dict[int, tuple[int, int]] = {}  # who was back -> as which incarnation, from which round
         self.hosts: Handlers = {}  # for messages of workers that are back
@@ -66,16 +67,27 @@ class Rounds:
     def others(self) -> list[int]:
         """The other workers that have not gone, beginning with the next after this one."""
         rank, size = self._identity.rank, self._identity.workers
-        if (
-            self._progress.everybody_works and not self._mailbox.incarnations
-        ):  # fast where there are thousands
-            return [*range(rank + 1, size), *range(rank)]
         return [k % size for k in range(rank + 1, rank + size) if self._is_there(k % size)]
 
-    def here(self, ranks: Iterable[int]) -> list[int]:
+    def here(self, ranks: Collection[int]) -> list[int]:
         """Those of them that have not gone and take part in further rounds, as far as this worker knows."""
         self._sort_in()
+        for k in sorted(set(ranks) - self._watched - {self._identity.rank}):
+            self._mailbox.watch(k)
+            self._watched.add(k)
         return [k for k in ranks if self._is_in(k) and self._latest.get(k, 0) < OVER]
+
+    @property
+    def done(self) -> list[int]:
+        """The workers that take part in no further round, and have said so."""
+        self._sort_in()
+        return sorted(k for k, latest in self._latest.items() if latest == OVER)
+
+    @property
+    def deaths(self) -> int:
+        """How often a worker has died, as far as this worker knows."""
+        self._sort_in()
+        return self._identity.incarnation + self._progress.deaths
 
     def draw(self, ranks: Iterable[int]) -> int | None:
         """One of them that has not gone, at random; None if there is none."""
@@ -114,11 +126,14 @@ class Rounds:
 
     # -- giving and taking ---------------------------------------------------------------------
 
-    async def give(self, t: int, to: Iterable[int], *parts: Tensor, count: float = 0.0) -> None:
+    async def give(
+        self, t: int, to: Iterable[int], *parts: Tensor, count: float = 0.0, version: int = 0
+    ) -> None:
         """Send to these in round `t`. Exact; waits for nobody."""
         rank, size = self._identity.rank, self._identity.workers
         for k in sorted(to, key=lambda k: (k - rank) % size):  # so that not all send to worker 0 first
-            await self._channel.send(k, Round(parts=parts, seq=t, count=count, clock=self.place))
+            m = Round(parts=parts, seq=t, count=count, version=version, clock=self.place)
+            await self._channel.send(k, m)
 
     @property
     def place(self) -> int:
@@ -146,7 +161,7 @@ class Rounds:
 
     def take_late(self, t: int) -> list[Message]:
         """What has come for rounds before `t` and nobody took."""
-        return [self._held.pop(key) for key in sorted(self._held) if key[1] < t]
+        return [self._held.pop(key) for key in sorted(self._held) if key[1] < t] if self._held else []
 
     async def hear(self, tag: str, src: int, asked: int | None = None) -> Message | None:
         """The next message of `src` with that tag; waits for it. None if `src` has gone.

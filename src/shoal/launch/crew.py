@@ -278,9 +278,7 @@ class Crew:
             if member.failure is None and not (code < 0 and self._survives(member, how)):
                 if code < 0 and self._went_at and not self._stop_asked:
                     how += self.ends_because
-                failures = [(m.name, m.failure) for m in self.members if m.failure]
-                how += "".join(f", after {name} had failed: {why['message']}" for name, why in failures[:1])
-                follows = any(not why["follows"] for _, why in failures)
+                follows = any(m.failure and not m.failure["follows"] for m in self.members)
                 member.failure = {"message": f"it {how}", "details": "", "follows": follows}
 
     def _survives(self, member: Member, how: str) -> bool:

@@ -12,10 +12,10 @@ from typing import Any
 PROBE_SECONDS = 25.0
 """How long a probe may be silent: it prints a line about each transport."""
 
-WORD = re.compile("[A-Za-z]{2}")
-
 START_PATIENCE = 4
 """Times as long for the first line: on a busy machine, importing torch takes a minute."""
+
+_WORD = re.compile("[A-Za-z]{2}")
 
 
 def start_probe(rank: int, folder: str) -> subprocess.Popen[str]:
@@ -67,6 +67,6 @@ def _listen(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _last_words(printed: str) -> str:
-    """The last line with a word in it that is no figure: it often tells what went wrong."""
-    words = [line.strip() for line in printed.splitlines() if not line.startswith("{") and WORD.search(line)]
+    """The last line that has a word and is not JSON: it often tells what went wrong."""
+    words = [line.strip() for line in printed.splitlines() if not line.startswith("{") and _WORD.search(line)]
     return f"; its last line: {words[-1]}" if words else ""

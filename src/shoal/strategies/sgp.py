@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core.limits import at_least
 from shoal.core.transport import Message
-from shoal.topologies import Topology, circle, named
+from shoal.topologies import Topology, named, strongly_connected
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Decentral, Setting
 
@@ -37,116 +37,110 @@ class SGP(Decentral):
 
     async def worker(self, w: Node) -> None:
         graph, first = named(self.topology), w.t
-        biased, weight = _mass(w)
-        peers = _Peers(graph, w)
-        async for t in w.rounds():
+        mass, ways = _Mass(w), _WaysBack(graph, w)
+        if first and (self.overlap or mass.issue):  # shares were under way when the checkpoint was saved
+            mass.issue_anew(0)
+        departed, all_came = 0, True  # as far as this worker knows
+        async for t in w.rounds(takes_late=True):
             g = await w.grad()
-            peers.look()
-            if peers.has_missed_one:  # weight may be lost: at x, lr / w would be too long a step for z
-                w.descend(g)
-                w.x *= float(weight)
-            else:
-                w.x.copy_(biased)
-                w.descend(g)  # the gradient is taken at z, and moves x
+            known = w.deaths + (len(w.done) if mass.issue or not all_came else 0)  # else nobody misses them
+            if known > departed:
+                departed = known
+                mass.issue_anew(mass.issue + 1)
+            w.x.copy_(mass.biased)
+            w.descend(g)  # the gradient is taken at z, and moves x
             out = graph.out_of(w.rank, w.size, t)
             present = w.here(out)
-            p, inside = 1 / (len(out) + 1), peers.inside(present)
-            await w.give(t, inside, w.x * p, count=float(weight) * p)
-            await w.give(t, [k for k in present if k not in inside])  # nothing, so that they need not wait
-            kept = 1 - p * len(inside)  # the other shares stay here
-            torch.mul(w.x, kept, out=biased)
-            weight *= kept
+            p, inside = 1 / (len(out) + 1), ways.lead_from(present) if mass.issue else present
+            await w.give(t, inside, w.x * p, count=float(mass.weight) * p, version=mass.issue)
+            await w.give(t, [k for k in present if k not in inside], version=mass.issue)  # no share comes
+            mass.keep(w.x, 1 - p * len(inside))  # the other shares stay here
             due = t - self.overlap
+            for late in w.take_late(due):
+                mass.add(late)
             for r in range(max(first, due), t + 1):
                 for k in graph.into(w.rank, w.size, r):
                     m = await w.take(r, k, wait=r == due)
                     if m is not None:
-                        peers.note(k, r, m)
-                        _add(m, biased, weight)
-            for m in w.take_late(due):
-                _add(m, biased, weight)
-            torch.div(biased, float(weight), out=w.x)
-            if due >= first:
-                peers.expect(graph.into(w.rank, w.size, due), due)
+                        mass.add(m)
+                    elif r == due and k not in w.here([k]):
+                        all_came = False
+            torch.div(mass.biased, float(mass.weight), out=w.x)
 
     async def finish(self, w: Node) -> None:
-        biased, weight = _mass(w)
+        mass = _Mass(w)
         for m in await w.part():
-            _add(m, biased, weight)
-        wide = torch.promote_types(biased.dtype, torch.float32)
-        total = await w.average(torch.cat((biased.to(wide), weight.to(biased.device, wide))))
+            mass.add(m)
+        wide = torch.promote_types(mass.biased.dtype, torch.float32)
+        total = await w.average(torch.cat((mass.biased.to(wide), mass.weight.to(mass.biased.device, wide))))
         w.x.copy_(total[:-1] / total[-1])  # the sum of all x over that of all w: more than the mean of z
 
     def share(self, w: Node) -> dict[str, Tensor]:
         """z: one that is back may ask while this worker waits for shares, when its model is still x."""
-        biased, weight = _mass(w)
-        return {"x": biased / float(weight)}
+        mass = _Mass(w)
+        return {"x": mass.biased / float(mass.weight)}
 
     def take_share(self, w: Node, share: Mapping[str, Tensor]) -> None:
         super().take_share(w, share)
-        biased, weight = _mass(w)
-        biased.copy_(w.x)
-        weight.fill_(1.0)
+        mass = _Mass(w)
+        mass.biased.copy_(w.x)
+        mass.weight.fill_(1.0)
 
 
-class _Peers:
-    """The others, as far as shares can come back from them, past workers that have gone or are done.
+class _Mass:
+    """The x and w of a worker; what its model holds is z = x / w.
 
-    A worker that has missed none gives to all. Then it gives to those alone from whom shares can come back:
-    or its weight would tend to 0.
+    The weights of all add up to the number of workers, or steps are longer or shorter than the learning rate
+    says. A worker that departs takes along the weight that it has, or that is on its way to it. So all then
+    issue their weights anew: w becomes 1, z stays. Shares carry the number of the issue. A share of an
+    earlier one does not count; one of a later one makes its taker issue, too.
+    """
+
+    def __init__(self, w: Node) -> None:
+        self.biased = w.keep("biased", w.x)
+        self.weight = w.keep("weight", torch.ones(1, dtype=torch.float64))
+        self._issue = w.keep("issue", torch.zeros(1, dtype=torch.int64))
+
+    @property
+    def issue(self) -> int:
+        """The number of the last issue; 0 where nobody has departed."""
+        return int(self._issue)
+
+    def issue_anew(self, number: int) -> None:
+        """Set the weight to 1, and keep z."""
+        self.biased /= float(self.weight)
+        self.weight.fill_(1.0)
+        self._issue.fill_(number)
+
+    def keep(self, x: Tensor, kept: float) -> None:
+        """Keep this part of x and of the weight; the rest was given away."""
+        torch.mul(x, kept, out=self.biased)
+        self.weight *= kept
+
+    def add(self, m: Message) -> None:
+        """Take a share in; a message without parts says that none comes."""
+        if m.version > self.issue:
+            self.issue_anew(m.version)
+        if m.parts and m.version == self.issue:
+            self.biased += m.body
+            self.weight += m.count
+
+
+class _WaysBack:
+    """Which of the others shares can come back from, past those who have departed.
+
+    What a worker gave to others would be lost to it, and its weight would tend to 0.
     """
 
     def __init__(self, graph: Topology, w: Node) -> None:
         self._graph, self._w = graph, w
-        self._missed = w.keep("missed", torch.tensor([float(w.incarnation > 0)]))  # who is back has, itself
-        self._heard: dict[int, int] = {}  # sender -> the last round that it has sent something for
-        self._apart: set[int] = set()  # senders that know no way from here back to them
-        self._away: set[int] | None = None  # the workers without whom `_circle` was found
-        self._circle: set[int] = set()
+        self._away: set[int] | None = None  # for which `_component` was computed
+        self._component: set[int] = set()
 
-    @property
-    def has_missed_one(self) -> bool:
-        """Whether another has ever been missing, as far as this worker could see."""
-        return bool(self._missed)
-
-    def look(self) -> None:
-        """See whether all are there."""
-        if len(self._w.others) < self._w.size - 1:
-            self._missed.fill_(1)
-
-    def note(self, k: int, t: int, m: Message) -> None:
-        """Something came for round `t`. If it is no share, the sender has missed one and sees no way back."""
-        self._heard[k] = t
-        if m.parts:
-            self._apart.discard(k)
-        else:
-            self._apart.add(k)
-            self._missed.fill_(1)
-
-    def expect(self, sources: list[int], t: int) -> None:
-        """See whether one of these has sent nothing for round `t`, being done or gone."""
-        silent = [k for k in sources if self._heard.get(k, -1) < t]
-        if len(self._w.here(silent)) < len(silent):
-            self._missed.fill_(1)
-
-    def inside(self, ranks: list[int]) -> list[int]:
-        """Those of them from whom a share can come back."""
-        if not self.has_missed_one:
-            return ranks
-        w = self._w
-        away = set(range(w.size)).difference(w.here(range(w.size))) | self._apart
+    def lead_from(self, ranks: Iterable[int]) -> list[int]:
+        """Those of them from whom a share can come back to this worker."""
+        rank, everyone = self._w.rank, range(self._w.size)
+        away = set(everyone).difference(self._w.here(everyone))
         if away != self._away:
-            self._away, self._circle = away, circle(self._graph, w.rank, w.size, away)
-        return [k for k in ranks if k in self._circle]
-
-
-def _add(m: Message, biased: Tensor, weight: Tensor) -> None:
-    """Take a share in; a message without one says that none comes."""
-    if m.parts:
-        biased += m.body
-        weight += m.count
-
-
-def _mass(w: Node) -> tuple[Tensor, Tensor]:
-    """x and w; what the model itself holds is z = x / w. Who is back brings a weight of 1, as at first."""
-    return w.keep("biased", w.x), w.keep("weight", torch.ones(1, dtype=torch.float64))
+            self._away, self._component = away, strongly_connected(self._graph, rank, len(everyone), away)
+        return [k for k in ranks if k in self._component]

@@ -8,9 +8,9 @@ parts; a node is a face of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 from torch import Tensor
 
@@ -21,14 +21,14 @@ from shoal.core.transport import Message
 from shoal.engine.averages import Merge
 from shoal.engine.gradients import ComingGradient
 from shoal.engine.operation import Operation
-from shoal.engine.protocol import Handlers, Pull, Push
+from shoal.engine.protocol import Handlers, Push
 from shoal.engine.work import HELP
-from shoal.vocabulary.any_node import AnyNode
+from shoal.vocabulary.serving import Serving
 
 T = TypeVar("T")
 
 
-class Node(AnyNode):
+class Node(Serving):
     """A worker (rank below `size`) or a server (rank `size` and up) of a run."""
 
     @property
@@ -251,67 +251,16 @@ class Node(AnyNode):
         """Tell the server that all samples of this worker are in the model, where no push says so."""
         await self.engine.client.report()
 
-    # -- a server's side -----------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """Versions of the model since the start, see `advance`; at a worker, as of its last pull or news."""
-        return self.engine.progress.version if self.engine.is_server else self.engine.client.version
-
-    @property
-    def active(self) -> set[int]:
-        """The workers that still contribute: neither gone nor done with all they had to do."""
-        return self.engine.service.active
-
-    @property
-    def role(self) -> int:
-        """Which of the servers that the algorithm names this is a shard of, from 0."""
-        return self.engine.identity.role
-
-    def counterpart(self, role: int) -> int:
-        """The rank of the node that owns the same slice in another server."""
-        me = self.engine.identity
-        return me.rank + (role - me.role) * me.shards
-
-    def inbox(self, fragments: int = 1) -> AsyncIterator[Message]:
-        """Push and Pull messages in order of arrival, pushes decoded; ends when every worker has left.
-
-        Every push comes once, and none that is not finite. A Fewer message says that a worker contributes
-        no more, a RolledBack message that this server restarted from a snapshot. With several `fragments`,
-        pushes carry one each: fragment `version % fragments`, by the version that the worker has.
-        """
-        service = self.engine.service
-        if fragments > 1:
-            places = self.fragments(fragments)
-            service.reader.fragments = [sum(part.stop - part.start for part in each) for each in places]
-        return service.messages()
-
-    async def serve(self, apply: Callable[[Push], Any]) -> None:
-        """Answer every pull at once, and make a new version with `apply` for every push."""
-        async for m in self.inbox():
-            if isinstance(m, Pull):
-                await self.reply(m, self.x)
-            elif isinstance(m, Push):
-                apply(m)
-                self.advance(m.count)
-
-    async def reply(self, m: Message, v: Tensor, version: int | None = None) -> None:
-        """Answer a pull with a state, of this version if it is not the newest. Exact."""
-        await self.engine.service.reply(m, v, version)
-
-    def advance(self, samples: float) -> None:
-        """The model is a new version, with so many more samples in it."""
-        self.engine.progress.advance(samples)
-        for tell in self.engine.on_update:
-            tell()
-
     # -- among peers ---------------------------------------------------------------------------
 
-    async def rounds(self, answers: Handlers | None = None, helps: bool = False) -> AsyncIterator[int]:
+    async def rounds(
+        self, answers: Handlers | None = None, helps: bool = False, takes_late: bool = False
+    ) -> AsyncIterator[int]:
         """The steps to do, without a server. After each, its samples count as merged, as many for all.
 
         From now on `answers`, a handler for each tag, deals with messages whenever this worker waits or
-        computes. With `helps`, as all then must, a worker that is done does batches of slower ones.
+        computes. With `helps`, as all then must, a worker that is done does batches of slower ones. What
+        others gave in rounds that are over is dropped, unless this worker `takes_late` what has come.
         """
         rounds, work = self.engine.rounds, self.engine.work
         if self.size > 1:
@@ -322,6 +271,8 @@ class Node(AnyNode):
                 work.begin_helping()
         async for t in self.steps():
             yield t
+            if not takes_late:
+                rounds.take_late(t)
             await rounds.end_round(counts=not work.is_helping)
 
     @property
@@ -333,17 +284,29 @@ class Node(AnyNode):
         """How often another worker was started again, as far as this one has heard."""
         return self.engine.rounds.incarnation_of(rank)
 
-    def here(self, ranks: Iterable[int]) -> list[int]:
+    def here(self, ranks: Collection[int]) -> list[int]:
         """Those of them that take part in further rounds, as far as this worker knows."""
         return self.engine.rounds.here(ranks)
+
+    @property
+    def done(self) -> list[int]:
+        """The workers that take part in no further round, and have said so."""
+        return self.engine.rounds.done
+
+    @property
+    def deaths(self) -> int:
+        """How often a worker has died, this one included, as far as it knows; never falls."""
+        return self.engine.rounds.deaths
 
     def draw(self, ranks: Iterable[int]) -> int | None:
         """One of them that has not gone, at random; None if there is none."""
         return self.engine.rounds.draw(ranks)
 
-    async def give(self, t: int, to: Iterable[int], *parts: Tensor, count: float = 0.0) -> None:
+    async def give(
+        self, t: int, to: Iterable[int], *parts: Tensor, count: float = 0.0, version: int = 0
+    ) -> None:
         """Send to these in round `t`. Exact; waits for nobody."""
-        await self.engine.rounds.give(t, to, *parts, count=count)
+        await self.engine.rounds.give(t, to, *parts, count=count, version=version)
 
     @overload
     async def take(self, t: int, src: int, wait: bool = True) -> Message | None: ...
@@ -363,7 +326,7 @@ class Node(AnyNode):
         return {k: m for k, m in taken.items() if m is not None}
 
     def take_late(self, t: int) -> list[Message]:
-        """What has come for rounds before `t` and nobody took."""
+        """What others gave in rounds before `t` and nobody took: they had not heard of each other yet."""
         return self.engine.rounds.take_late(t)
 
     async def hear(self, tag: str, src: int, asked: int | None = None) -> Message | None:
