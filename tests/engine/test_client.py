@@ -6,6 +6,7 @@ import torch
 from parts import nothing, play, vector
 from shoal.core.errors import Diverged, PeerLost
 from shoal.core.identity import SERVER
+from shoal.engine import client
 from shoal.engine.client import MOST_REFUSALS
 from shoal.engine.protocol import Ack, Pull, Push, Refused, Reply
 
@@ -56,8 +57,8 @@ def test_refusals_are_faults_until_there_are_too_many():
 # -- pulls from several shards ---------------------------------------------------------------------
 
 
-def shard(value, version=1, after=0.0, lent=None):
-    """Answers pulls with one element; `lent` is told, with the time, when it was read in place."""
+def shard(*values, version=1, after=0.0, lent=None):
+    """Answers pulls with its slice; `lent` is told, with the time, when it was read in place."""
 
     async def serve(p):
         m = await p.mailbox.next()
@@ -65,7 +66,7 @@ def shard(value, version=1, after=0.0, lent=None):
             await p.channel.transport.sleep(after)
             give_back = None if lent is None else lambda: lent(p.channel.now())
             await p.channel.send(
-                0, Reply(parts=(vector(value),), seq=m.seq, version=version, release=give_back)
+                0, Reply(parts=(vector(*values),), seq=m.seq, version=version, release=give_back)
             )
             m = await p.mailbox.next()
 
@@ -124,6 +125,19 @@ def test_once_all_shards_have_answered_they_are_read_straight_into_the_target():
 
     assert play(work, first, second, servers=1, shards=2)[0] == [5.0, 6.0]
     assert at_release == [[5.0, 2.0], [5.0, 6.0]]  # no copy in between
+
+
+def test_the_rest_of_a_shard_is_read_straight_into_the_target_when_the_others_answer_meanwhile(monkeypatch):
+    monkeypatch.setattr(client, "PIECE", 2)
+    out, at_release, looks = torch.zeros(12, dtype=torch.float64), [], iter([False, False, True])
+    first = shard(*[5.0] * 6, lent=lambda now: at_release.append(out.tolist()) or True)
+
+    async def work(p):
+        monkeypatch.setattr(p.mailbox, "has_answer", lambda question: next(looks))
+        return (await p.client.pull(SERVER, out)).tolist()
+
+    assert play(work, first, shard(*[6.0] * 6, after=10.0), servers=1, shards=2)[0] == [5.0] * 6 + [6.0] * 6
+    assert at_release == [[0.0] * 4 + [5.0] * 2 + [0.0] * 6]  # four elements were set aside
 
 
 @pytest.mark.parametrize("shards", [1, 2])

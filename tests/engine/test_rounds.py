@@ -63,7 +63,7 @@ def test_what_came_for_rounds_that_are_over_is_taken_late_and_once():
 def test_what_nobody_took_in_a_round_that_is_over_is_dropped_unless_it_is_taken_late(takes_late):
     async def listen(w):
         kept = []
-        async for t in w.rounds(takes_late=takes_late):
+        async for _ in w.rounds(takes_late=takes_late):
             await w.grad()
             w.here([1])
             kept.append(len(w.engine.rounds._held))

@@ -199,7 +199,7 @@ def test_one_that_is_killed_while_another_has_failed_is_not_the_cause():
     crew._hear([failed], 1.0)
     killed.process.kill()
     crew._gone(killed)
-    with line, other, pytest.raises(WorkerFailed, match="worker 1 failed: the loss is not finite$"):
+    with line, other, pytest.raises(WorkerFailed, match=r"worker 1 failed: the loss is not finite$"):
         crew._fail()
 
 

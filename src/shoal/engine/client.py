@@ -40,6 +40,9 @@ from shoal.engine.protocol import (
 MOST_REFUSALS = 10
 """Updates of a worker that may be refused in a row before it gives up."""
 
+PIECE = 1 << 20
+"""Elements of a lent state that are read between two looks for the answers of other shards."""
+
 Batch: TypeAlias = "tuple[int, int, int]"
 """A batch of another worker: owner of the share, place in it, and the clock at which to do it."""
 
@@ -281,7 +284,7 @@ class Client:
     async def _pulled(self, questions: list[tuple[Question, slice]], out: Tensor | None) -> Tensor:
         x = self._replica.x
         if out is None and len(questions) == 1:  # an answer that holds all of it is kept as it came
-            answers = [await self._state(questions[0][0], lambda: None)]
+            answers = [await self._state(questions[0][0], torch.clone)]
             whole = answers[0].body.to(x.device)
         else:
             whole = torch.empty_like(x) if out is None else out
@@ -302,24 +305,28 @@ class Client:
         """
         places = [self._own_part(whole, part) for _, part in questions]
 
-        def room_for(k: int) -> Tensor:
-            is_safe = not keeps or all(self._mailbox.has_answer(other) for other, _ in questions[k + 1 :])
-            return places[k] if is_safe else self._spare_room(whole)[questions[k][1]]
+        def read(k: int, lent: Tensor) -> Tensor:
+            """Copy a lent state to its place; what is read before all have answered is set aside."""
+            later, aside = [question for question, _ in questions[k + 1 :]], lent[:0]
+            while keeps and len(aside) < len(lent) and not all(map(self._mailbox.has_answer, later)):
+                begin, end = len(aside), len(aside) + PIECE
+                aside = self._spare_room(whole)[questions[k][1]][:end]
+                aside[begin:].copy_(lent[begin:end])
+            places[k][len(aside) :].copy_(lent[len(aside) :])
+            return aside
 
         answers = []
         for k, (question, _) in enumerate(questions):  # no list comprehension: it would be one more coroutine
-            answers.append(await self._state(question, partial(room_for, k)))
+            answers.append(await self._state(question, partial(read, k)))
         for answer, place in zip(answers, places, strict=True):
-            if answer.body is not place:
-                place.copy_(answer.body)
+            place[: len(answer.body)].copy_(answer.body)
         return answers
 
-    async def _state(self, question: Question, room: Callable[[], Tensor | None]) -> Message:
-        """The answer to a pull. A lent state is read at once, into `room` or a copy: its server waits."""
+    async def _state(self, question: Question, read: Callable[[Tensor], Tensor]) -> Message:
+        """The answer to a pull. A lent state is read at once, and the answer has what `read` returns."""
         answer = await self._hear(question)
         while answer.release is not None:
-            into = room()
-            state = answer.body.clone() if into is None else into.copy_(answer.body)
+            state = read(answer.body)
             if answer.release():
                 answer.parts, answer.release = (state,), None
             else:  # reclaimed before it was read
