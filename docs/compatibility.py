@@ -27,12 +27,16 @@ from shoal.sim import Compute, Network
 from shoal.sim.simulation import Simulation
 from shoal.strategies import STRATEGIES
 from shoal.strategies.single import Single
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.strategy import Setting, Strategy
 
 PAGE = """\
 # Which optimizers and loaders work
 
-`python docs/compatibility.py` writes this page by trying every pair; a test compares the page with the code.
+- [Optimizers and strategies](#optimizers-and-strategies)
+- [Loaders and `shard`](#loaders-and-shard)
+- [What your own loop refuses](#what-your-own-loop-refuses)
+
+`python docs/compatibility.py` writes the tables by trying every pair; a test compares the page with the code.
 
 ## Optimizers and strategies
 
@@ -45,22 +49,38 @@ Where your optimizer runs in a script that calls `attach`: two workers, or one w
 {refusals}
 
 - Several optimizers, stepped at different times: `attach([model, other], [optimizer, another])`.
-  A server must not mix their gradients: `softsync` needs `wait=true` then, `downpour` `n_push=1`.
-- One worker under a strategy without a server is as `single`. Only `muloco` steps hidden matrices by Muon
-  then, too, and `demo`, which is not in the table, takes all steps itself.
-- `sandblaster` is an optimizer itself, and trains with `shoal.run` and `shoal.minimize` alone.
+  A server must not mix their gradients: then `softsync` needs `wait=true`, and `downpour` `n_push=1`.
+- One worker under a strategy without a server trains like `single`. The exceptions are `muloco`, which steps
+  hidden matrices by Muon, and `demo`, which takes all steps itself and is not in the table.
+- `sandblaster` is an optimizer itself: it trains with `shoal.run` and `shoal.minimize`, not in your own loop.
+  Nor does `ensemble`.
 - An optimizer of your own works as Adam does. With several servers the step of an element must depend on
   that element alone; `attach` tries it out.
 
 ## Loaders and `shard`
 
 Four workers read {samples} samples in batches of {batch}. The table says how often a sample comes in a pass,
-how many batches a worker gets, whether the next pass has another order, and whether `len(shard(loader))`
+how many batches a worker gets, whether the order of the next pass differs, and whether `len(shard(loader))`
 is known.
 
 {loaders}
 
 {refused_loaders}
+
+## What your own loop refuses
+
+The guide has [the table](guide.md#what-shoal-refuses-in-your-loop): strategies, codecs, optimizers, models,
+loaders, calls. Also refused, with an error that gives the reason:
+
+- **A strategy with a server that you wrote**, under `shoal run`: use `shoal.run` or `torchrun`.
+- **Options of `shoal run`**: `--balance`, `--crew`, `--scale-lr`, `--grow-batch`, `--largest-batch`. Your
+  script owns the loader and the optimizer.
+- **Checkpoints** of [another number of workers or servers](checkpoints.md#your-own-loop), `--checkpoint` with
+  `--max-workers`, and `--checkpoint` with an optimizer that wraps another one.
+- **Data**: fewer samples than workers.
+- **Calls**: `optimizer.step()` inside `common_model()`.
+- **[Groups](groups.md)**: `GradScaler`; codecs and optimizers that look at whole matrices.
+- **[Lightning, Fabric, transformers, Accelerate](frameworks.md)**: each section there has a list.
 """
 
 # -- optimizers ------------------------------------------------------------------------------------
@@ -78,7 +98,6 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """How the table calls an optimizer, its class in torch.optim, and options."""
 
-ATTACHED = [word for word in STRATEGIES if not STRATEGIES.make(word).own_optimizer]
 NAMES = re.compile(rf"\b({'|'.join(name for name, _ in OPTIMIZERS.values())})\b")
 fill = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
 
@@ -146,6 +165,18 @@ def place_of(word: str, strategy: Strategy, template: Trial) -> str:
 
 def workers_of(strategy: Strategy) -> int:
     return 1 if isinstance(strategy, Single) else 2
+
+
+def attaches(strategy: Strategy) -> bool:
+    """Whether it trains in a loop of the user's own, and by the user's optimizer."""
+    try:
+        strategy.check(Setting(workers_of(strategy), own_loop=True))
+    except ValueError:
+        return False
+    return not strategy.own_optimizer
+
+
+ATTACHED = [word for word in STRATEGIES if attaches(STRATEGIES.make(word))]
 
 
 class Footnotes:
