@@ -97,7 +97,7 @@ class Attachment:
         self._comings = self._see_comings()
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
-        self._control.tell("ready")
+        self._control.tell("ready", survives=strategy.survives)
         elapsed, finished, _ = self._control.await_go()
         engine.excuse(finished)
         self._began = engine.channel.now() - elapsed

@@ -208,6 +208,8 @@ class Crew:
     def _take(self, member: Member, said: dict[str, Any]) -> None:
         event = said.pop("event")
         if event == "ready":
+            if said.get("survives"):  # a strategy that perhaps only the script names
+                self.goes_on, self.takes_over, self.workers_return = True, False, False
             member.ready = not member.incarnation or self._may_come_back()
             if member.incarnation and member.ready:
                 self._welcome(member)
