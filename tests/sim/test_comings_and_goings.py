@@ -10,7 +10,7 @@ from tally import at_the_end, tally
 from marks import GatheredTally, LateTally, Tally
 from sampling import mostly_soak
 from shoal.sim import Compute, Faults
-from shoal.strategies import BMUF, EASGD, DiLoCo, Local, SlowMo, Sync
+from shoal.strategies import BMUF, EASGD, DiLoCo, Local, SlowMo, StreamingDiLoCo, Sync
 from shoal.testing.problems import Slope, simulate
 
 SEEDS, CHUNK = 10_000, 100
@@ -57,6 +57,28 @@ def test_one_that_comes_back_has_the_model_of_strategies_whose_means_are_a_block
     assert len(others) == 3 and first.min() > 0
     assert all(torch.equal(x, first) for x in others)
     assert run.worker(1).incarnation == 1 and run.worker(1).samples > 0
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.5])
+@pytest.mark.parametrize("faults", [at(9.5, 0, restart_after=2.0), Faults().join(3, 9.5)])
+def test_one_that_comes_to_streaming_diloco_has_the_global_model(faults, mixing):
+    strategy = StreamingDiLoCo(period=8, fragments=2, overlap=1, mixing=mixing, rate=1.0, momentum=0.0)
+    run = tally(faults, strategy=strategy, begins_with=3 if faults.joins else 4, samples=400)
+    first, *others = (w.x for w in at_the_end(run))
+    assert len(others) == 3 and first.any()
+    assert all(torch.equal(x, first) for x in others)
+
+
+def test_one_that_joins_streaming_diloco_begins_at_the_global_model_by_hand():
+    """Worker 0 goes up by 1 a step, in all elements together; worker 1 joins after step 5."""
+    theta = 4.0  # handed over after step 4
+    x = (theta + 5) / 2  # worker 0's after step 5, half its own
+    own, other = x + 3 - theta, 3.0  # moved up to step 8, of 4 samples and of 3
+    theta += (4 * own + 3 * other) / 7
+    strategy = StreamingDiLoCo(period=4, fragments=1, overlap=1, mixing=0.5, rate=1.0, momentum=0.0)
+    options = {"workers": 2, "begins_with": 1, "samples": 5 + 2 * 3, "batch": 1, "epochs": 1}
+    run = tally(Faults().join(1, 2.5), strategy=strategy, compute=Compute(mean=1.0), **options)
+    assert [w.x.sum().item() for w in at_the_end(run)] == [pytest.approx(theta)] * 2
 
 
 def test_training_goes_on_while_there_is_no_keeper_and_its_successor_knows_who_is_there():

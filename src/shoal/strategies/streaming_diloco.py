@@ -11,6 +11,9 @@ from shoal.engine.operation import Operation
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Sends, Strategy
 
+NEW = -1
+"""Instead of the number of exchanges under way: this worker has only now begun, or joined."""
+
 
 @dataclass(frozen=True)
 class StreamingDiLoCo(Strategy):
@@ -99,12 +102,15 @@ class Turns:
 
     def __init__(self, options: StreamingDiLoCo, w: Node) -> None:
         self._options, self._w, self._places = options, w, w.fragments(options.fragments)
-        self._start = w.keep("start", w.x)  # theta: the global model
+        self._start = w.keep("start", w.x, shared=True)  # theta: the global model
         self._velocity = w.keep("velocity", torch.zeros_like(w.x), shared=True)
         so_far = torch.full((2, options.fragments), w.samples, dtype=torch.float64)
         self._samples = w.keep("samples", so_far)  # own ones at the last turn of each, and at the one before
         self._moved = w.keep("moved", torch.zeros_like(w.x))  # the displacement under way comes first in it
-        self._flag = w.keep("under way", torch.zeros(1))
+        self._flag = w.keep("under way", torch.full((1,), float(NEW)))
+        if self._flag == NEW:  # who joins got theta, and the x of another, whose own steps are in that
+            w.x.copy_(self._start)
+            self._flag.zero_()
         self._under_way: list[tuple[list[slice], Operation[torch.Tensor]]] = []
 
     @property
