@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from shoal.codecs import BF16, CODECS, FP16, OneBit
+from shoal.codecs import BF16, CODECS, DGC, FP16, OneBit
 from shoal.codecs.wire import HEADER
 from shoal.collectives.stripes import cut, stripes
 from shoal.core.codec import Codec, expect
@@ -14,6 +14,7 @@ from shoal.sim import Network
 from shoal.strategies import ASGD, CHOCO, Local, Sync
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
 from shoal.vocabulary.strategy import Strategy
+from slopes import OneGradient
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,14 @@ def test_what_counts_for_nothing_leaves_no_trace_either():
     kept = coding.states["stripe.1"]["rest"].clone()
     coding.encode("stripe.1", torch.ones(1, dtype=torch.float64), 1, counts=False)
     assert torch.equal(coding.states["stripe.1"]["rest"], kept)
+
+
+def test_what_a_codec_holds_back_counts_once_where_an_average_has_no_sample():
+    """Of each half of four elements the larger travels at once, the other in the step after the overflow."""
+    problem = OneGradient(gradients=[(4.0, 3.0, 2.0, 1.0)], overflowing=(0, 1))
+    options = {"workers": 2, "start": [0.0] * 4, "codec": DGC(density=0.25, momentum=0.0)}
+    ends = [simulate(Sync(), problem, steps=steps, **options).worker(0).x.tolist() for steps in (1, 2, 3)]
+    assert ends == [[-4.0, 0.0, -2.0, 0.0], [-4.0, 0.0, -2.0, 0.0], [-4.0, -3.0, -2.0, -1.0]]
 
 
 @pytest.mark.parametrize("word", sorted(CODECS))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.core.replica import Gradient
 from shoal.testing.problems import Problem
 
 
@@ -16,3 +17,25 @@ class Slopes(Problem):
 
     def gradient(self, rank, step, x):
         return torch.tensor(self.gradients[rank % len(self.gradients)], dtype=x.dtype)
+
+
+@dataclass(frozen=True)
+class OneGradient(Slopes):
+    """Gradients in step 0 alone. In step 1 the `overflowing` have no sample, as in mixed precision."""
+
+    overflowing: Sequence[int] = ()
+
+    def gradient(self, rank, step, x):
+        return super().gradient(rank, step, x) * (step == 0)
+
+    def replica(self, rank, start):
+        replica = super().replica(rank, start)
+        compute = replica.gradient
+
+        async def gradient():
+            g = await compute()
+            overflows = rank in self.overflowing and replica.state_dict()["step"] == 2
+            return Gradient(g.vector, 0, g.loss) if overflows else g
+
+        replica.gradient = gradient
+        return replica

@@ -76,7 +76,7 @@ class Coding:
         own = {name: tensor for name, tensor in state.items() if name != REST}
         with self._channel.apart():
             if (feeds or own) and not (counts and bool(v.sum().isfinite())):
-                payload, _ = codec.encode(v, {name: tensor.clone() for name, tensor in own.items()})
+                payload, _ = codec.encode(v, codec.init(v))  # without what is held, which would count twice
                 self.states.setdefault(key, state)
             elif feeds:
                 rest = state[REST] if REST in state else torch.zeros_like(v)
