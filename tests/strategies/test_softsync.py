@@ -7,10 +7,12 @@ import torch
 from central import Census, Drawn, Lateness, Trail, mean
 
 from sampling import mostly_soak
+from shoal.codecs import CODECS
 from shoal.core.replica import Gradient
 from shoal.sim import Compute, Faults, Link, Network
 from shoal.strategies import ASGD, Hierarchical, SoftSync, StalenessAware, Sync, SyncServer
 from shoal.testing.problems import Quadratic, Slope, simulate
+from slopes import OneGradient
 
 PACES = Compute(mean=1.0, slow={1: 1.25, 2: 3.125})
 WELLS = Quadratic(lr=0.5, targets=(0.0, 4.0, -8.0))
@@ -238,6 +240,15 @@ class Overflowing(Slope):
 
         replica.gradient = gradient
         return replica
+
+
+@pytest.mark.parametrize("strategy", [SoftSync(wait=True), SyncServer(), Hierarchical(groups=2)])
+def test_what_a_codec_holds_back_is_not_sent_with_a_gradient_of_no_sample(strategy):
+    """Worker 0's gradient travels one element a step, but for step 1; half of it counts."""
+    problem = OneGradient(gradients=[(4.0, 3.0, 2.0, 1.0), (0.0,) * 4], overflowing=(0,))
+    options = {"workers": 2, "start": [0.0] * 4, "codec": CODECS.read("top_k:density=0.25")}
+    ends = [simulate(strategy, problem, steps=steps, **options).server.x.tolist() for steps in (2, 3, 5)]
+    assert ends == [[-2.0, 0.0, 0.0, 0.0], [-2.0, -1.5, 0.0, 0.0], [-2.0, -1.5, -1.0, -0.5]]
 
 
 @pytest.mark.parametrize("strategy", [SoftSync(), SyncServer(), Hierarchical(groups=2)])

@@ -78,11 +78,18 @@ class Client:
     # -- push ----------------------------------------------------------------------------------
 
     async def start_push(
-        self, server: int, v: Tensor, count: float | None, like: Push | None, key: str = ""
+        self,
+        server: int,
+        v: Tensor,
+        count: float | None,
+        like: Push | None,
+        key: str = "",
+        counts: bool = True,
     ) -> Completion[None]:
         """Begin a push; until it is completed `v` must not change. `like` has another rate and numbers.
 
-        With `key`, `v` is no slice of the model but a stream of its own to the codec.
+        With `key`, `v` is no slice of the model but a stream of its own to the codec. Whether it `counts` at
+        the server the number of samples does not say: a force counts without any.
         """
         samples = self._progress.take_unmerged() if count is None else count
         if self._one_sided.is_open:
@@ -94,7 +101,8 @@ class Client:
         rate, numbers = (like.rate, like.numbers) if like else (self._replica.lr, self._replica.changed)
         for rank, part in self._shards_of(server, v.numel()):
             begins = None if key else self._coding.begins + (part.start or 0)
-            payload = self._coding.encode(f"{key}push.{rank}", self._own_part(v, part), begins)
+            own = self._own_part(v, part)
+            payload = self._coding.encode(f"{key}push.{rank}", own, begins, counts=counts)
             if numbers is None:
                 m = Push(parts=payload, count=samples, clock=self._progress.clock)
             else:

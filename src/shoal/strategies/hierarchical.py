@@ -53,7 +53,7 @@ class Hierarchical(Central):
         async for t in w.steps():
             if not is_fresh:
                 await w.pull(above, out=w.x)
-            await w.push(above, await w.grad())
+            await w.push(above, await w.grad(), counts=w.unmerged > 0)
             await w.pull(above, out=w.x)  # the answer comes when the step is made
             await w.report()
             is_fresh = not w.is_last(t)  # later ones wait until there is work
@@ -82,6 +82,6 @@ class Hierarchical(Central):
             gathering.descend()
             return
         mean, _ = gathering.close()
-        await s.push(SERVER, mean.body, count=mean.count, like=mean)
+        await s.push(SERVER, mean.body, count=mean.count, like=mean, counts=mean.count > 0)
         await s.pull(SERVER, out=s.x)
         s.advance(mean.count)

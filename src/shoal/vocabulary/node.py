@@ -215,16 +215,23 @@ class Node(Serving):
         return () if members.outcome is None else members.outcome.contributors
 
     def push(
-        self, dst: int, v: Tensor, count: float | None = None, like: Push | None = None, key: str = ""
+        self,
+        dst: int,
+        v: Tensor,
+        count: float | None = None,
+        like: Push | None = None,
+        key: str = "",
+        counts: bool = True,
     ) -> Operation[None]:
         """Have a server apply a difference. Completed when it has, and would remember it after a crash.
 
         Lossy if the codec is. `count` defaults to the samples of this worker since its last merge. The
         learning rate goes with it: this worker's, or that of `like`. Until it is completed, `v` must not
         change. A refused update is recorded as a fault, and training goes on. A fragment, which the server's
-        `inbox` must expect, has a `key`: vectors with one key are one stream to the codec.
+        `inbox` must expect, has a `key`: vectors with one key are one stream to the codec. Where the server
+        weighs `v` by its samples and there are none, it does not `count`: the codec keeps what it holds back.
         """
-        return Operation(partial(self.engine.client.start_push, dst, v, count, like, key))
+        return Operation(partial(self.engine.client.start_push, dst, v, count, like, key, counts))
 
     def pull(self, src: int, out: Tensor | None = None) -> Operation[Tensor]:
         """The parameters of `src` as they were when it answered, written to `out` if that is given.

@@ -265,7 +265,7 @@ class Central(Strategy):
         """Pull, compute, push; each waits for the one before."""
         async for _ in w.steps():
             await w.pull(SERVER, out=w.x)
-            await w.push(SERVER, await w.grad())
+            await w.push(SERVER, await w.grad(), counts=w.unmerged > 0)
 
     async def finish(self, w: Node) -> None:
         """Take the trained model."""
