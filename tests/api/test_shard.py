@@ -29,6 +29,7 @@ from torch.utils.data import (
 
 import shoal
 from shoal.api.shard import Shard, count_samples
+from shoal.launch.environment import Place
 
 SAMPLES = 103  # prime: nothing divides it
 NUMBERS = TensorDataset(torch.arange(SAMPLES))
@@ -130,6 +131,17 @@ def test_where_batches_are_dealt_out_the_length_is_this_worker_s(name, monkeypat
         assert len(shares) == len(one_pass(shares))
     with pytest.raises(TypeError):
         len(shoal.shard(LOADERS["a stream"]()))
+
+
+def test_before_attach_a_worker_of_several_is_not_told_the_length_of_the_whole(monkeypatch):
+    ((name, value),) = Place(0, 2, launched="shoal", store="nowhere").to_environment().items()
+    shares = shoal.shard(LOADERS["in order"]())
+    assert len(shares) == 13  # plain python: one worker, whose share is the whole
+    monkeypatch.setenv(name, value)
+    with pytest.raises(TypeError, match=r"not known before shoal\.attach\(\).* len\(loader\) counts"):
+        len(shares)
+    monkeypatch.setattr("shoal.api.attach._was_launched", True)  # and finish() has been called since
+    assert len(shares) == len(one_pass(shares)) == 13
 
 
 @pytest.mark.parametrize("name", ["shuffled", "a subset", "NumPy's generator", "batches"])

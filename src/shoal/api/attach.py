@@ -72,6 +72,11 @@ def attach(
     )
 
 
+def is_due() -> bool:
+    """Whether a launcher started this process as one of several, and it has not called attach() yet."""
+    return not _was_launched and current() is None and Place.find().nodes > 1
+
+
 def attach_at(
     found: Place,
     model: nn.Module | Sequence[nn.Module],

@@ -18,6 +18,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from shoal.api.attach import is_due
 from shoal.api.attachment import current
 from shoal.api.loop_data import LoopData
 from shoal.core.seeds import derive, stream
@@ -74,7 +75,13 @@ class Shard:
         self._reader: DataLoader[Any] | None = None  # kept from pass to pass for its persistent workers
 
     def __len__(self) -> int:
-        """Batches of this worker in one pass. Raises TypeError if the loader has no length."""
+        """Batches of this worker in one pass. Raises TypeError if the loader has no length, or none yet."""
+        if self._given_seat is None and is_due():
+            raise TypeError(
+                "len(shoal.shard(loader)) is not known before shoal.attach(), which tells this worker its "
+                "share: call it after attach(), or inside the loop over shoal.epochs(). len(loader) counts "
+                "the batches of all workers"
+            )
         if _is_read_whole(self._loader):
             return _dealt(len(self._loader), self._seat())
         if self._loader.batch_size is None:
