@@ -189,12 +189,12 @@ def test_a_worker_that_takes_over_finds_out_that_its_data_or_its_order_is_anothe
     assert difference(0, order, batch=2) is None
     assert difference(1, order[::-1], batch=2) is None  # of another pass
     assert difference(0, order[::-1], batch=2) == (
-        "it reads 12 samples in batches of 2 in another order than the others"
+        "reads 12 samples in batches of 2, which are not those of the others or have another order"
     )
     assert difference(0, order, batch=3) == (
-        "it reads 12 samples in batches of 3, and the others read 12 samples in batches of 2"
+        "reads 12 samples in batches of 3, and the others read 12 samples in batches of 2"
     )
     assert difference(0, None, batch=2) == (
-        "it reads a stream in batches of 2, and the others read 12 samples in batches of 2"
+        "reads a stream in batches of 2, and the others read 12 samples in batches of 2"
     )
     assert difference(0, order[:6], batch=2, shared=False) is None  # a share of its own

@@ -68,7 +68,7 @@ class Comings:
                 "your loop with step training.resumed_from"
             )
         if (difference := self._data.passes.difference) is not None:
-            raise ValueError(f"{came}, and {difference}: all workers must go through the same data")
+            raise ValueError(f"{came}, and it {difference}: all workers must go through the same data")
         if self._steps_alike:
             drive(tell_options(self._engine, self._members.others, self._replica.options))
 

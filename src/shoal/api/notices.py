@@ -10,11 +10,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from shoal.api.same_data import SameData
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.optimizer import steps_on_zeros
+from shoal.replicas.passes import PassMark
 from shoal.vocabulary.strategy import Sends, Strategy
 
 FIRST = "first"
@@ -40,6 +42,7 @@ class Notices:
         self._replica = replica
         alike = not (strategy.independent or engine.incarnation)  # whether all begin at the same weights
         self._first = FirstGradients(engine) if alike else None
+        self._same_data = SameData(engine) if alike else None
         merges = strategy.sends is Sends.MEAN_GRADIENTS and engine.identity.workers > 1
         whole = strategy.steps_at_server or merges  # gradients: one that is missing would count as zeros
         self._looks_for_unused = whole and unused == "refused"
@@ -55,6 +58,7 @@ class Notices:
                 f"a parameter was frozen after attach(), and {self._name} would still move it. Freeze it "
                 "before attach(), or take strategy 'sync'."
             )
+        self._look_at_data(self._replica.passes.mark)
         self._look_for_equal_batches()
         if self._looks_for_unused and (name := self._replica.without_gradient):
             self._check_zeros(name, optimizer)
@@ -75,6 +79,7 @@ class Notices:
 
     def before_end(self) -> None:
         """No step follows; the other workers are still there."""
+        self._look_at_data(None)
         self._look_for_equal_batches()
 
     def at_end(self) -> None:
@@ -85,6 +90,10 @@ class Notices:
                 "trained",
                 stacklevel=4,
             )
+
+    def _look_at_data(self, mark: PassMark | None) -> None:
+        if self._same_data is not None and not self._same_data.is_over:
+            drive(self._same_data.look(mark))
 
     def _look_for_equal_batches(self) -> None:
         if self._first is None:

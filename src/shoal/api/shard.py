@@ -109,7 +109,8 @@ class Shard:
         shared = not _divides_itself(loader, self._mine())
         order = None if whole else self._order(epoch)
         number = data.next_pass()
-        if not passes.begin(number, order, loader.batch_size, bool(loader.drop_last), shared):
+        options = loader.batch_size, bool(loader.drop_last), shared, loader.dataset
+        if not passes.begin(number, order, *options):
             return
         if whole:
             yield from self._stream(data)

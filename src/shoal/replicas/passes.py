@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,11 +29,19 @@ class PassMark(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, number: int, order: Sequence[Any] | None, batch: int | None, drop_last: bool) -> PassMark:
-        """The mark of a pass over these items."""
-        stride = max(1, len(order or ()) // LOOKED_AT)
-        digest = hashlib.sha256(repr(list((order or ())[::stride])).encode()).hexdigest()
-        return cls(number, None if order is None else len(order), batch, drop_last, digest)
+    def of(
+        cls,
+        number: int,
+        order: Sequence[Any] | None,
+        batch: int | None,
+        drop_last: bool,
+        dataset: object = None,
+    ) -> PassMark:
+        """The mark of a pass over these items of a data set."""
+        looked_at = [_some(order or ()), *_chosen(dataset)]
+        digest = hashlib.sha256(repr(looked_at).encode()).hexdigest()
+        items, size = None if order is None else len(order), None if batch is None else int(batch)
+        return cls(number, items, size, drop_last, digest)
 
     def __str__(self) -> str:
         items = (
@@ -46,10 +54,36 @@ class PassMark(NamedTuple):
     def difference(self, theirs: PassMark) -> str | None:
         """How this differs from that of the others, in words; None if it does not, as far as one can tell."""
         if self[1:4] != theirs[1:4]:
-            return f"it reads {self}, and the others read {theirs}"
+            return f"reads {self}, and the others read {theirs}"
         if self.number == theirs.number and self.digest != theirs.digest:
-            return f"it reads {self} in another order than the others"
+            return f"reads {self}, which are not those of the others or have another order"
         return None
+
+
+def _chosen(dataset: object, depth: int = 8) -> Iterator[list[Any]]:
+    """Some indices of a subset, as random_split makes them, and of those inside it."""
+    held = getattr(dataset, "__dict__", {})
+    parts = held.get("datasets")
+    indices: Any = held.get("indices")
+    if isinstance(indices, Sequence) or getattr(indices, "ndim", 0) == 1:
+        yield [len(indices), *_some(indices)]
+    inside = [held.get("dataset"), *(parts if isinstance(parts, (list, tuple)) else ())]
+    for part in inside if depth else ():
+        yield from _chosen(part, depth - 1)
+
+
+def _some(items: Sequence[Any]) -> list[Any]:
+    """Items at even distances."""
+    return [_plain(item) for item in items[:: max(1, len(items) // LOOKED_AT)]]
+
+
+def _plain(item: Any) -> Any:
+    """An item as a value that is written alike in every process."""
+    if isinstance(item, (list, tuple)):
+        return [_plain(part) for part in item]
+    if hasattr(item, "tolist"):
+        return item.tolist()
+    return item if isinstance(item, (int, float, str, bytes)) else type(item).__name__
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +153,7 @@ class Passes:
         self._again: list[Any] = []  # items that come before the others: they were dealt to one that died
         self._order: Sequence[Any] | None = None
         self._is_shared = True
-        self._mark: PassMark | None = None  # of the pass that the loop has begun last, if all share it
+        self.mark: PassMark | None = None  # of the pass that the loop has begun last, if all share it
         self._theirs: PassMark | None = None  # that of the worker that this one got its state from
         self.difference: str | None = None  # between the two, if there is one
         self._log: deque[tuple[int, Dealing, int]] = deque()  # since the last average: step, what was dealt
@@ -140,17 +174,18 @@ class Passes:
         batch: int | None = None,
         drop_last: bool = False,
         shared: bool = True,
+        dataset: object = None,
     ) -> bool:
-        """The loop begins that pass, over these items. False if others have been through it already."""
+        """The loop begins that pass, over these items of `dataset`. False if others have done it already."""
         if number < self._number:
             return False
         if number > self._number:
             self._settle()
             self._number, self._taken = number, 0
         self._order, self._is_shared, self._reading = order, shared, number
-        self._mark = PassMark.of(number, order, batch, drop_last) if shared else None
-        if self._mark is not None and self._theirs is not None:
-            self.difference, self._theirs = self._mark.difference(self._theirs), None
+        self.mark = PassMark.of(number, order, batch, drop_last, dataset) if shared else None
+        if self.mark is not None and self._theirs is not None:
+            self.difference, self._theirs = self.mark.difference(self._theirs), None
         self.dealing = self._dealt(batch, drop_last)
         if not self._taken and not self._again:
             self.dealing.check_is_enough()
@@ -228,7 +263,7 @@ class Passes:
             "done": self.done,
             "shared": self._is_shared,
             "batches": self.batches,
-            "mark": self._mark and list(self._mark),
+            "mark": self.mark and list(self.mark),
         }
 
     def load(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,56 @@
+"""Whether all workers go through the same data in the same order, of which shard() deals each its share."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from shoal.core.transport import Message
+from shoal.engine.engine import Engine
+from shoal.replicas.passes import PassMark
+
+MARK = "pass"
+
+
+class SameData:
+    """Compares the pass in which this worker takes its first step with worker 0's.
+
+    Worker 0 sends the mark of its pass to the others. Nobody waits for it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._own: PassMark | None = None
+        self._has_begun = False  # whether this worker has taken its first step
+        self.is_over = len(engine.identity.first_workers) == 1 or engine.is_server
+
+    async def look(self, mark: PassMark | None) -> None:
+        """Before each step, in a pass with that mark. Raises ValueError if worker 0's is another."""
+        if not self._has_begun:
+            self._has_begun, self._own = True, mark
+        if self._engine.rank == 0:
+            await self._tell()
+            return
+        for m in self._engine.mailbox.poll(MARK):
+            self.is_over = True
+            theirs = json.loads(bytes(m.body.tolist()))
+            if self._own is not None and theirs is not None:
+                self._compare(self._own, PassMark(*theirs))
+
+    async def _tell(self) -> None:
+        self.is_over = True
+        text = json.dumps(self._own).encode()
+        for rank in self._engine.identity.first_workers[1:]:
+            letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            await self._engine.channel.tell(rank, Message(MARK, (letters,)))
+
+    def _compare(self, own: PassMark, theirs: PassMark) -> None:
+        if own.items is None and theirs.items is None:
+            return  # streams, of which nothing is known beforehand
+        name = self._engine.name
+        if (difference := own.difference(theirs)) is not None:
+            raise ValueError(
+                f"the workers' data differ: {name} {difference}; seed the split, and whatever else chooses "
+                "or shuffles samples, alike in every process (data of each worker's own need no shard())"
+            )

@@ -1,0 +1,58 @@
+"""A loop over data that are the same at all workers, or not: see `--data`."""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    random_split,
+)
+
+import shoal
+from shoal.launch.environment import Place
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", default="whole")
+parser.add_argument("--seeded", action="store_true")
+args = parser.parse_args()
+
+rank = Place.find().rank
+torch.manual_seed(0 if args.seeded else rank)
+numbers = TensorDataset(torch.arange(100.0).reshape(-1, 1))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(100.0).reshape(-1, 1) + 1000 * rank)
+
+
+LOADERS = {
+    "whole": lambda: DataLoader(numbers, 8, shuffle=True),
+    "split": lambda: DataLoader(random_split(numbers, [80, 20])[0], 8, shuffle=True),
+    "sampled": lambda: DataLoader(numbers, 8, sampler=SubsetRandomSampler(torch.randperm(100).tolist()[:80])),
+    "sizes": lambda: DataLoader(numbers, 8 + rank),
+    "batches": lambda: DataLoader(numbers, batch_sampler=BatchSampler(RandomSampler(numbers), 8, False)),
+    "shares": lambda: DataLoader(numbers, 8, sampler=DistributedSampler(numbers, 2, rank)),
+    "stream": lambda: DataLoader(Stream(), 8 + rank),
+    "few batches": lambda: DataLoader(numbers, batch_sampler=BatchSampler(RandomSampler(numbers), 40, False)),
+}
+loader = LOADERS[args.data]()
+torch.manual_seed(0)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+training = shoal.attach(model, optimizer)
+for _ in range(3):
+    for batch in shoal.shard(loader):
+        x = batch[0] if isinstance(batch, list) else batch
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+training.finish()
+print("trained")
