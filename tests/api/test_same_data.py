@@ -30,6 +30,13 @@ def test_so_are_other_samples_and_other_batches(data, what):
         run("--data", data)
 
 
+def test_a_look_at_a_batch_by_one_worker_is_refused():
+    with pytest.raises(
+        WorkerFailed, match="worker 1 takes its first step in pass 1 over the data, and worker 0 in pass 2"
+    ):
+        run("--peek")
+
+
 @pytest.mark.parametrize("data", mostly_soak(["split", "shares", "stream", "batches", "few batches"], few=3))
 def test_data_that_are_the_same_or_nobody_else_s_are_not(data):
     seeded = ["--seeded"] if data == "split" else []

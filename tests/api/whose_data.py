@@ -21,6 +21,7 @@ from shoal.launch.environment import Place
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", default="whole")
 parser.add_argument("--seeded", action="store_true")
+parser.add_argument("--peek", action="store_true", help="the first worker looks at a batch")
 args = parser.parse_args()
 
 rank = Place.find().rank
@@ -48,6 +49,8 @@ torch.manual_seed(0)
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
 training = shoal.attach(model, optimizer)
+if args.peek and training.is_first:
+    next(iter(shoal.shard(loader)))
 for _ in range(3):
     for batch in shoal.shard(loader):
         x = batch[0] if isinstance(batch, list) else batch

@@ -23,6 +23,7 @@ class SameData:
         self._engine = engine
         self._own: PassMark | None = None
         self._has_begun = False  # whether this worker has taken its first step
+        self._from_start = engine.t == 0  # else the run was resumed, perhaps in different passes
         self.is_over = len(engine.identity.first_workers) == 1 or engine.is_server
 
     async def look(self, mark: PassMark | None) -> None:
@@ -49,6 +50,12 @@ class SameData:
         if own.items is None and theirs.items is None:
             return  # streams, of which nothing is known beforehand
         name = self._engine.name
+        if own[1:4] == theirs[1:4] and self._from_start and own.number != theirs.number:
+            raise ValueError(
+                f"{name} takes its first step in pass {own.number + 1} over the data, and worker 0 in pass "
+                f"{theirs.number + 1}: begin each pass over shoal.shard(loader) at all workers, and take a "
+                "batch that one worker alone looks at from the loader itself"
+            )
         if (difference := own.difference(theirs)) is not None:
             raise ValueError(
                 f"the workers' data differ: {name} {difference}; seed the split, and whatever else chooses "
