@@ -5,8 +5,8 @@
 The other code is a commit, which is checked out to a temporary folder, or a folder that holds a checkout.
 Every round runs each benchmark of both, and every second round begins with the other one. A figure is the
 median over the rounds of how many times faster this code is, in brackets the smallest and the largest: 1.03
-is 3 % faster, 0.97 is 3 % slower. Of codecs and of the parameter server the rates in GB/s are compared, as their
-tables have them: a share of a copy would show that the copy has become faster.
+is 3 % faster, 0.97 is 3 % slower. Of codecs and of the parameter server the rates in GB/s are compared, as
+their tables have them: a share of a copy would show that the copy has become faster.
 
 The last line is JSON: for each benchmark, these medians by the names of its own figures.
 """
