@@ -33,6 +33,21 @@ with shoal.attach(model, optimizer):
         optimizer.step()
 print("done")
 """
+CHANGES = """
+import torch, shoal
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+with shoal.attach(model, optimizer) as training:
+    for step in range(24):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+        if step == 12:
+            with training.common_model():
+                pass
+            torch.nn.init.ones_(model.weight)
+print("all ones", bool((model.weight == 1).all()))
+"""
 GIVES_UP = """
 import pathlib, time, torch, shoal
 model = torch.nn.Linear(4, 2)
@@ -446,6 +461,18 @@ def test_freezing_after_attach_is_refused_where_the_strategy_would_still_move_it
     for strategy in ("bmuf", "gossip"):
         with pytest.raises(shoal.WorkerFailed, match=r"frozen after attach\(\), and \w+ would still move it"):
             run_loop(script=script, strategy=strategy)
+
+
+@pytest.mark.slow
+@warm
+def test_weights_changed_beside_the_optimizer_are_refused_or_stay(tmp_path):
+    script = tmp_path / "changes.py"
+    script.write_text(CHANGES)
+    for printed in run_loop(script=script, strategy="local", strategy_options={"period": "4"}):
+        assert "all ones True" in printed
+    for strategy, options in (("asgd", {}), ("bmuf", {"period": "4", "overlap": "1"})):
+        with pytest.raises(shoal.WorkerFailed, match=r"the loop changed weights .* before step \d+, and"):
+            run_loop(script=script, strategy=strategy, strategy_options=options)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.optimizer import steps_on_zeros
+from shoal.replicas.outside_changes import OutsideChanges
 from shoal.replicas.passes import PassMark
 from shoal.vocabulary.strategy import Sends, Strategy
 
@@ -47,6 +48,8 @@ class Notices:
         whole = strategy.steps_at_server or merges  # gradients: one that is missing would count as zeros
         self._looks_for_unused = whole and unused == "refused"
         self._moves_frozen = strategy.sends not in (Sends.MEAN_GRADIENTS, Sends.NOTHING)
+        if strategy.servers or not strategy.keeps_changes:
+            replica.outside_changes = OutsideChanges(replica.x, self._name, engine.progress)
         self._harmless: set[tuple[int, str]] = (
             set()
         )  # optimizers with their options, to which zeros are nothing

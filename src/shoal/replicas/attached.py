@@ -26,6 +26,7 @@ from shoal.replicas.optimizer import (
     needs_closure,
     saved_state,
 )
+from shoal.replicas.outside_changes import OutsideChanges
 from shoal.replicas.passes import Passes
 from shoal.replicas.served import ServedReplica
 from shoal.replicas.stepper import Stepper
@@ -57,6 +58,7 @@ class AttachedReplica:
         self._model = model
         self.in_group = False  # whether this process is a part of a worker
         self.tells_servers = True  # of changes in the optimizer's groups: theirs takes the steps
+        self.outside_changes: OutsideChanges | None = None  # None: the strategy keeps them
         self._has_ended = False  # the loop, while those of other workers may go on
         self.loss: float | None = None
         self.own_loss: Any = None  # what the optimizer's own evaluation of a closure returned
@@ -101,6 +103,8 @@ class AttachedReplica:
     def leave(self) -> None:
         """The loop goes on: give it the shards as they are now."""
         self._shards.write()
+        if self.outside_changes is not None:
+            self.outside_changes.begin()
 
     def agree(self) -> None:
         """Have all processes of a group go on with the same values of what several of them hold."""
@@ -252,6 +256,8 @@ class AttachedReplica:
     def _check_still_trained(self) -> None:
         """Raise ValueError if the script has changed what is trained, which the other nodes cannot know."""
         self._flat.check_still_bound()
+        if self.outside_changes is not None:
+            self.outside_changes.check()
         self._now.check_still_holds()
 
     def _undo_scaling(self) -> Tensor | None:

@@ -22,6 +22,8 @@ class BMUF(Blockwise):
     Averaging N models shortens every update N-fold; momentum 1 - 1/N makes up for it.
     """
 
+    keeps_changes = False  # its momentum goes beyond them
+
     period: int = 50  # tau: local steps in a block
     momentum: float | None = None  # eta; None: 1 - 1/N
     rate: float = 1.0  # zeta

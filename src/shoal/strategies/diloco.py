@@ -18,6 +18,7 @@ class DiLoCo(Strategy):
     """Local steps of the user's optimizer inside; Nesterov momentum on the average displacement outside."""
 
     sends = Sends.DIFFERENCES
+    keeps_changes = False  # its momentum goes beyond them
 
     period: int = 500  # H: inner steps in a round
     rate: float = 0.7  # outer learning rate

@@ -67,6 +67,7 @@ class Strategy(ABC):
     one_sided: ClassVar[bool] = False  # whether workers change the server's memory without its help
     plain_sgd_only: ClassVar[bool] = False  # whether it takes a gradient's step itself, as `x -= lr * g`
     own_optimizer: ClassVar[bool] = False  # whether no optimizer of the user's takes any step
+    keeps_changes: ClassVar[bool] = True  # of weights, that a loop makes beside its optimizer; no server does
     default_codec: ClassVar[str] = "none"  # how messages are compressed where nobody says so
     recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
