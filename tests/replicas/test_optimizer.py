@@ -9,7 +9,7 @@ from torch import nn
 
 import shoal
 from shoal.replicas.module import build_model
-from shoal.replicas.optimizer import steps_on_zeros
+from shoal.replicas.optimizer import Schedule, steps_on_zeros
 from shoal.testing import blobs
 
 MAKERS = [
@@ -55,3 +55,12 @@ def test_a_parameter_that_a_task_never_uses_stays_or_is_refused(strategy):
     assert not torch.equal(result.model.head.weight, begun.head.weight)
     with pytest.raises(ValueError, match=r"does not depend on parameter 'other\.weight', and Adam would"):
         shoal.run(replace(task, optimizer=torch.optim.Adam), strategy, transport="sim", compute="1ms")
+
+
+def test_a_step_hook_that_is_registered_later_is_refused():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    schedule = Schedule(optimizer)
+    assert schedule.changed() is None
+    optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="at the server, where step hooks"):
+        schedule.changed()

@@ -19,6 +19,13 @@ OF_GRAD_SCALER = ("grad_scale", "found_inf")
 """Attributes that torch.amp.GradScaler sets at an optimizer for the time of a step."""
 
 
+HOOKS_MISS = (
+    "runs the optimizer at the server, where step hooks and a step() of your own would not see your model; "
+    "clip or change gradients in your loop, before step()"
+)
+"""What is wrong with them, and what to do."""
+
+
 class Schedule:
     """The numbers in the groups of an optimizer: learning rates, betas, weight decay.
 
@@ -47,8 +54,10 @@ class Schedule:
     def changed(self) -> Tensor | None:
         """All numbers, if others than the first rate have changed since the start; a push tells that anyway.
 
-        Raises ValueError if something else than a number was changed.
+        Raises ValueError if something else than a number was changed, or a step hook registered.
         """
+        if has_step_hooks(self._optimizer):
+            raise ValueError(f"this strategy {HOOKS_MISS}")
         if self._read_settings() != self._settings:
             raise ValueError(
                 "an attribute of the optimizer, or an option that is not a number, was changed after "
@@ -272,9 +281,14 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody else's code runs at its steps: hooks, or a step that no scheduler has wrapped."""
-    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     own_step = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
-    return own_step or any(getattr(optimizer, name, None) for name in hooks)
+    return own_step or has_step_hooks(optimizer)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks run before or after its steps."""
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, name, None) for name in hooks)
 
 
 def has_inner(optimizer: torch.optim.Optimizer) -> bool:

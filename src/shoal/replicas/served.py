@@ -13,6 +13,7 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Parameters
 from shoal.core.vector import Flat
 from shoal.replicas.optimizer import (
+    HOOKS_MISS,
     Schedule,
     copy_onto,
     has_hooks,
@@ -152,10 +153,7 @@ def check_optimizer(strategy: Strategy, optimizer: torch.optim.Optimizer, worker
             f"{name} with other options; take strategy 'asgd', whose server runs any optimizer"
         )
     if strategy.steps_at_server and has_hooks(optimizer):
-        raise ValueError(
-            f"{here} runs the optimizer at the server, where step hooks and a step() of your own would not "
-            "see your model; clip or change gradients in your loop, before step()"
-        )
+        raise ValueError(f"{here} {HOOKS_MISS}")
     if strategy.steps_at_server and shards > 1 and not steps_each_element(optimizer):
         raise ValueError(
             f"{name} looks at whole tensors, and each of {shards} servers has a slice of the model, which "
