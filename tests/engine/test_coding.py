@@ -1,6 +1,6 @@
 """What a node encodes: states of streams, feedback where it belongs, and whether it pays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -123,6 +123,28 @@ def test_an_average_without_weight_is_zero_and_leaves_the_error_held():
     for k in range(2):
         assert run.worker(k).x.tolist() == [0.0] * 4
         assert run.worker(k).coding.states["average"]["rest"].tolist() == [-0.25, 0.25]
+
+
+@dataclass(frozen=True)
+class Begun(Strategy):
+    """Begins averages, one after the other, and notes the error that a checkpoint would hold meanwhile."""
+
+    held: list = field(default_factory=list)
+
+    async def worker(self, w):
+        for _ in range(3):
+            coming = await w.begin(w.mean(w.x, weight=1.0))
+            if w.rank == 0:
+                self.held.append(w.engine.coding.state()["stripe.1"].get("rest", torch.zeros(2)).tolist())
+            await coming
+
+
+def test_the_error_in_a_checkpoint_lacks_what_is_under_way():
+    # a resumed run begins that average again; of 4 and 1 the 4 is sent, three times
+    codec, strategy = CODECS.read("top_k:density=0.5"), Begun()
+    run = simulate(strategy, Slope(), workers=2, start=[4.0, 1.0, 4.0, 1.0], codec=codec)
+    assert strategy.held == [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0]]
+    assert run.worker(0).coding.state()["stripe.1"]["rest"].tolist() == [0.0, 3.0]
 
 
 def test_choco_feeds_back_by_itself():

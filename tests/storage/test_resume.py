@@ -46,6 +46,12 @@ COMPRESSED = [
     SparseLoCo(period=4, density=0.25),
     SparseLoCo(period=1, values="exact", merge="all"),
 ]
+OVERLAPPED = [  # a run stops while an average is under way
+    *(kind(period=4, overlap=1) for kind in (shoal.Local, shoal.BMUF, SlowMo, shoal.DiLoCo)),
+    StreamingDiLoCo(period=6, fragments=2, overlap=2),
+    StreamingDiLoCo(period=4, fragments=2, eager=True),
+]
+WITH_FEEDBACK = ["top_k:density=0.1", "one_bit:feedback=double"]
 SYNCHRONOUS = [
     shoal.Sync(),
     shoal.Local(period=4),
@@ -55,10 +61,8 @@ SYNCHRONOUS = [
     shoal.BMUF(period=4, warmup=2),
     SlowMo(period=4),
     shoal.DiLoCo(period=4),
-    *(kind(period=4, overlap=1) for kind in (shoal.Local, shoal.BMUF, SlowMo, shoal.DiLoCo)),
+    *OVERLAPPED,
     MuLoCo(period=4),
-    StreamingDiLoCo(period=6, fragments=2, overlap=2),  # stops while one is under way
-    StreamingDiLoCo(period=4, fragments=2, eager=True),  # while both are
     shoal.EASGD(period=4, synchronous=True),
 ]
 
@@ -95,7 +99,10 @@ def weights(result: shoal.Result) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("strategy", "codec"),
-    mostly_soak([*product(SYNCHRONOUS, ["none", "fp16"]), *product(COMPRESSED, ["none"])], few=9),
+    [
+        *mostly_soak([*product(SYNCHRONOUS, ["none", "fp16"]), *product(COMPRESSED, ["none"])], few=9),
+        *mostly_soak([*product(OVERLAPPED, WITH_FEEDBACK)], few=4),
+    ],
 )
 def test_resuming_in_virtual_time_is_bit_equal(strategy, codec, tmp_path):
     settings = {"workers": 3, "transport": "sim", "codec": codec}

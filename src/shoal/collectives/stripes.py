@@ -51,6 +51,7 @@ class Striped:
             )
         self._group, self._v, self._weight, self._key = group, v, weight, key
         self._stripe, self._average = f"stripe{name}", f"average{name}"
+        self._is_begun = bool(name)  # to be finished later
         self._counts = weight > PRESENT
         self._cuts = cut(v.numel(), group.size)
         # the next worker first, so that not all send to worker 0 at once
@@ -61,7 +62,7 @@ class Striped:
         """Send every stripe to the worker that merges it."""
         for k in self._others:
             key, part = f"{self._key}stripe.{k}", self._cuts[k]
-            payload = self._group.coding.encode(key, self._v[part], self._at(part), counts=self._counts)
+            payload = self._encode(key, self._v[part], self._at(part))
             await self._group.send(k, Message(self._stripe, payload, count=self._weight))
 
     async def progress(self) -> None:
@@ -79,7 +80,15 @@ class Striped:
         for k in self._others:
             m = await group.recv(self._average, k)
             out[self._cuts[k]] = self._decode_average(m.parts, self._cuts[k])
+        if self._is_begun:
+            keys = ("average", *(f"stripe.{k}" for k in range(group.size)))
+            group.coding.complete(f"{self._key}{name}" for name in keys)
         return out, total
+
+    def _encode(self, key: str, v: Tensor, at: int | None, times: int = 1) -> Payload:
+        """A part of this worker's vector."""
+        coding = self._group.coding
+        return coding.encode(key, v, at, counts=self._counts, times=times, under_way=self._is_begun)
 
     def _own(self, own: Tensor, at: int | None) -> Tensor:
         """This worker's contribution to its own stripe: uncompressed, unless the codec changes gradients.
@@ -90,7 +99,7 @@ class Striped:
         if not coding.codec.for_gradients and not isinstance(coding.codec, SparseCodec):
             return own
         key = f"{self._key}stripe.{self._group.rank}"
-        payload = coding.encode(key, own, at, counts=self._counts, times=0)
+        payload = self._encode(key, own, at, times=0)
         return coding.decode(payload, own.numel(), at)
 
     def _decode_average(self, payload: Payload, part: slice) -> Tensor:
@@ -115,7 +124,13 @@ class Striped:
             total += count
         average = (acc.div_(total) if total else acc).to(own.dtype)
         payload = group.coding.encode(
-            f"{self._key}average", average, at, merged=True, counts=total > 0, times=len(self._others)
+            f"{self._key}average",
+            average,
+            at,
+            merged=True,
+            counts=total > 0,
+            times=len(self._others),
+            under_way=self._is_begun,
         )
         for k in self._others:
             await group.send(k, Message(self._average, payload))

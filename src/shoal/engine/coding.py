@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from functools import partial
 from typing import Any
@@ -42,6 +43,7 @@ class Coding:
         self.layout = layout
         self.begins = begins
         self.states: dict[str, State] = {}
+        self._before: dict[str, State] = {}  # of streams in averages under way, which checkpoints begin again
         self._channel = channel
         self._meter = channel.meter
         self._seconds_per_byte: float | None = getattr(channel.transport, "seconds_per_byte", None)
@@ -59,11 +61,13 @@ class Coding:
         feeds: bool = True,
         counts: bool = True,
         times: int = 1,
+        under_way: bool = False,
     ) -> Payload:
         """Compress the next vector of the stream `key`, to be sent `times` times.
 
         Without `feeds` the caller does the error feedback itself. A vector that is not finite, or has no
         weight where it arrives (`counts`), leaves the stream's state as it was: later ones would suffer.
+        One that is `under_way` until `complete` is encoded once more after a checkpoint meanwhile.
         """
         began = self._channel.now()
         codec = self.fitted(at, v.numel(), merged)
@@ -72,6 +76,8 @@ class Coding:
             self._meter.encode_seconds += self._channel.now() - began
             return payload
         state = self.state_of(key, codec, v)
+        if under_way:
+            self._before[key] = {name: tensor.clone() for name, tensor in state.items()}
         feeds = feeds and codec.feedback != "none"
         own = {name: tensor for name, tensor in state.items() if name != REST}
         with self._channel.apart():
@@ -89,6 +95,16 @@ class Coding:
             self._channel.charge("encode", v.nbytes)
             self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
+
+    def complete(self, keys: Iterable[str]) -> None:
+        """The vectors of these streams that were under way have arrived."""
+        for key in keys:
+            self._before.pop(key, None)
+
+    def forget(self) -> None:
+        """Begin all streams anew."""
+        self.states.clear()
+        self._before.clear()
 
     def rehearse(self) -> None:
         """Compress a short vector and forget it, so that no step pays the seconds of loading kernels.
@@ -145,7 +161,7 @@ class Coding:
         is_plain = exact.exact and not exact.needs_all
         coding.codec, coding.layout = exact if is_plain else Identity(), None
         coding._dtype, coding._device = like.dtype, like.device
-        coding.states, coding._fitted = {}, {}
+        coding.states, coding._before, coding._fitted = {}, {}, {}
         return coding
 
     def averaging(self, nbytes: int) -> int:
@@ -171,8 +187,8 @@ class Coding:
         return describe_flaw(vector, self.layout, self.begins)
 
     def state(self) -> dict[str, Any]:
-        """The states of all streams."""
-        return self.states
+        """The states of all streams, without what is under way."""
+        return {**self.states, **self._before}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""

@@ -71,7 +71,7 @@ class Group:
         """
         self._members, self.epoch = members, epoch
         self.rank, self.size = members.index(self._identity.rank), len(members)
-        self.coding.states.clear()
+        self.coding.forget()
         self.measured.clear()
 
     def send(self, dst: int, m: Message) -> Coroutine[Any, Any, None]:
