@@ -32,5 +32,3 @@ class GroupPace:
             drive(self._rounds.answer_until(all_came.is_completed))
             all_came.wait()  # raises what went wrong
         self._replica.agree()
-        if self._groups and self._replica.outside_changes is not None:
-            self._replica.outside_changes.begin()

@@ -110,6 +110,8 @@ class AttachedReplica:
         """Have all processes of a group go on with the same values of what several of them hold."""
         self._replicated.agree()
         self._shards.write()
+        if self.in_group and self.outside_changes is not None:
+            self.outside_changes.begin()
 
     @property
     def without_gradient(self) -> str | None:
