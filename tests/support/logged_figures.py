@@ -102,6 +102,9 @@ def store(folder: Path) -> str:
 
 
 def read_wandb(folder: Path) -> History:
+    import wandb
+
+    wandb.teardown()  # its service writes the file, on a busy machine some time after the run has finished
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
     told = [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
