@@ -46,7 +46,7 @@ with shoal.attach(model, optimizer) as training:
             with training.common_model():
                 pass
             torch.nn.init.ones_(model.weight)
-print("all ones", bool((model.weight == 1).all()))
+print("all ones", torch.allclose(model.weight, torch.ones(2, 4), rtol=0, atol=1e-6))  # local adds differences
 """
 GIVES_UP = """
 import pathlib, time, torch, shoal
