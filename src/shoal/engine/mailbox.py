@@ -137,7 +137,7 @@ class Mailbox:
             await self.attend(handlers, left)
 
     def holds(self, tag: str, sources: Iterable[int], version: int | None, after: int = -1) -> bool:
-        """Whether a message of that version, or of any version above `after`, has arrived from each."""
+        """Whether one of that version, or of any above `after`, has arrived from each; never waits."""
         self.has_arrived()
         fits = [m for m in self._stash if (m.version > after if version is None else m.version == version)]
         return {m.src for m in fits if m.tag == tag}.issuperset(sources)

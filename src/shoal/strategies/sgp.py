@@ -38,7 +38,7 @@ class SGP(Decentral):
     async def worker(self, w: Node) -> None:
         graph, first = named(self.topology), w.t
         mass, ways = _Mass(w), _WaysBack(graph, w)
-        if first and (self.overlap or mass.issue):  # shares were under way when the checkpoint was saved
+        if first and (self.overlap or mass.issue):  # resumed: shares under way are lost, deaths count anew
             mass.issue_anew(0)
         departed, all_came = 0, True  # as far as this worker knows
         async for t in w.rounds(takes_late=True):
