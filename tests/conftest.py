@@ -19,7 +19,7 @@ import pytest
 import torch
 from typer import testing
 
-from compiled_kernels import kernels_compiled_meanwhile
+from compiled_kernels import await_compiled_kernels, begin_to_compile_kernels
 from forked import ensure_fork_server, warm_scripts
 from interpreter import be_as_if_cold
 from one_message import send_together, take_apart
@@ -256,10 +256,16 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     """Processes of pytest-xdist, and their servers that fork, start warm: torch is imported once for all."""
-    with kernels_compiled_meanwhile():
-        programs().start()
+    begin_to_compile_kernels()
+    programs().start()
     for spec in specs:
         spec.python = programs().python
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished() -> None:
+    """Kernels are compiled while torch is imported and tests are collected. No test begins before."""
+    await_compiled_kernels()
 
 
 @pytest.fixture(scope="session", autouse=True)

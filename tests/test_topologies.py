@@ -227,9 +227,10 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", GRAPHS)
 def test_the_topology_of_all_rounds_has_the_edges_of_each(text):
+    topology = named(text)
     for workers in sizes(text):
-        ever = {(i, j) for t in range(200) for i in range(workers) for j in named(text).out_of(i, workers, t)}
-        whole = named(text).of_all_rounds
+        ever = {(i, j) for t in range(200) for i in range(workers) for j in topology.out_of(i, workers, t)}
+        whole = topology.of_all_rounds
         assert ever == {(i, j) for i in range(workers) for j in whole.out_of(i, workers, 0)}
         assert ever == {(i, j) for j in range(workers) for i in whole.into(j, workers, 0)}
 

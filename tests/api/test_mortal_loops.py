@@ -42,8 +42,7 @@ def kill(*moments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("moments", "epochs"),
     [
-        (["1:3"], 8),
-        pytest.param(["0:5"], 8, marks=pytest.mark.soak),
+        *(pytest.param([moment], 8, marks=pytest.mark.soak) for moment in ("1:3", "0:5")),
         (["1:4", "2:4"], 8),
         (["1:eval"], 2),
         (["0:end"], 2),

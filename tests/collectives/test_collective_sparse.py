@@ -61,7 +61,7 @@ def patterns(workers, elements=240):
 
 @pytest.mark.parametrize(
     ("workers", "dtype"),
-    mostly_soak([*((n, torch.float32) for n in range(1, 10)), (4, torch.float64), (5, torch.float64)], few=6),
+    mostly_soak([*((n, torch.float32) for n in range(1, 10)), (4, torch.float64), (5, torch.float64)], few=4),
 )
 def test_the_average_is_that_of_the_whole_vectors_for_every_pattern(workers, dtype):
     for places in patterns(workers).values():

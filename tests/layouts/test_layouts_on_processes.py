@@ -44,8 +44,10 @@ def laid_out(task, layout, processes, **settings):
 @pytest.mark.parametrize(
     ("task", "layout", "processes"),
     [
-        ("pictures", "columns:group=2", 2),
-        *(pytest.param("pictures", f"rows:group={n}", n, marks=pytest.mark.soak) for n in (2, 3)),
+        *(
+            pytest.param("pictures", f"{cut}:group={n}", n, marks=pytest.mark.soak)
+            for cut, n in (("columns", 2), ("rows", 2), ("rows", 3))
+        ),
         ("pictures", "tensor:group=2", 2),
         pytest.param("pictures", "hybrid:group=3", 3, marks=pytest.mark.soak),
         ("pictures", "hybrid:group=2", 2),

@@ -66,8 +66,10 @@ def both(
         (Contender("single", 1), "1Gbit,100us"),
         (Contender("sync", 4), "1Gbit,100us"),
         pytest.param(Contender("sync", 16), "20Mbit,10ms", marks=pytest.mark.soak),
-        (Contender("sync", 2, codec="one_bit"), "100Mbit,2ms"),
-        pytest.param(Contender("sync", 4, codec="one_bit"), "100Mbit,2ms", marks=pytest.mark.soak),
+        *(
+            pytest.param(Contender("sync", workers, codec="one_bit"), "100Mbit,2ms", marks=pytest.mark.soak)
+            for workers in (2, 4)
+        ),
         (Contender("bmuf", 8, {"period": 8, "warmup": 0}), "20Mbit,10ms"),
         pytest.param(
             Contender("post_local", 8, {"period": 8, "switch": 6}), "100Mbit,2ms", marks=pytest.mark.soak
@@ -85,7 +87,7 @@ def both(
             Contender("downpour", 4, {"n_push": 4, "n_fetch": 4}), "100Mbit,2ms", marks=pytest.mark.soak
         ),
         (Contender("easgd", 8, {"period": 4}), "1Gbit,100us"),
-        (Contender("hogwild", 4), "100Mbit,2ms"),
+        pytest.param(Contender("hogwild", 4), "100Mbit,2ms", marks=pytest.mark.soak),
         pytest.param(Contender("gossip", 8), "100Mbit,2ms", marks=pytest.mark.soak),
         pytest.param(Contender("dpsgd", 8), "20Mbit,10ms", marks=pytest.mark.soak),
         pytest.param(Contender("sgp", 8), "100Mbit,2ms", marks=pytest.mark.soak),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from sampling import mostly_soak
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import ADPSGD, CHOCO, DPSGD, SGP, Gossip, GossipGraD, NoLoCo, Strom
 from shoal.testing.problems import Slope, simulate
@@ -96,7 +97,7 @@ def test_gossip_is_helped_with_what_one_that_was_away_has_left():
     assert run.seconds < 14  # alone it would have been at it until 8.5 + 8
 
 
-@pytest.mark.parametrize("strategy", ALL, ids=repr)
+@pytest.mark.parametrize("strategy", mostly_soak(ALL, few=5), ids=repr)
 def test_without_gradients_no_model_moves_whoever_dies_and_whenever_it_is_back(strategy):
     """What one that is back goes on from is a model, at whatever moment the other is asked for it."""
     for tenths in range(3, 95, 7):

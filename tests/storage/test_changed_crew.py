@@ -86,7 +86,7 @@ def stopped(folder, strategy, every, **settings):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "numbers"), mostly_soak([*product(AMONG_WORKERS, [(2, 3), (4, 2), (3, 1)])], few=7)
+    ("strategy", "numbers"), mostly_soak([*product(AMONG_WORKERS, [(2, 3), (4, 2), (3, 1)])], few=5)
 )
 def test_workers_that_average_among_themselves_may_become_more_or_fewer(strategy, numbers, tmp_path):
     before, after = numbers
@@ -98,7 +98,7 @@ def test_workers_that_average_among_themselves_may_become_more_or_fewer(strategy
 
 @pytest.mark.parametrize(
     ("strategy", "numbers"),
-    mostly_soak([*product(WITH_A_SERVER, [((2, 1), (3, 1)), ((3, 1), (2, 2)), ((3, 1), (3, 3))])], few=6),
+    mostly_soak([*product(WITH_A_SERVER, [((2, 1), (3, 1)), ((3, 1), (2, 2)), ((3, 1), (3, 3))])], few=4),
 )
 def test_with_a_server_workers_and_servers_may_become_more_or_fewer(strategy, numbers, tmp_path):
     (workers, servers), (now, servers_now) = numbers

@@ -230,13 +230,13 @@ def check_storm(seed):
         assert torch.equal(done.solution, ALONE.solution)
 
 
-@pytest.mark.parametrize("seed", [*range(10), 250, 333])  # in the last two a server never hears nothing
+@pytest.mark.parametrize("seed", [*range(3), 250, 333])  # in the last two a server never hears nothing
 def test_a_storm_changes_nothing(seed):
     check_storm(seed)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(10, 1000))
+@pytest.mark.parametrize("seed", range(3, 1000))
 def test_a_thousand_storms_change_nothing(seed):
     check_storm(seed)
 

@@ -15,6 +15,7 @@ from forwarder import Forwarder
 from grpc_nodes import PATIENCE, connect, hub_and_caller, nodes, notices, receive, wait_until
 from harness import drive, in_threads
 
+from sampling import mostly_soak
 from shoal.core.transport import LOST, Message
 from shoal.transports.grpc import calls
 from shoal.transports.grpc.control_pb2 import PollRequest
@@ -71,7 +72,7 @@ def exchange(hub: Any, node: Any, numbers: range, elements: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [0, 100_000, 3_000_000])
+@pytest.mark.parametrize("after", mostly_soak([100_000, 0, 3_000_000], few=1))
 def test_nothing_is_lost_or_repeated_when_connections_go_dead(after: int) -> None:
     """Also in the midst of large messages, up or down."""
     with over_a_forwarder() as (hub, node, between):
