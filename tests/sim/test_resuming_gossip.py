@@ -6,12 +6,14 @@ Each has a model of its own, so that what was trained on is counted at the data,
 import random
 import shutil
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 import torch
 from tally import TallyReplica
 
 from sampling import mostly_soak
+from shoal.core.codec import Codec, Identity, expect
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Gradient
 from shoal.launch.between_steps import BetweenSteps
@@ -92,22 +94,20 @@ def killed(*kills, back_after=float("inf")):
     return faults
 
 
-def descend(folder, strategy, steps):
-    """Where four workers end that go down by 1/8 a step, and have resumed if they could."""
+def descend(folder, strategy, steps, problem, workers, **options):
+    """The run of workers that go down so many steps, and have resumed if they could."""
     between = BetweenSteps(Control(), saved_in(folder), 10)
     start = torch.zeros(1, dtype=torch.float64)
     simulation = Simulation(
         strategy,
-        lambda rank: Slope(lr=0.125).replica(rank, start.clone()),
-        workers=4,
+        lambda rank: problem.replica(rank, start.clone()),
+        workers=workers,
         steps=steps,
-        compute=Compute(mean=1.0),
-        network=Network(latency=strategy.overlap + 0.5),
         between_steps=between,
+        **options,
     )
     between.resume_all(simulation.nodes)
-    simulation.run()
-    return simulation.worker(0).x.item()
+    return simulation.run()
 
 
 @pytest.mark.parametrize("topology", ["one_peer", "ring"])
@@ -115,10 +115,57 @@ def descend(folder, strategy, steps):
 def test_push_sum_makes_no_longer_steps_for_shares_that_were_under_way(topology, overlap, tmp_path):
     """Resumed four times, with 52 steps in all; what is lost with the shares is at most their lateness."""
     strategy, folder = SGP(topology, overlap), tmp_path / "0"
+    options = {"compute": Compute(mean=1.0), "network": Network(latency=overlap + 0.5)}
     for step in (10, 20, 30, 40):
-        descend(folder, strategy, 52)
+        descend(folder, strategy, 52, Slope(lr=0.125), 4, **options)
         folder = only(folder, step, tmp_path / str(step))
-    assert descend(folder, strategy, 52) == pytest.approx(-52 / 8, abs=4 * overlap / 8 + 1e-9)
+    end = descend(folder, strategy, 52, Slope(lr=0.125), 4, **options).worker(0).x.item()
+    assert end == pytest.approx(-52 / 8, abs=4 * overlap / 8 + 1e-9)
+
+
+@dataclass(frozen=True)
+class Halves(Codec):
+    """Sends half of each gradient, in whole numbers, and keeps the rest."""
+
+    feedback: str = "residual"  # type: ignore[assignment]
+
+    def encode(self, v, state):
+        return ((v / 2).floor().to(torch.int16),), state
+
+    def decode(self, payload, out):
+        (halves,) = expect(payload, (torch.int16, out.numel()))
+        return out.copy_(halves)
+
+
+@pytest.mark.parametrize("help", [True, False])
+@pytest.mark.parametrize("latency", [0.0, 2.5])
+@pytest.mark.parametrize("codec", [Identity(), Halves()], ids=repr)
+@pytest.mark.parametrize(("workers", "slow"), [(2, {1: 4.0}), (3, {0: 4.0}), (3, {})], ids=repr)
+def test_strom_takes_every_gradient_once_however_often_it_resumes(
+    workers, slow, codec, latency, help, tmp_path
+):
+    """Gradients are 1, 2 and 3, of 80 steps each, at a rate of 1; workers resume at steps 20, 40 and 60."""
+    strategy, problem = Strom(help=help), Slope(gradients=(1.0, 2.0, 3.0)[:workers])
+    options = {"compute": Compute(1.0, slow=slow), "network": Network(latency=latency), "codec": codec}
+    folder = tmp_path / "0"
+    for step in (20, 40, 60):
+        descend(folder, strategy, 80, problem, workers, **options)
+        folder = only(folder, step, tmp_path / str(step))
+    run = descend(folder, strategy, 80, problem, workers, **options)
+    done = [run.worker(k) for k in range(workers)]
+    kept = sum(w.coding.states["news"]["rest"].item() for w in done) if not codec.exact else 0.0
+    assert [w.x.item() for w in done] == [kept - 80 * sum(problem.gradients)] * workers
+
+
+@pytest.mark.parametrize("slow", [{}, {0: 4.0}, {2: 4.0}], ids=repr)
+def test_strom_resumes_after_a_return_with_what_there_was_but_for_what_was_under_way_then(slow, tmp_path):
+    """Worker 1 dies in its 21st step and is soon back; all save step 60 after that."""
+    problem, options = Slope(gradients=(1.0, 2.0, 4.0)), {"compute": Compute(1.0, slow=slow)}
+    strategy, faults = Strom(help=False), killed((1, 20.5), back_after=1.5)
+    once = descend(tmp_path / "one", strategy, 80, problem, 3, faults=faults, **options).worker(0).x.item()
+    again = descend(only(tmp_path / "one", 60, tmp_path / "two"), strategy, 80, problem, 3, **options)
+    assert once == pytest.approx(-80 * 7, abs=10)
+    assert again.worker(0).x.item() == pytest.approx(once, abs=5)
 
 
 EACH_SAMPLE = Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
