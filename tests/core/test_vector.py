@@ -144,3 +144,43 @@ def test_a_single_layer_that_was_moved_afterwards_is_noticed():
     module[2].double()
     with pytest.raises(ValueError, match="moved after Shoal took hold"):
         flat.check_still_bound()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parameters_tied_by_their_memory_are_refused(turned):
+    module = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
+    weight = module["a"].weight.data
+    module["b"].weight.data = weight.t() if turned else weight
+    with pytest.raises(ValueError, match=r"'a\.weight' and 'b\.weight' share memory, and would come apart"):
+        Flat(module)
+
+
+def test_a_buffer_that_is_a_view_of_a_parameter_is_refused():
+    module = nn.Linear(3, 3)
+    module.register_buffer("row", module.weight.data[1])
+    with pytest.raises(ValueError, match="'weight' and 'row' share memory"):
+        Flat(module)
+
+
+def test_neighbours_in_one_memory_share_nothing():
+    module, memory = nn.Module(), torch.arange(12.0)
+    module.first, module.second = nn.Parameter(memory[:6].view(2, 3)), nn.Parameter(memory[6:9])
+    module.register_buffer("third", memory[9:])
+    columns = torch.arange(8.0).view(2, 4)
+    module.left, module.right = nn.Parameter(columns[:, ::2]), nn.Parameter(columns[:, 1::2])
+    module.frozen = nn.Parameter(module.third, requires_grad=False)  # nobody trains either
+    assert Flat(module).x.tolist() == [*range(9), 0, 2, 4, 6, 1, 3, 5, 7]
+    Flat(module)  # they are in one vector now
+
+
+def test_tensors_that_an_optimizer_gives_to_parameters_are_taken_in():
+    module = small()
+    flat = Flat(module)
+    for p in module.parameters():
+        p.data = p.data + 1.0
+    before = flat.x.clone()
+    flat.take_in()
+    assert torch.equal(flat.x, before + 1.0)
+    flat.check_still_bound()
+    flat.x.zero_()
+    assert not any(p.any() for p in module.parameters())

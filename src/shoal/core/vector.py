@@ -131,8 +131,37 @@ def trainable(
                 f"the parameters of {type(module).__name__} are on several {what} "
                 f"({', '.join(sorted(values))}); move them all to one with module.to(...)."
             )
+    _check_memory(module, {id(p) for _, p in named}, shards)
     shapes = tuple(shards.get(id(p), p).shape for _, p in named)
     return [p for _, p in named], Layout(tuple(n for n, _ in named), shapes)
+
+
+def _check_memory(module: nn.Module, trained: Set[int], shards: Mapping[int, nn.Parameter]) -> None:
+    """Raise ValueError if a trained parameter shares elements with another tensor of the module.
+
+    Each gets a place of its own in the flat vector, so that the two would come apart.
+    """
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    spans = [(*_span(shards.get(id(t), t)), id(t) in trained, name) for name, t in tensors]
+    reached, is_trained, name = 0, False, ""
+    for begin, end, its_trained, its_name in sorted(spans):
+        if begin < reached and (is_trained or its_trained):
+            raise ValueError(
+                f"{name!r} and {its_name!r} share memory, and would come apart in training: tie parameters "
+                "by giving both names one Parameter (head.weight = emb.weight); let a buffer be a copy"
+            )
+        if end > reached:
+            reached, is_trained, name = end, its_trained, its_name
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor begins and ends in memory; nowhere if it has none, or not all that lies between."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+        return 0, 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    if not tensor.numel() or 1 + sum((n - 1) * step for n, step in steps) != tensor.numel():
+        return 0, 0
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 def named_weights(
@@ -249,6 +278,12 @@ class Flat:
         """Whether the gradient of that parameter counts."""
         return self.active is None or number in self.active
 
+    def take_in(self) -> None:
+        """Have parameters be views on `x` again where an optimizer gave them new tensors (`p.data = ...`)."""
+        for p, place, address in zip(self.tensors, self.places, self._addresses, strict=True):
+            if p.data_ptr() != address:
+                restore_view(p, self.x[place].view(p.shape))
+
     def check_still_bound(self) -> None:
         """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""
         if [p.data_ptr() for p in self.tensors] != self._addresses:
@@ -256,6 +291,12 @@ class Flat:
                 "the module's parameters were moved after Shoal took hold of them; "
                 "call module.to(device) or module.half() before."
             )
+
+
+def restore_view(p: Tensor, view: Tensor) -> None:
+    """Have a parameter be this view again, with the values of what it was given instead."""
+    view.copy_(p.data)
+    p.data = view
 
 
 def layers_of(pieces: Sequence[Piece]) -> list[slice]:

@@ -22,9 +22,7 @@ from shoal.replicas.optimizer import (
     check_are_of,
     describe_options,
     held_by,
-    load_state,
     needs_closure,
-    saved_state,
 )
 from shoal.replicas.outside_changes import OutsideChanges
 from shoal.replicas.passes import Passes
@@ -155,6 +153,7 @@ class AttachedReplica:
         """
         if not self.tells_servers:
             return None
+        self._now.check_state_is_kept()
         changed = self._now.schedule.changed()
         if len(self._steppers) == 1:
             return changed
@@ -302,7 +301,8 @@ class AttachedReplica:
 
     def _take_step(self) -> None:
         self._shards.write()
-        self.own_loss = self._now.step(*self._now.closure)
+        self.own_loss = self._now.take()
+        self._flat.take_in()
         self._shards.read()
 
     def _follow_others(self, g: Tensor) -> None:
@@ -333,14 +333,13 @@ class AttachedReplica:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizers and of torch's global generator, and the place in the data."""
-        states = [saved_state(stepper.optimizer) for stepper in self._steppers]
+        states = [stepper.state() for stepper in self._steppers]
         return {"optimizers": states, NOISE: torch.get_rng_state(), "passes": self.passes.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`, except for learning rates: those are set by the user's scheduler."""
         for stepper, own in zip(self._steppers, state["optimizers"], strict=True):
-            load_state(stepper.optimizer, own)
-            stepper.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
+            stepper.load(own)
         if NOISE in state:
             torch.set_rng_state(state[NOISE])
         self.passes.load(state["passes"])

@@ -112,7 +112,7 @@ class ModuleReplica:
         elif any(p.grad is not None and p.grad.is_sparse for p in self._flat.tensors):
             self.descend(self._flat.gradient(self._buffer))  # few optimizers take sparse gradients
         else:
-            self._optimizer.step()
+            self._take_step()
         self._flat.drop_gradients()  # their memory is warm for another worker of this process
         return len(y)
 
@@ -223,7 +223,11 @@ class ModuleReplica:
     def descend(self, g: Tensor) -> None:
         """One step of the task's optimizer."""
         self._flat.set_gradient(g)
+        self._take_step()
+
+    def _take_step(self) -> None:
         self._optimizer.step()
+        self._flat.take_in()
 
     def reset_momentum(self) -> None:
         """Zero the velocity of SGD with momentum; other optimizers have none."""

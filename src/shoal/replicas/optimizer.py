@@ -36,7 +36,7 @@ class Schedule:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._names = [
-            [name for name, value in group.items() if name != "params" and _is_numeric(value)]
+            [name for name, value in group.items() if name != "params" and is_numeric(value)]
             for group in optimizer.param_groups
         ]
         self._others = [
@@ -80,7 +80,7 @@ class Schedule:
         coming = iter(state["now"].tolist())
         for group, names in zip(self._optimizer.param_groups, self._names, strict=True):
             for name in names:
-                group[name] = _like(group[name], coming, 1.0)
+                group[name] = like(group[name], coming)
         self._followed = state["followed"].tolist()
 
     def follow(self, rate: float, numbers: Tensor | None, scale: float = 1.0) -> None:
@@ -94,10 +94,10 @@ class Schedule:
         at = 0
         for group, names in zip(self._optimizer.param_groups, self._names, strict=True):
             for name in names:
-                length = len(_numbers(group[name]))
+                length = len(flat_numbers(group[name]))
                 new, old = values[at : at + length], self._followed[at : at + length]
                 if name == "lr" or new != old:
-                    group[name] = _like(group[name], iter(new), scale if name == "lr" else 1.0)
+                    group[name] = like(group[name], iter(new), scale if name == "lr" else 1.0)
                 at += length
         self._followed = values
 
@@ -106,7 +106,7 @@ class Schedule:
         group, names = self._optimizer.param_groups[0], self._names[0]
         if "lr" not in names:
             return None
-        return sum(len(_numbers(group[name])) for name in names[: names.index("lr")])
+        return sum(len(flat_numbers(group[name])) for name in names[: names.index("lr")])
 
     def _without_first_rate(self, numbers: Numbers) -> Numbers:
         at = self._first_rate
@@ -117,7 +117,7 @@ class Schedule:
             number
             for group, names in zip(self._optimizer.param_groups, self._names, strict=True)
             for name in names
-            for number in _numbers(group[name])
+            for number in flat_numbers(group[name])
         ]
 
     def _read_settings(self) -> list[dict[str, Any]]:
@@ -131,24 +131,26 @@ class Schedule:
         return [*options, {name: own[name] for name in self._attributes if isinstance(own.get(name), plain)}]
 
 
-def _is_numeric(value: Any) -> bool:
+def is_numeric(value: Any) -> bool:
+    """Whether an option is a number, or numbers."""
     if isinstance(value, (tuple, list)):
-        return bool(value) and all(_is_numeric(element) for element in value)
+        return bool(value) and all(is_numeric(element) for element in value)
     if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _numbers(value: Any) -> Numbers:
+def flat_numbers(value: Any) -> Numbers:
+    """The numbers in an option."""
     if isinstance(value, (tuple, list)):
-        return [number for element in value for number in _numbers(element)]
+        return [number for element in value for number in flat_numbers(element)]
     return [float(value)]
 
 
-def _like(old: Any, coming: Iterator[float], scale: float) -> Any:
+def like(old: Any, coming: Iterator[float], scale: float = 1.0) -> Any:
     """The next of the coming numbers, as the same kind of value as the old one."""
     if isinstance(old, (tuple, list)):
-        return type(old)(_like(element, coming, scale) for element in old)
+        return type(old)(like(element, coming, scale) for element in old)
     number = next(coming) * scale if scale != 1.0 else next(coming)
     if isinstance(old, Tensor):
         return old.fill_(number)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Parameters
-from shoal.core.vector import Flat
+from shoal.core.vector import Flat, restore_view
 from shoal.replicas.optimizer import (
     HOOKS_MISS,
     Schedule,
@@ -82,6 +82,9 @@ class ServedReplica(Parameters):
                     "for must step the same optimizers in the same order, and push at every step."
                 )
         self._optimizers[which].step()
+        for (piece, place), address in zip(self._pieces, self._addresses, strict=True):
+            if piece.data_ptr() != address:
+                restore_view(piece, self._x[place].view(piece.shape))
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizers' states."""
@@ -125,6 +128,7 @@ class ServedReplica(Parameters):
     def _bind(self) -> None:
         for piece, place in self._pieces:
             piece.data = self._x[place].view(piece.shape)
+        self._addresses = [piece.data_ptr() for piece, _ in self._pieces]
 
 
 def _part(part: slice, value: Tensor) -> Tensor:
