@@ -15,6 +15,7 @@ from shoal.api.agreement import (
     tell_options,
 )
 from shoal.api.loop_data import LoopData
+from shoal.api.same_weights import SameWeights
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
@@ -44,6 +45,7 @@ class Comings:
         self._is_back = engine.incarnation > 0  # and has taken no step yet
         self._steps_alike = strategy.sends is Sends.MEAN_GRADIENTS
         self._told_lost = 0
+        self._same_weights = SameWeights(engine, replica, type(strategy).__name__)
         if self._steps_alike:
             members.handlers[OPTIONS] = self._compare
 
@@ -86,7 +88,8 @@ class Comings:
         self._told_lost = lost
 
     async def last_round(self) -> None:
-        """Merge the buffers of those who have come to the end, and warn of what nobody has done."""
+        """Compare weights, merge the buffers of those who are there, and warn of what nobody has done."""
+        await self._same_weights.compare()
         await merge_present_buffers(self._engine, self._members, self._model, self._buffers)
         if (left := self._data.passes.left_over) and self.is_first:
             warnings.warn(

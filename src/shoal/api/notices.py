@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.api.same_data import SameData
+from shoal.api.same_weights import SameWeights
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
@@ -45,6 +46,10 @@ class Notices:
         self._first = FirstGradients(engine) if alike else None
         self._same_data = SameData(engine) if alike else None
         merges = strategy.sends is Sends.MEAN_GRADIENTS and engine.identity.workers > 1
+        averages = not (strategy.servers or strategy.survives or strategy.independent)
+        several = averages and engine.identity.workers > 1
+        self._same_weights = SameWeights(engine, replica, self._name) if several else None
+        self._steps_alike = merges
         whole = strategy.steps_at_server or merges  # gradients: one that is missing would count as zeros
         self._looks_for_unused = whole and unused == "refused"
         self._moves_frozen = strategy.sends not in (Sends.MEAN_GRADIENTS, Sends.NOTHING)
@@ -61,6 +66,8 @@ class Notices:
                 f"a parameter was frozen after attach(), and {self._name} would still move it. Freeze it "
                 "before attach(), or take strategy 'sync'."
             )
+        if self._same_weights is not None and self._steps_alike:
+            drive(self._same_weights.look())
         self._look_at_data(self._replica.passes.mark)
         self._look_for_equal_batches()
         if self._looks_for_unused and (name := self._replica.without_gradient):
@@ -84,6 +91,8 @@ class Notices:
         """No step follows; the other workers are still there."""
         self._look_at_data(None)
         self._look_for_equal_batches()
+        if self._same_weights is not None and self._engine.membership is None:
+            drive(self._same_weights.compare())
 
     def at_end(self) -> None:
         """The run is over."""
