@@ -83,6 +83,28 @@ def test_a_step_on_the_common_model_is_refused():
         assert common is model
 
 
+NO_FINISH = """
+import sys, torch, shoal
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training = shoal.attach(model, optimizer)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.full((1, 2), 1.0 + training.rank)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("strategy", "warns"), [("local", True), ("sync", False)])
+def test_a_script_that_leaves_finish_to_its_end_is_told_where_that_changes_the_model(
+    strategy, warns, tmp_path
+):
+    script = tmp_path / "ends.py"
+    script.write_text(NO_FINISH)
+    printed = run_loop(script=script, strategy=strategy)
+    assert all(("the script ended without training.finish()" in text) is warns for text in printed)
+
+
 STATISTICS = """
 import torch, shoal
 class Norm(torch.nn.Module):  # as Keras keeps its statistics

@@ -298,7 +298,8 @@ class Attachment:
     def leave(self) -> None:
         """Finish at the end of the script, unless an exception ends it: the others must notice that."""
         if not self._released and not self.failed and getattr(sys, "last_value", None) is None:
-            self.finish()
+            with self._notices.at_script_end():
+                self.finish()
 
     def serve(self) -> None:
         """Run the strategy's server until every worker has left."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
@@ -17,7 +18,7 @@ from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.optimizer import steps_on_zeros
-from shoal.replicas.outside_changes import OutsideChanges
+from shoal.replicas.outside_changes import SAMPLED, OutsideChanges
 from shoal.replicas.passes import PassMark
 from shoal.vocabulary.strategy import Sends, Strategy
 
@@ -100,6 +101,19 @@ class Notices:
             warnings.warn(
                 "optimizer.step() was never called on the optimizer that attach() was given, so nothing was "
                 "trained",
+                stacklevel=4,
+            )
+
+    @contextmanager
+    def at_script_end(self) -> Iterator[None]:
+        """In this block the run is finished, which the script has not done itself."""
+        seen = self._replica.x[:: max(1, self._replica.x.numel() // SAMPLED)]
+        before = seen.clone()
+        yield
+        if not torch.equal(before, seen):
+            warnings.warn(
+                "the script ended without training.finish(), and only its end has merged the last updates: "
+                "what it tested, saved or printed was another model. Call training.finish() after the loop",
                 stacklevel=4,
             )
 

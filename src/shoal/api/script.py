@@ -385,9 +385,9 @@ def _run_to_its_end(script: str) -> None:
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
-        attachment = current()
-        if attachment is not None:
-            attachment.finish()
+        if (attachment := current()) is not None:
+            attachment.leave()
+            attachment.finish()  # which raises what a step has raised
     except BaseException as error:
         sys.last_value = error  # as Python does for an uncaught exception; `Attachment.leave` checks it
         raise
