@@ -43,6 +43,13 @@ def test_data_that_are_the_same_or_nobody_else_s_are_not(data):
     assert all("trained" in text for text in run("--data", data, *seeded, workers=2))
 
 
+@pytest.mark.parametrize("data", mostly_soak(["stream", "subclass", "seeded subclass"], few=2))
+def test_another_first_batch_of_a_loader_that_is_read_whole_is_told(data):
+    first, second = run("--data", data)
+    assert "another first batch" not in first
+    assert ("worker 1 reads another first batch than worker 0" in second) is (data != "seeded subclass")
+
+
 def mark(dataset=None, order=range(80)):
     return PassMark.of(0, list(order), 8, False, dataset)
 

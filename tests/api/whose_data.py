@@ -34,6 +34,11 @@ class Stream(IterableDataset):
         return iter(torch.arange(100.0).reshape(-1, 1) + 1000 * rank)
 
 
+class Prepared(DataLoader):
+    def __iter__(self):
+        return ([batch * 2.0 for batch in each] for each in super().__iter__())
+
+
 LOADERS = {
     "whole": lambda: DataLoader(numbers, 8, shuffle=True),
     "split": lambda: DataLoader(random_split(numbers, [80, 20])[0], 8, shuffle=True),
@@ -42,11 +47,14 @@ LOADERS = {
     "batches": lambda: DataLoader(numbers, batch_sampler=BatchSampler(RandomSampler(numbers), 8, False)),
     "shares": lambda: DataLoader(numbers, 8, sampler=DistributedSampler(numbers, 2, rank)),
     "stream": lambda: DataLoader(Stream(), 8 + rank),
+    "subclass": lambda: Prepared(numbers, 8, shuffle=True),
+    "seeded subclass": lambda: Prepared(numbers, 8, shuffle=True, generator=torch.Generator().manual_seed(0)),
     "few batches": lambda: DataLoader(numbers, batch_sampler=BatchSampler(RandomSampler(numbers), 40, False)),
 }
 loader = LOADERS[args.data]()
 torch.manual_seed(0)
 model = nn.Linear(1, 1)
+torch.manual_seed(rank)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
 training = shoal.attach(model, optimizer)
 if args.peek and training.is_first:

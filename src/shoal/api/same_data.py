@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import torch
 
@@ -47,9 +48,10 @@ class SameData:
             await self._engine.channel.tell(rank, Message(MARK, (letters,)))
 
     def _compare(self, own: PassMark, theirs: PassMark) -> None:
-        if own.items is None and theirs.items is None:
-            return  # streams, of which nothing is known beforehand
         name = self._engine.name
+        if own.items is None and theirs.items is None:
+            self._compare_streams(name, own, theirs)
+            return
         if own[1:4] == theirs[1:4] and self._from_start and own.number != theirs.number:
             raise ValueError(
                 f"{name} takes its first step in pass {own.number + 1} over the data, and worker 0 in pass "
@@ -60,4 +62,15 @@ class SameData:
             raise ValueError(
                 f"the workers' data differ: {name} {difference}; seed the split, and whatever else chooses "
                 "or shuffles samples, alike in every process (data of each worker's own need no shard())"
+            )
+
+    def _compare_streams(self, name: str, own: PassMark, theirs: PassMark) -> None:
+        """Warn of another first batch. It may be the same one, augmented at random, so it is not refused."""
+        if own.number == theirs.number and own.first != theirs.first:
+            warnings.warn(
+                f"{name} reads another first batch than worker 0. If the order differs, and not only random "
+                "augmentation, samples come twice or never: every worker reads this loader whole, and "
+                "shard() keeps every N-th batch. Seed the order alike in every process; data of each "
+                "worker's own need no shard()",
+                stacklevel=6,
             )

@@ -27,6 +27,7 @@ class PassMark(NamedTuple):
     batch: int | None
     drop_last: bool
     digest: str
+    first: str = ""  # a digest of the first batch of a stream
 
     @classmethod
     def of(
@@ -211,6 +212,11 @@ class Passes:
     def is_short(self, length: int) -> bool:
         """Whether a stream of that length has a batch for others in this step, and none for this worker."""
         return self._is_shared and self._taken + self.done * self.workers < length
+
+    def note_first(self, digest: str) -> None:
+        """The loop has read the first batch of a stream, of which nothing else tells beforehand."""
+        if self.mark is not None:
+            self.mark = self.mark._replace(first=digest)
 
     def take(self, step: int, since: int) -> None:
         """The loop gets its next batch before `step`; the last average was before step `since`."""
