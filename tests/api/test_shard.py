@@ -273,6 +273,22 @@ def test_a_stream_may_be_read_again_and_beside_another_loader():
             assert sorted(chain(*one_pass(stream))) == sorted(chain(*one_pass(other))) == list(range(SAMPLES))
 
 
+@pytest.mark.filterwarnings("ignore:optimizer.step")
+@pytest.mark.parametrize(
+    "loader", [DataLoader(NUMBERS, 8), DataLoader(Stream(), 8)], ids=["loader", "stream"]
+)
+def test_a_look_at_a_batch_in_the_midst_of_a_pass_is_refused_and_from_the_loader_it_is_free(loader):
+    model = torch.nn.Linear(1, 1)
+    with shoal.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        for _ in zip(range(3), shoal.shard(loader), strict=False):  # a pass may be left
+            next(iter(loader))
+        batches = iter(shoal.shard(loader))
+        next(batches), next(iter(shoal.shard(loader)))
+        with pytest.raises(ValueError, match=r"another pass .* in the midst of this one, .* from the loader"):
+            next(batches)
+        assert sorted(chain(*one_pass(shoal.shard(loader)))) == list(range(SAMPLES))
+
+
 # -- loader processes ----------------------------------------------------------------------------------
 
 

@@ -57,6 +57,16 @@ class LoopData:
         self._begun[kind] += 1
         return self._begun[kind] - 1
 
+    def check_is_last(self, kind: Hashable, number: int) -> None:
+        """Raise ValueError if another pass over this kind of loader was begun in the midst of that one."""
+        if self._begun[kind] > number + 1:
+            raise ValueError(
+                "another pass over shoal.shard(loader) was begun in the midst of this one, as by "
+                "next(iter(...)): it would count as an epoch, and its batches as trained on. Take a batch to "
+                "look at from the loader itself; for a second reader of the same data say "
+                "shoal.shard(loader, seed=1)"
+            )
+
     def hand_out(self, samples: int) -> None:
         """The loop gets a batch of so many samples of its training data."""
         self._count()

@@ -95,9 +95,12 @@ class Shard:
         attachment, kind = current(), _kind(self._loader)
         epoch, self._epoch = self._epoch, self._epoch + 1
         if attachment is not None:
-            epoch = attachment.data.begin_pass((*kind, self._seed))
-            if attachment.data.leads(kind, self._loader.dataset):
-                yield from self._training_data(attachment.data, epoch)
+            data, reader = attachment.data, (*kind, self._seed)
+            epoch = data.begin_pass(reader)
+            if data.leads(kind, self._loader.dataset):
+                for batch in self._training_data(data, epoch):
+                    yield batch
+                    data.check_is_last(reader, epoch)
                 return
         if _is_read_whole(self._loader):
             yield from islice(self._loader, self._seat()[0], None, self._seat()[1])
