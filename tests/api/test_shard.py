@@ -6,6 +6,7 @@ import os
 import random
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -131,6 +132,16 @@ def test_where_batches_are_dealt_out_the_length_is_this_worker_s(name, monkeypat
         assert len(shares) == len(one_pass(shares))
     with pytest.raises(TypeError):
         len(shoal.shard(LOADERS["a stream"]()))
+
+
+@pytest.mark.parametrize(("nodes", "is_known"), [(2, True), (3, False)])
+def test_the_length_of_the_only_worker_beside_a_server_is_known_before_attach(nodes, is_known, monkeypatch):
+    here = Place(0, nodes, launched="shoal", store="nowhere", strategy="asgd")
+    ((name, value),) = here.to_environment().items()
+    monkeypatch.setenv(name, value)
+    shares = shoal.shard(LOADERS["in order"]())
+    with nullcontext() if is_known else pytest.raises(TypeError, match=r"before shoal\.attach\(\)"):
+        assert len(shares) == 13
 
 
 def test_before_attach_a_worker_of_several_is_not_told_the_length_of_the_whole(monkeypatch):

@@ -73,8 +73,13 @@ def attach(
 
 
 def is_due() -> bool:
-    """Whether a launcher started this process as one of several, and it has not called attach() yet."""
-    return not _was_launched and current() is None and Place.find().nodes > 1
+    """Whether this process may be one of several workers, and has not called attach() yet."""
+    if _was_launched or current() is not None:
+        return False
+    place = Place.find()
+    if place.strategy is None:  # the script names it, perhaps with servers
+        return place.nodes > 1
+    return place.identity(choose_strategy(place, None)).workers > 1
 
 
 def attach_at(
