@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import shoal
 from forked import ForkedPython
 from ports import free_port
+from sampling import mostly_soak
 from scripts import final_weights
 from scripts import run_loop as run_a_script
 from shoal.strategies import STRATEGIES
@@ -473,6 +474,18 @@ def test_weights_changed_beside_the_optimizer_are_refused_or_stay(tmp_path):
     for strategy, options in (("asgd", {}), ("bmuf", {"period": "4", "overlap": "1"})):
         with pytest.raises(shoal.WorkerFailed, match=r"the loop changed weights .* before step \d+, and"):
             run_loop(script=script, strategy=strategy, strategy_options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", mostly_soak(["sgp", "dpsgd", "adpsgd"], few=2))
+@warm
+def test_so_they_are_among_neighbours_who_mix_what_was_before(strategy, tmp_path):
+    script = tmp_path / "changes.py"
+    script.write_text(CHANGES)
+    with pytest.raises(
+        shoal.WorkerFailed, match=r"the loop changed weights .* before step 13, and \w+ would"
+    ):
+        run_loop(script=script, strategy=strategy)
 
 
 @pytest.mark.slow

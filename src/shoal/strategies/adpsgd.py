@@ -22,6 +22,8 @@ class ADPSGD(Decentral):
     A gradient is taken at the model as it was, and applied to what the others have made of it meanwhile.
     """
 
+    keeps_changes = False  # the public model replaces them
+
     topology: str = "complete"  # only its edges between an odd and an even rank are used
     help: bool = True  # who is done does batches of those who are behind
 

@@ -17,6 +17,7 @@ class DPSGD(Decentral):
     """
 
     in_rounds = True
+    keeps_changes = False  # neighbours mix in what they were told before
 
     topology: str = "ring"  # W: Metropolis-Hastings weights on any graph whose edges lead both ways
     overlap: bool = True  # False: neighbours mix what the step has made of their models

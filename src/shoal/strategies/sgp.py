@@ -23,6 +23,7 @@ class SGP(Decentral):
     """
 
     in_rounds = True
+    keeps_changes = False  # its model is made anew of x, which the loop does not hold
 
     topology: str = "one_peer"
     overlap: int = 0  # tau: steps that a share may be late before it is waited for
