@@ -4,10 +4,12 @@ import pytest
 import torch
 from central import Census, Drawn, Reads, Trail
 
+from shoal.codecs import CODECS
 from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Network
 from shoal.strategies import Sync, SyncServer
 from shoal.testing.problems import Quadratic, Slope, simulate
+from slopes import OneGradient
 
 WELLS = Quadratic(lr=0.5, targets=(0.0, 4.0, -8.0))
 PACES = Compute(mean=1.0, slow={1: 1.25, 2: 2.125})
@@ -146,6 +148,32 @@ def test_the_others_go_on_without_the_dead_by_hand():
     )
     assert trail.x == [x1, x2, x3] == [5.0, 2.5, 3.25]
     assert (run.server.merged, run.seconds) == (4.0, 4.25)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_a_codec_holds_back_is_not_dropped_with_a_late_gradient_by_hand(shards):
+    # The first of two counts. Worker 0's gradient travels one element a step, in two shards one of each half;
+    # worker 1's is 0, and takes 1.3 s. Worker 0 is first at 1 s and pauses a second in its next step: it is
+    # late at 3 s, at 4 s again, and first at 5 and 6 s.
+    trail = Trail()
+    run = simulate(
+        SyncServer(backup=1),
+        OneGradient(gradients=[(4.0, 3.0, 2.0, 1.0), (0.0,) * 4]),
+        workers=2,
+        steps=5,
+        start=[0.0] * 4,
+        compute=Compute(mean=1.0, slow={1: 1.3}),
+        faults=Faults().pause(rank=0, step=1, seconds=1.0),
+        codec=CODECS.read("top_k:density=0.25"),
+        shards=shards,
+        observers=[trail],
+    )
+    assert run.worker(0).t == run.worker(1).t == 5
+    if shards == 1:
+        assert trail.x[:3] == [[-4.0, 0.0, 0.0, 0.0]] * 3
+        assert trail.x[3:5] == [[-4.0, -3.0, 0.0, 0.0], [-4.0, -3.0, -2.0, 0.0]]
+    else:
+        assert run.solution.tolist() == [-4.0, -3.0, -2.0, -1.0]
 
 
 @pytest.mark.parametrize("step", [0, 2, 3])

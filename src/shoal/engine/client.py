@@ -26,6 +26,7 @@ from shoal.engine.protocol import (
     Busy,
     Idle,
     Instruction,
+    Late,
     Look,
     More,
     News,
@@ -69,6 +70,7 @@ class Client:
         self._one_sided = one_sided
         self._seen: dict[int, int] = {}  # server -> its version at the last pull
         self._pushed: list[Question] = []  # begun, not completed
+        self._streams: dict[Question, str] = {}  # of pushes begun that the server may drop
         self._told: list[Question] = []  # servers that were told that this worker is idle, or busy again
         self._refusals = 0  # in a row
         self.end: int | None = None  # a step after all those of workers that have done batches of others
@@ -85,11 +87,13 @@ class Client:
         like: Push | None,
         key: str = "",
         counts: bool = True,
+        may_drop: bool = False,
     ) -> Completion[None]:
         """Begin a push; until it is completed `v` must not change. `like` has another rate and numbers.
 
         With `key`, `v` is no slice of the model but a stream of its own to the codec. Whether it `counts` at
         the server the number of samples does not say: a force counts without any.
+        What the codec held back before is kept until it is known whether the server drops `v`, if it may.
         """
         samples = self._progress.take_unmerged() if count is None else count
         if self._one_sided.is_open:
@@ -102,13 +106,16 @@ class Client:
         for rank, part in self._shards_of(server, v.numel()):
             begins = None if key else self._coding.begins + (part.start or 0)
             own = self._own_part(v, part)
-            payload = self._coding.encode(f"{key}push.{rank}", own, begins, counts=counts)
+            stream = f"{key}push.{rank}"
+            payload = self._coding.encode(stream, own, begins, counts=counts, under_way=may_drop)
             if numbers is None:
                 m = Push(parts=payload, count=samples, clock=self._progress.clock)
             else:
                 m = PushWithNumbers(parts=(*payload, numbers), count=samples, clock=self._progress.clock)
             m.version, m.rate = self._seen.get(rank, 0), rate
             begun.append(await self._mailbox.ask(rank, m))
+            if may_drop:
+                self._streams[begun[-1]] = stream
         self._pushed += begun
         return partial(self._complete, begun)
 
@@ -249,6 +256,8 @@ class Client:
         self._pushed = [question for question in self._pushed if question not in open_ones]
         for question in open_ones:
             answer = await self._hear(question)
+            if (stream := self._streams.pop(question, None)) is not None:
+                self._coding.complete([stream], counted=not isinstance(answer, (Late, Refused)))
             if isinstance(answer, Refused):
                 self._note_refusal(bytes(answer.body.tolist()).decode(errors="replace"))
             else:

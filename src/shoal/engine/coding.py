@@ -96,10 +96,15 @@ class Coding:
             self.weigh(times * v.nbytes, times * sum(part.nbytes for part in payload))
         return payload
 
-    def complete(self, keys: Iterable[str]) -> None:
-        """The vectors of these streams that were under way have arrived."""
+    def complete(self, keys: Iterable[str], counted: bool = True) -> None:
+        """The vectors of these streams that were under way have arrived.
+
+        Unless they `counted` there, the streams are as if there had been none.
+        """
         for key in keys:
-            self._before.pop(key, None)
+            before = self._before.pop(key, None)
+            if before is not None and not counted:
+                self.states[key] = before
 
     def forget(self) -> None:
         """Begin all streams anew."""

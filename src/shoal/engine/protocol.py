@@ -2,7 +2,7 @@
 
 A request is repeated until it is answered; a server acts on it once, whatever the network repeats:
 
-    Push   ->  Ack (version) | Refused (reason)         acted on once, by client, incarnation and seq
+    Push   ->  Ack (version) | Late | Refused (reason)  acted on once, by client, incarnation and seq
     Pull   ->  Reply (state, version)                   answered by the algorithm, at once or later
     News   ->  Reply (parts of the state, version)      what changed since `version`; as a Pull otherwise
     Look   ->  Reply (state, version)                   answered at once, whatever the algorithm does
@@ -131,6 +131,13 @@ class Ack(Answer, Message):
     """A push is in the server's state, whose version is `version` since then."""
 
     tag: str = "ack"
+
+
+@dataclass(slots=True)
+class Late(Ack):
+    """The algorithm leaves a push out: it came too late."""
+
+    tag: str = "ack-"
 
 
 @dataclass(slots=True)
@@ -358,6 +365,7 @@ _KINDS: dict[str, type[Message]] = {
             Busy,
             Instruction,
             Ack,
+            Late,
             Refused,
             FencedOff,
             Reply,

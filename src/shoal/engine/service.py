@@ -34,6 +34,7 @@ from shoal.engine.protocol import (
     Idle,
     Instruction,
     Joined,
+    Late,
     Left,
     Look,
     Lost,
@@ -134,6 +135,11 @@ class Service:
         """Answer an instruction, which is then done for good; the answer leaves with the next ones."""
         self._conclude(m, Numbers(parts=(torch.tensor(numbers, dtype=torch.float64),), seq=m.seq))
 
+    def drop(self, m: Push) -> None:
+        """Leave a push out, and have its sender know."""
+        self._channel.meter.dropped += 1
+        self._conclude(m, Late(seq=m.seq, version=self._progress.version))
+
     def hand_out(self, source: HandsOut) -> None:
         """From now on give workers that ask for more what this has, instead of batches of dead workers."""
         self._pool = source
@@ -226,10 +232,9 @@ class Service:
         return not self._left and await self._mailbox.sees_a_return()
 
     def _describe_return(self, log: Log) -> str:
+        name, version = self._identity.name, self._progress.version
         lost = "nothing" if log.keeps_every_update else "every update after that one"
-        return (
-            f"{self._identity.name} died and came back at version {self._progress.version}; {lost} was lost"
-        )
+        return f"{name} died and came back at version {version}; {lost} was lost"
 
     async def _accepts(self, m: Message) -> bool:
         """Whether to act on this message; if so it is written to the log, and a push is decoded."""
@@ -242,7 +247,8 @@ class Service:
             await self.reply(m, self._replica.x)
             return False
         if isinstance(m, Request) and (known := self._ledger.answer_to(m)) is not None:
-            await self._answer(m.src, known)
+            self._answers.append((m.src, known))
+            await self._flush()
             return False
         if isinstance(m, Report) and self._ledger.has_fenced(m):
             return False
@@ -254,8 +260,7 @@ class Service:
             return False
         if self._log is not None and not self._replaying:
             self._log.append(m)
-        if decoded is not None:
-            m.parts = decoded
+        m.parts = m.parts if decoded is None else decoded
         return True
 
     def _checked(self, m: Push) -> tuple[Tensor, ...] | None:
@@ -349,7 +354,8 @@ class Service:
         if isinstance(m, Push):
             self._pushed[m.src] = m.clock
             self.samples += m.count if m.src < self._identity.workers else 0.0
-            self._conclude(m, Ack(seq=m.seq, version=version))
+            if self._ledger.answer_to(m) is None:  # else the algorithm has dropped it
+                self._conclude(m, Ack(seq=m.seq, version=version))
         elif isinstance(m, Report):
             self.samples += m.count
         elif isinstance(m, (Idle, Busy)):  # to say it twice does no harm
@@ -382,11 +388,6 @@ class Service:
     def _conclude(self, m: Message, answer: Message) -> None:
         self._ledger.record(m, answer)
         self._answers.append((m.src, answer))
-
-    async def _answer(self, dst: int, answer: Message) -> None:
-        """Send an answer that changes nothing, after those that are due."""
-        self._answers.append((dst, answer))
-        await self._flush()
 
     async def _flush(self) -> None:
         """Make safe what was done, then send the answers about it."""

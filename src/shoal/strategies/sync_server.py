@@ -31,6 +31,10 @@ class SyncServer(Central):
         return workers - self.backup
 
     @property
+    def may_drop(self) -> bool:
+        return self.backup > 0
+
+    @property
     def mixes_steps(self) -> bool:
         return self.backup > 0
 
@@ -38,7 +42,7 @@ class SyncServer(Central):
         gathering = Gathering(s)
         async for m in gathering.inbox():
             if isinstance(m, Push) and m.version < s.version:
-                gathering.drop()
+                gathering.drop(m)
             elif isinstance(m, Push):
                 gathering.add(m)
             enough = gathering.givers >= s.size - self.backup or not gathering.lacks(s.active)

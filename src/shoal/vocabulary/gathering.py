@@ -79,9 +79,9 @@ class Gathering:
         """The variable that holds the newest numbers: those of two optimizers may have different lengths."""
         return f"{int(self._length)} numbers"
 
-    def drop(self) -> None:
-        """Count a gradient that came too late to be used."""
-        self._node.engine.meter.dropped += 1
+    def drop(self, m: Push) -> None:
+        """Leave out a gradient that came too late to be used: its worker must say that it `may_drop`."""
+        self._node.engine.service.drop(m)
 
     def close(self) -> tuple[Push, float]:
         """The mean gradient as a push of all the samples behind it, and the mean of the scales.

@@ -222,6 +222,7 @@ class Node(Serving):
         like: Push | None = None,
         key: str = "",
         counts: bool = True,
+        may_drop: bool = False,
     ) -> Operation[None]:
         """Have a server apply a difference. Completed when it has, and would remember it after a crash.
 
@@ -230,8 +231,9 @@ class Node(Serving):
         change. A refused update is recorded as a fault, and training goes on. A fragment, which the server's
         `inbox` must expect, has a `key`: vectors with one key are one stream to the codec. Where the server
         weighs `v` by its samples and there are none, it does not `count`: the codec keeps what it holds back.
+        So it does if the server drops `v`, which it `may_drop`: then complete one push before the next.
         """
-        return Operation(partial(self.engine.client.start_push, dst, v, count, like, key, counts))
+        return Operation(partial(self.engine.client.start_push, dst, v, count, like, key, counts, may_drop))
 
     def pull(self, src: int, out: Tensor | None = None) -> Operation[Tensor]:
         """The parameters of `src` as they were when it answered, written to `out` if that is given.

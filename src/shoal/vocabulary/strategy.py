@@ -258,6 +258,11 @@ class Central(Strategy):
         """It does, with `Node.descend`."""
         return True
 
+    @property
+    def may_drop(self) -> bool:
+        """Whether the server may leave pushes out that come too late."""
+        return False
+
     def steps_per_update(self, workers: int) -> float:
         """1: every push is a step. A server that averages pushes says so."""
         return 1
@@ -266,7 +271,8 @@ class Central(Strategy):
         """Pull, compute, push; each waits for the one before."""
         async for _ in w.steps():
             await w.pull(SERVER, out=w.x)
-            await w.push(SERVER, await w.grad(), counts=w.unmerged > 0)
+            g = await w.grad()
+            await w.push(SERVER, g, counts=w.unmerged > 0, may_drop=self.may_drop)
 
     async def finish(self, w: Node) -> None:
         """Take the trained model."""
