@@ -13,7 +13,7 @@ from shoal.engine.engine import Instrument
 from shoal.strategies import DecoupledMomentum
 from shoal.strategies.decoupled_momentum import put_spectrum, spectrum, wave
 from shoal.testing.problems import Problem, simulate
-from slopes import Slopes
+from slopes import Overflowing, Slopes
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,24 @@ def test_two_steps_by_hand():
     assert seen.x == [[-1.0, 1.0], [-2.0, 2.0]]
     assert seen.momenta[0] == [pytest.approx([1.0, -1.0]), pytest.approx([1.5, -1.5])]
     assert seen.momenta[1] == [pytest.approx([-1.5, -1.5]), pytest.approx([-2.25, -2.25])]
+
+
+@pytest.mark.parametrize(
+    ("overflowing", "x", "momentum"),
+    [
+        ((0, 1), [[-1.0, 1.0], [-1.0, 1.0], [-1.75, 1.75]], [[1.0, -1.0], [1.0, -1.0], [1.5, -1.5]]),
+        ((0,), [[-1.0, 1.0], [-1.75, 1.75], [-2.3125, 2.3125]], [[1.0, -1.0], [1.0, -1.0], [1.5, -1.5]]),
+        ((1,), [[-1.0, 1.0], [-1.75, -0.25], [-2.3125, 0.8125]], [[1.0, -1.0], [1.5, -1.5], [1.75, -1.75]]),
+    ],
+)
+def test_who_has_no_sample_sends_nothing_and_keeps_its_momentum_by_hand(overflowing, x, momentum):
+    # As above in step 0. Without worker 0 in step 1, u = (3.5, -3.5). Without worker 1, u = (2, 2), and in
+    # step 2 both step by (2 + 3.5, 2 - 3.5), as all do who go on from there.
+    strategy = DecoupledMomentum(decay=0.5, kept=1, weight_decay=0.25)
+    problem = Overflowing(gradients=((3.0, 1.0), (2.0, -5.0)), overflowing=overflowing)
+    _, seen = trained(strategy, problem, steps=3)
+    assert seen.x == x
+    assert seen.momenta[0] == [pytest.approx(m) for m in momentum]
 
 
 def test_weights_decay_before_the_step():

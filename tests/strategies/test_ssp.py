@@ -1,5 +1,7 @@
 """Stale-synchronous parallel: worked out on paper, its two ends, and what its bound promises."""
 
+from math import inf
+
 import pytest
 import torch
 from central import Census, Drawn, Reads, Trail
@@ -10,6 +12,7 @@ from shoal.engine.engine import Instrument
 from shoal.sim import Compute, Faults, Link, Network
 from shoal.strategies import ASGD, SSP, Sync
 from shoal.testing.problems import Problem, Quadratic, Slope, simulate
+from slopes import Overflowing
 
 PACES = Compute(mean=1.0, slow={1: 1.25, 2: 2.125})
 
@@ -271,3 +274,24 @@ def test_the_dead_hold_up_nobody_once_they_are_missed_by_hand():
 def test_a_negative_bound_is_refused():
     with pytest.raises(ValueError, match="bound=-1 must be at least 0"):
         SSP(bound=-1)
+
+
+@pytest.mark.parametrize("overflowing", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("bound", [0, 1, None])
+def test_steps_without_a_sample_move_clocks_alone(overflowing, bound):
+    """The sums are of four gradients of each, but for those that overflowed; shown or hidden."""
+    clocks = Clocks(2)
+    run = simulate(
+        SSP(bound=bound),
+        Overflowing(gradients=((3.0, 1.0), (2.0, -5.0)), overflowing=overflowing),
+        workers=2,
+        steps=4,
+        start=[0.0, 0.0],
+        compute=Compute(mean=1.0, slow={1: 2.25}),
+        observers=[clocks],
+    )
+    zero, one = 4 - (0 in overflowing), 4 - (1 in overflowing)
+    assert run.server.x.tolist() == [-3.0 * zero - 2.0 * one, -1.0 * zero + 5.0 * one]
+    assert run.server.merged == zero + one
+    assert run.server.variables.state()["clocks"].tolist() == [4, 4]
+    assert clocks.widest <= (inf if bound is None else bound + 1)

@@ -20,13 +20,10 @@ class Slopes(Problem):
 
 
 @dataclass(frozen=True)
-class OneGradient(Slopes):
-    """Gradients in step 0 alone. In step 1 the `overflowing` have no sample, as in mixed precision."""
+class Overflowing(Slopes):
+    """In step 1 the `overflowing` workers have zeros, of no sample, as in mixed precision."""
 
     overflowing: Sequence[int] = ()
-
-    def gradient(self, rank, step, x):
-        return super().gradient(rank, step, x) * (step == 0)
 
     def replica(self, rank, start):
         replica = super().replica(rank, start)
@@ -35,7 +32,15 @@ class OneGradient(Slopes):
         async def gradient():
             g = await compute()
             overflows = rank in self.overflowing and replica.state_dict()["step"] == 2
-            return Gradient(g.vector, 0, g.loss) if overflows else g
+            return Gradient(torch.zeros_like(g.vector), 0, g.loss) if overflows else g
 
         replica.gradient = gradient
         return replica
+
+
+@dataclass(frozen=True)
+class OneGradient(Overflowing):
+    """Gradients in step 0 alone."""
+
+    def gradient(self, rank, step, x):
+        return super().gradient(rank, step, x) * (step == 0)

@@ -50,13 +50,15 @@ class DecoupledMomentum(Strategy):
         waves = [(wave(each.height, w.x), wave(each.width, w.x)) for each in chunks]
 
         def accumulate(g: Tensor) -> None:
-            momentum.mul_(self.decay).add_(g, alpha=w.lr)
+            if w.unmerged:  # else mixed precision overflowed here
+                momentum.mul_(self.decay).add_(g, alpha=w.lr)
 
         async for _ in w.blocks(1, descend=accumulate):
             w.check_finite("the momentum", momentum)
-            lr, parts = w.lr, self._encode(selection, waves, momentum)
+            lr, parts = w.lr, self._encode(selection, waves, momentum) if w.unmerged else ()
             update = await w.gather(parts, partial(self._merge, selection, waves, w.x))
-            w.x.mul_(1 - lr * self.weight_decay).sub_(update.sign_(), alpha=lr)
+            if update.any():  # else mixed precision overflowed at every worker
+                w.x.mul_(1 - lr * self.weight_decay).sub_(update.sign_(), alpha=lr)
 
     def _encode(
         self, selection: ChunkSelection, waves: Sequence[tuple[Tensor, Tensor]], momentum: Tensor
@@ -78,9 +80,10 @@ class DecoupledMomentum(Strategy):
     ) -> Tensor:
         """The mean of each frequency over the workers that sent it, as a vector."""
         mean, merged = ChunkMean(selection, like), torch.empty_like(like)
-        for weight, (places, *parts) in given:
-            if weight:
-                (values,) = expect(tuple(parts), (like.dtype, sum(selection.sizes)))
+        for weight, parts in given:
+            if parts:  # else that worker has no sample
+                places, *rest = parts
+                (values,) = expect(tuple(rest), (like.dtype, sum(selection.sizes)))
                 mean.add(weight, selection.from_bytes(places), torch.split(values, selection.sizes))
         for each, pair, found in zip(selection.chunks, waves, mean.over_senders(), strict=True):
             put_spectrum(each, pair, found, merged)
