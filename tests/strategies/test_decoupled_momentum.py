@@ -10,6 +10,7 @@ from shoal.core.errors import Diverged
 from shoal.core.parameter_chunks import ParameterChunks
 from shoal.core.vector import Layout
 from shoal.engine.engine import Instrument
+from shoal.sim import Simulation
 from shoal.strategies import DecoupledMomentum
 from shoal.strategies.decoupled_momentum import put_spectrum, spectrum, wave
 from shoal.testing.problems import Problem, simulate
@@ -22,6 +23,13 @@ class Rough(Problem):
 
     def gradient(self, rank, step, x):
         return torch.sin(torch.arange(len(x), dtype=x.dtype) * (1.7 + rank) + step + 0.5)
+
+
+class FirstRough(Problem):
+    """The gradient of two elements is uneven in step 0 alone."""
+
+    def gradient(self, rank, step, x):
+        return torch.tensor([3.0, 1.0] if step == 0 else [4.0, 4.0], dtype=x.dtype)
 
 
 class Momenta(Instrument):
@@ -62,6 +70,21 @@ def test_two_steps_by_hand():
     assert seen.x == [[-1.0, 1.0], [-2.0, 2.0]]
     assert seen.momenta[0] == [pytest.approx([1.0, -1.0]), pytest.approx([1.5, -1.5])]
     assert seen.momenta[1] == [pytest.approx([-1.5, -1.5]), pytest.approx([-2.25, -2.25])]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_momentum_decays_though_the_model_is_in_half_precision_by_hand(dtype):
+    # (3, 1) in step 0, then (4, 4): the sum travels in each, and the difference stays, (1, -1) in step 0
+    problem = FirstRough()
+    run = Simulation(
+        DecoupledMomentum(decay=0.999, kept=1),
+        lambda rank: problem.replica(rank, torch.zeros(2, dtype=dtype)),
+        workers=2,
+        steps=101,
+    ).run()
+    momentum = run.worker(0).variables.state()["momentum"]
+    assert momentum.tolist() == pytest.approx([0.999**100, -(0.999**100)], rel=1e-4)
+    assert run.worker(0).x.tolist() == [-101.0] * 2
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,11 @@ class DecoupledMomentum(Strategy):
         return True  # its momentum and its steps have one learning rate
 
     async def worker(self, w: Node) -> None:
-        momentum = w.keep("momentum", torch.zeros_like(w.x))  # M
+        wide = torch.promote_types(w.x.dtype, torch.float32)  # in half precision it would round back
+        momentum = w.keep("momentum", torch.zeros_like(w.x, dtype=wide))  # M
         chunks = tuple(chunks_of(w.pieces, self.chunk))
         selection = ChunkSelection(chunks, tuple(min(self.kept, each.length) for each in chunks))
-        waves = [(wave(each.height, w.x), wave(each.width, w.x)) for each in chunks]
+        waves = [(wave(each.height, momentum), wave(each.width, momentum)) for each in chunks]
 
         def accumulate(g: Tensor) -> None:
             if w.unmerged:  # else mixed precision overflowed here
@@ -56,7 +57,7 @@ class DecoupledMomentum(Strategy):
         async for _ in w.blocks(1, descend=accumulate):
             w.check_finite("the momentum", momentum)
             lr, parts = w.lr, self._encode(selection, waves, momentum) if w.unmerged else ()
-            update = await w.gather(parts, partial(self._merge, selection, waves, w.x))
+            update = await w.gather(parts, partial(self._merge, selection, waves, momentum))
             if update.any():  # else mixed precision overflowed at every worker
                 w.x.mul_(1 - lr * self.weight_decay).sub_(update.sign_(), alpha=lr)
 
