@@ -28,6 +28,15 @@ def test_a_loaded_state_goes_on():
     assert (other.t, other.version, other.merged, other.samples_before) == (1, 1, 5.0, 5)
 
 
+def test_what_a_worker_took_before_it_was_away_was_not_taken_before_the_run():
+    back, other = Progress(2), Progress(2)
+    back.count_gradient(5)
+    other.count_gradient(7)
+    other.finish_step()
+    back.begin_at(1, other.state())
+    assert (back.t, back.samples, back.samples_before, back.unmerged) == (1, 5, 0, 0.0)
+
+
 def test_who_left_may_come_back():
     progress = Progress(3)
     progress.note_departure(1, died=True)

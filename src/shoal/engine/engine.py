@@ -234,8 +234,8 @@ class Engine:
         self.replica.x.copy_(left["x"])
         self.replica.load_state_dict(replica if own else {k: v for k, v in replica.items() if k != NOISE})
         self.variables.load(left["variables"])
-        counts = (before["samples"], before["unmerged"]) if own else (0, 0.0)
-        self.progress.begin_at(step, before, *counts)
+        self.progress.begin_at(step, before, before["unmerged"] if own else 0.0)
+        self.progress.credit(before["samples"] if own else 0)
         shift = me.workers - left["workers"]  # servers come after the workers, who are more now
         self.client.load({str(int(rank) + shift): version for rank, version in left["client"].items()})
         self.service.begin_at(clocks or [step] * me.workers, before["merged"])
@@ -340,7 +340,7 @@ class Engine:
         self.replica.x.copy_(left["x"])
         self.replica.load_state_dict(left["replica"])
         self.variables.load(left["variables"])
-        self.progress.begin_at(left["progress"]["step"], left["progress"], self.progress.samples)
+        self.progress.begin_at(left["progress"]["step"], left["progress"])
         if isinstance(self.replica, Redeals):
             self.replica.take_deal(left["deal"])
         if isinstance(self.replica, HoldsMore):

@@ -147,16 +147,15 @@ class Progress:
             "samples": self.samples,
         }
 
-    def begin_at(self, step: int, left: dict[str, Any], samples: int, unmerged: float = 0.0) -> None:
-        """Begin before `step` with the model that a worker left; this one has taken `samples` so far."""
+    def begin_at(self, step: int, left: dict[str, Any], unmerged: float = 0.0) -> None:
+        """Begin before `step` with the model that a worker left."""
         self.t = self.clock = step
         self.version, self.merged = left["version"], left["merged"]
         self.began = step - (left["clock"] - left["began"])
         self.unmerged = unmerged
-        self.samples = self.samples_before = samples
 
     def credit(self, samples: int) -> None:
-        """Count so many samples of workers that are no longer there as this worker's."""
+        """Count so many samples, taken before this run was resumed, as this worker's."""
         self.samples += samples
         self.samples_before += samples
 
