@@ -263,3 +263,13 @@ def test_runs_of_one_strategy_with_several_numbers_of_workers_make_a_picture(mak
     assert "bmuf, 16 workers: 79" in text
     assert "on 1 to 16 workers" in text
     assert "Scaling with the number of workers" not in page(several[:1])
+
+
+def test_a_resumed_run_has_no_line_over_time(runs):
+    later = [node | {"samples_before": 100} for node in runs[1]["nodes"]]
+    note, document = "without resumed runs", page([runs[0], {**runs[1], "nodes": later}])
+    assert note in document and note not in page(runs)
+    assert (
+        document.count("bmuf: 90.00 %, loss 0.4 after")
+        == page(runs).count("bmuf: 90.00 %, loss 0.4 after") / 2
+    )

@@ -11,6 +11,7 @@ from shoal.report import closing_table, verdict
 from shoal.report.goal import Goal, goal_of
 from shoal.report.reading import run_names
 from shoal.report.units import MISSING, bytes_text, count_text, percent_text, ratio_text, seconds_text
+from shoal.report.verdicts import headline
 
 
 def drawn(records, width=80, **options):
@@ -175,6 +176,53 @@ def test_verdict_tells_who_did_not_reach_the_goal(runs, make_run):
     first = verdict(make_run("bmuf", test_accuracy=98.2), runs[0], goal=higher)
     assert "reached 98.00 % after 10.0 s, and one worker did not, ends 0.8 points above it" in first
     assert "97.40 % test accuracy, 98.00 % never" in verdict(runs[0], runs[0], goal=higher)
+
+
+def resumed(run):
+    """The same run, whose first half was done before."""
+    nodes = [{**node, "samples_before": node["samples"] // 2} for node in run["nodes"]]
+    return {**run, "nodes": nodes}
+
+
+@pytest.mark.parametrize("which", [[0], [1], [0, 1]])
+def test_no_time_or_speed_is_claimed_of_what_a_resumed_run_has_left(runs, which):
+    pair = [resumed(run) if index in which else run for index, run in enumerate(runs[:2])]
+    goal, text = goal_of(pair), drawn(pair)
+    assert [goal.seconds(run) is None for run in pair] == [index in which for index in range(2)]
+    assert goal.speed_up(pair[1], pair[0]) is None
+    assert "as fast" not in text
+    assert text.count("resumed; how long it took in all is not known") == len(which)
+    for index, name in enumerate(("single", "bmuf")):
+        cells = row(text, name).split()
+        assert (cells[2] == MISSING) is (index in which)
+        assert (pair[index]["seconds"] in map(plain_number, cells)) is (index not in which)
+    names = " and ".join(("single", "bmuf")[index] for index in which)
+    assert headline(pair).startswith(f"which run was first at 97.00 % is not known, as {names} resumed")
+
+
+def plain_number(cell):
+    return float(cell) if cell.replace(".", "").isdigit() else None
+
+
+def test_verdict_of_a_resumed_run_says_since_when_its_seconds_are(runs):
+    assert verdict(resumed(runs[0]), goal=goal_of(runs)) == (
+        "single: resumed; how long it took in all is not known; 97.40 % test accuracy, 29.0 s since then on "
+        "one worker, 1,000 samples/s."
+    )
+    sentence = verdict(resumed(runs[1]), runs[0], goal=goal_of(runs))
+    assert sentence.startswith(
+        "bmuf: resumed; how long it took in all is not known; ends 0.4 points below one worker; "
+    )
+    sentence = verdict(runs[1], resumed(runs[0]), goal=goal_of(runs))
+    assert sentence.startswith(
+        "bmuf: reached 97.00 % after 10.0 s, ends 0.4 points below one worker; the run on one worker was "
+        "resumed; "
+    )
+
+
+def test_a_run_that_was_done_before_has_no_speed(runs):
+    done = {**resumed(runs[1]), "samples_per_second": 0.0, "seconds": 0.0, "curve": []}
+    assert "distribution did not pay" not in verdict(done, runs[0])
 
 
 def test_verdict_names_the_scaled_rate(runs):

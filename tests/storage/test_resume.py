@@ -17,6 +17,7 @@ import sabotage
 import shoal
 from sampling import mostly_soak
 from shoal.core.codec import Identity
+from shoal.report.goal import Goal
 from shoal.runs.plan import Plan
 from shoal.sim import Compute, Faults
 from shoal.storage.checkpoint import Checkpoints
@@ -298,3 +299,16 @@ def test_a_step_that_only_a_worker_which_died_since_had_reached_is_not_saved(tmp
     shoal.run(blobs(), "asgd", epochs=2, compute=slow, faults=Faults().crash(rank=1, step=8), **settings)
     resumed = shoal.run(blobs(), "asgd", epochs=2, compute=slow, **settings)
     assert resumed.samples == 2 * 300
+
+
+def test_a_resumed_run_is_not_timed_to_a_goal(tmp_path):
+    settings = {"workers": 2, "transport": "sim", "compute": Compute(0.01)}
+    whole = shoal.run(blobs(), "sync", epochs=4, **settings).record()
+    shoal.run(blobs(), "sync", epochs=2, checkpoint=tmp_path, **settings)
+    runs = [shoal.run(blobs(), "sync", epochs=4, checkpoint=tmp_path, **settings).record() for _ in range(2)]
+    goal = Goal("test_accuracy", whole["curve"][-1]["test_accuracy"], given=True)
+    assert goal.seconds(whole) is not None
+    for run in runs:  # half of it was left, then nothing
+        assert run["curve"][-1]["test_accuracy"] >= goal.value
+        assert run["seconds"] < whole["seconds"]
+        assert goal.seconds(run) is None

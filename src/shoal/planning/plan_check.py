@@ -16,7 +16,7 @@ from shoal.planning.plan_text import network_text, speed_up
 from shoal.planning.run_time import run_cost
 from shoal.planning.surroundings import Machines
 from shoal.planning.training_plan import Forecast, TrainingPlan
-from shoal.report.reading import Record, run_names
+from shoal.report.reading import Record, is_resumed, run_names
 from shoal.report.units import MISSING, bytes_text, finite, ratio_text, seconds_text
 
 FIRST_STEPS = 10  # of a worker, before anything is said of its speed
@@ -119,7 +119,7 @@ def rows_of(plan: TrainingPlan, record: Record, forecast: Forecast) -> list[tupl
         ("seconds", forecast.cost.seconds * epochs, seconds_text),
         ("bytes_sent", forecast.cost.nbytes * epochs, bytes_text),
     ):
-        measured = finite(record.get(name))
+        measured = None if is_resumed(record) else finite(record.get(name))  # else those since then
         if measured is not None and (predicted or measured):
             rows.append((name.replace("_", " "), text(predicted), text(measured), error(predicted, measured)))
     score = "test_loss" if plan.judged_by_loss else "test_accuracy"

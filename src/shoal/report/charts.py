@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from shoal.report.crews import legs_of
-from shoal.report.reading import BASELINE, Record, is_virtual, node_name, run_names, workers_of
+from shoal.report.reading import BASELINE, Record, is_resumed, is_virtual, node_name, run_names, workers_of
 from shoal.report.svg import (
     BASE,
     Axis,
@@ -81,6 +81,8 @@ def learning_curves(records: Sequence[Record], quantity: str) -> str:
         chart = line_chart(title, lines, Axis(label, text), Axis(title, tick_text, log), floor)
         notes = [f"axis from {floor:g} %"] if floor is not None else []
         notes += ["logarithmic"] if log else []
+        if key == "seconds" and any(map(is_resumed, records)):
+            notes.append("without resumed runs, whose whole time is not known")
         figures.append(
             figure(f"{title}, over {'time' if key == 'seconds' else 'samples'}", chart, "; ".join(notes))
         )
@@ -194,6 +196,9 @@ def staleness(record: Record, name: str, style: int) -> str:
 def _series(records: Sequence[Record], key: str, quantity: str) -> list[Series]:
     lines = []
     for record, name, style in zip(records, run_names(records), styles_of(records), strict=True):
+        if key == "seconds" and is_resumed(record):
+            lines.append(Series(name, style, []))
+            continue
         points = []
         for entry in record.get("curve") or ():
             x, y = finite(entry.get(key)), finite(entry.get(quantity))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.report.reading import Record, group_of, is_virtual
+from shoal.report.reading import Record, group_of, is_resumed, is_virtual
 from shoal.report.units import count_text, finite, percent_text
 
 SAME = 0.005  # shares closer than this read as the same percentage
@@ -28,9 +28,10 @@ def worker_seconds(record: Record) -> float:
 
 def twin_of(record: Record, records: Iterable[Record]) -> Record | None:
     """The run that differs from this one only in that its workers were all there from the beginning."""
-    if not legs_of(record):
+    if not legs_of(record) or is_resumed(record):
         return None
-    return next((other for other in records if not legs_of(other) and _alike(other) == _alike(record)), None)
+    whole = (other for other in records if not (legs_of(other) or is_resumed(other)))
+    return next((other for other in whole if _alike(other) == _alike(record)), None)
 
 
 def _alike(record: Record) -> tuple[Any, ...]:

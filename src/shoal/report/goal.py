@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.core.curves import Final, best, final, seconds_to
-from shoal.report.reading import Record
+from shoal.report.reading import Record, is_resumed
 from shoal.report.units import MISSING, decimal_text, finite
 
 ACCURACY, LOSS = "test_accuracy", "test_loss"
@@ -26,11 +26,16 @@ class Goal:
         return score_text(self.value, self.score)
 
     def seconds(self, record: Record) -> float | None:
-        """When this run was first seen at the goal; None if it never was."""
+        """When this run was first seen at the goal; None if it never was, or was resumed.
+
+        The curve of a resumed run, and its clock, begin where it was resumed.
+        """
+        if is_resumed(record):
+            return None
         return seconds_to(record.get("curve") or (), self.score, self.value)
 
     def speed_up(self, record: Record, baseline: Record | None) -> float | None:
-        """The baseline's time to the goal over this run's; None if one of them did not reach it."""
+        """The baseline's time to the goal over this run's; None if one of the times is not known."""
         mine = self.seconds(record)
         theirs = None if baseline is None else self.seconds(baseline)
         return theirs / mine if mine and theirs is not None else None

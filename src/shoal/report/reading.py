@@ -19,6 +19,16 @@ def is_virtual(record: Record) -> bool:
     return record.get("transport") == "sim"
 
 
+def is_resumed(record: Record) -> bool:
+    """Whether this run went on from a checkpoint: its times count from there, not from the beginning."""
+    return any((finite(node.get("samples_before")) or 0.0) > 0 for node in workers_of(record))
+
+
+def whole_seconds(record: Record) -> float | None:
+    """How long the run took in all; None if it was resumed, as nobody knows what went before."""
+    return None if is_resumed(record) else finite(record.get("seconds"))
+
+
 def run_name(record: Record) -> str:
     """The strategy, its layout and its codec, if any: "bmuf, hybrid + top_k(0.01)"."""
     codec, layout = record.get("codec"), layout_of(record)
@@ -69,10 +79,10 @@ def baseline_of(record: Record, records: Iterable[Record]) -> Record | None:
 
 
 def speed_up(record: Record, baseline: Record | None) -> float | None:
-    """Samples per second divided by the baseline's; None if either is missing."""
+    """Samples per second divided by the baseline's; None if either is missing or has trained nothing."""
     mine = finite(record.get("samples_per_second"))
     theirs = finite(baseline.get("samples_per_second")) if baseline is not None else None
-    return mine / theirs if mine is not None and theirs else None
+    return mine / theirs if mine and theirs else None
 
 
 def workers_of(record: Record) -> list[Mapping[str, Any]]:

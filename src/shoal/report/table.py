@@ -19,6 +19,7 @@ from shoal.report.reading import (
     is_virtual,
     run_names,
     speed_up,
+    whole_seconds,
     workers_of,
 )
 from shoal.report.units import MISSING, bytes_text, count_text, finite, percent_text, ratio_text
@@ -145,15 +146,17 @@ def _two_lines(name: str) -> tuple[str, str]:
 def _time_column(records: Sequence[Record]) -> Column:
     text = _clock(records)
     if records and all(is_virtual(record) for record in records):
-        return Column("virtual", "s", lambda r: text(r, r.get("seconds")), "virtual s")
+        return Column("virtual", "s", lambda r: text(r, whole_seconds(r)), "virtual s")
     mixed = any(is_virtual(record) for record in records)
-    return Column("seconds", "v: virtual" if mixed else "", lambda r: text(r, r.get("seconds")))
+    return Column("seconds", "v: virtual" if mixed else "", lambda r: text(r, whole_seconds(r)))
 
 
 def _clock(records: Sequence[Record]) -> Callable[[Record, float | None], str]:
     """Seconds as text; simulated ones have a v where other runs took real time."""
     mixed = len({is_virtual(record) for record in records}) > 1
-    return lambda record, seconds: _seconds(seconds) + ("v" if mixed and is_virtual(record) else "")
+    return lambda record, seconds: (
+        _seconds(seconds) + ("v" if mixed and is_virtual(record) and seconds is not None else "")
+    )
 
 
 def _speed_up_column(records: Sequence[Record], goal: Goal | None) -> list[Column]:
@@ -177,7 +180,7 @@ def _group_columns(records: Sequence[Record]) -> list[Column]:
 
     def step(record: Record) -> str:
         steps = max((int(node.get("steps") or 0) for node in workers_of(record)), default=0)
-        seconds = finite(record.get("seconds"))
+        seconds = whole_seconds(record)
         return MISSING if seconds is None or not steps else f"{1e3 * seconds / steps:.3g}"
 
     return [

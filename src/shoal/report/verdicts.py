@@ -13,6 +13,7 @@ from shoal.report.reading import (
     Record,
     baseline_of,
     group_of,
+    is_resumed,
     is_virtual,
     rank_name,
     run_name,
@@ -52,6 +53,8 @@ def verdict(
     """
     first = [_comparison(record, baseline, goal), layout, crew]
     parts = [*first, _rate(record), _waiting(record), _compression(record)]
+    if is_resumed(record):
+        parts.insert(0, "resumed; how long it took in all is not known")
     if _diverged(record):
         parts.insert(0, "diverged, its test loss is not finite")
     return f"{name or run_name(record)}: {'; '.join(part for part in parts if part)}."
@@ -82,7 +85,10 @@ def headline(records: Sequence[Record], target: float | None = None) -> str:
     if goal is not None and len({is_virtual(record) for record in records}) == 1:
         times = [(goal.seconds(record), index) for index, record in enumerate(records)]
         reached = [(seconds, index) for seconds, index in times if seconds is not None]
-        if reached:
+        if resumed := [name for name, record in zip(names, records, strict=True) if is_resumed(record)]:
+            whose = " and ".join(resumed)
+            parts.append(f"which run was first at {goal.text} is not known, as {whose} resumed")
+        elif reached:
             seconds, first = min(reached)
             when = _clock(records[first], seconds)
             ahead = _ahead(goal, records[first], baseline_of(records[first], records))
@@ -113,11 +119,15 @@ def _comparison(record: Record, baseline: Record | None, goal: Goal | None) -> s
         missing = baseline is None and record.get("strategy") != BASELINE
         return _statement(record, goal, missing=missing)
     mine = None if goal is None else goal.seconds(record)
+    if goal is not None and is_resumed(record):
+        return _end(record, baseline, "one worker").removeprefix(", ")
     if goal is not None and mine is None:
         return f"did not reach {goal.text}{_end(record, baseline, 'one worker')}"
     if goal is not None and mine is not None and goal.seconds(baseline) is None:
-        when = _clock(record, mine)
-        return f"reached {goal.text} after {when}, and one worker did not{_end(record, baseline)}"
+        when = f"reached {goal.text} after {_clock(record, mine)}"
+        if is_resumed(baseline):
+            return f"{when}{_end(record, baseline, 'one worker')}; the run on one worker was resumed"
+        return f"{when}, and one worker did not{_end(record, baseline)}"
     by_time = None if goal is None else goal.speed_up(record, baseline)
     by_samples = speed_up(record, baseline)
     if goal is not None and by_time is not None:
@@ -161,11 +171,11 @@ def _statement(record: Record, goal: Goal | None, missing: bool) -> str:
         parts.append(f"{end_text(record, ACCURACY)} % test accuracy")
     elif (loss := end_of(record, LOSS)) is not None:
         parts.append(f"test loss {loss.mean:.3g}")
-    if goal is not None:
+    if goal is not None and not is_resumed(record):
         seconds = goal.seconds(record)
         after = "never" if seconds is None else f"after {_clock(record, seconds)}"
         parts.append(f"{goal.text} {after}")
-    took = "virtual s" if is_virtual(record) else "s"
+    took = f"{'virtual s' if is_virtual(record) else 's'}{' since then' if is_resumed(record) else ''}"
     workers = int(record.get("workers") or 1)
     parts.append(f"{seconds_text(record.get('seconds'))} {took} on {_workers(workers, group_of(record))}")
     parts.append(f"{count_text(record.get('samples_per_second'))} samples/s")
