@@ -21,15 +21,38 @@ def test_a_lost_member_and_a_joiner_each_begin_an_epoch():
     assert (roster.epoch, roster.members, roster.joiners) == (2, {0: 0, 2: 0}, {1: 1})
 
 
-def test_a_joiner_is_a_member_once_it_has_the_state_of_this_epoch():
+def test_a_joiner_is_a_member_once_it_has_the_state_of_an_epoch_that_lists_it():
     roster = Roster(range(2))
     roster.admit(1, 1)
     roster.begin_epoch()
     roster.settle(1, 1, epoch=0)
     assert roster.joiners == {1: 1}
+    roster.begin_epoch()
     roster.settle(1, 1, epoch=1)
     assert roster.members == {0: 0, 1: 1}
     assert not roster.is_due
+
+
+def test_a_joiner_is_listed_with_the_epoch_that_let_it_in_last_also_by_a_successor():
+    roster, successor = Roster(range(2)), Roster(range(2))
+    roster.admit(1, 1)
+    roster.begin_epoch()
+    roster.begin_epoch()
+    assert roster.lists == ([(0, 0)], [(1, 1)], [(1, 1)])
+    roster.lose(1)
+    roster.begin_epoch()
+    roster.admit(1, 1)
+    successor.load(roster.state())
+    assert successor.lists == ([(0, 0)], [(1, 1)], [(1, 4)])
+
+
+def test_a_joiner_that_leaves_begins_an_epoch_without_it_for_whose_answer_the_members_wait():
+    roster = Roster(range(2))
+    roster.admit(1, 1)
+    roster.begin_epoch()
+    roster.leave(1)
+    assert roster.is_due
+    assert roster.lists == ([(0, 0)], [], [])
 
 
 def test_who_asks_again_changes_nothing():
@@ -101,10 +124,10 @@ def test_it_tells_members_and_joiners_of_every_change():
     script = Script(Suspects(src=0, seq=1), join, settled, *goodbye(0, 1))
     keep(script)
     assert script.said == [
-        (0, "change", 1, [[0, 0], []]),
-        (1, "change", 1, [[0, 0], []]),  # in case it lives, and does not know that it was given up
-        (0, "change", 2, [[0, 0], [1, 1]]),
-        (1, "change", 2, [[0, 0], [1, 1]]),
+        (0, "change", 1, [[0, 0], [], []]),
+        (1, "change", 1, [[0, 0], [], []]),  # in case it lives, and does not know that it was given up
+        (0, "change", 2, [[0, 0], [1, 1], [1, 2]]),
+        (1, "change", 2, [[0, 0], [1, 1], [1, 2]]),
     ]
 
 
@@ -120,7 +143,7 @@ def test_its_successor_goes_on_from_its_journal_and_tells_again():
     again = Script(*goodbye(0))
     keeper = keep(again, disk, incarnation=1)
     assert keeper.roster.epoch == 1
-    assert again.said == [(rank, "change", 1, [[0, 0], []]) for rank in (0, 1)]
+    assert again.said == [(rank, "change", 1, [[0, 0], [], []]) for rank in (0, 1)]
 
 
 def test_of_two_that_suspect_each_other_the_first_goes_on():
@@ -133,7 +156,7 @@ def test_of_two_that_suspect_each_other_the_first_goes_on():
 def test_a_loss_that_no_member_sees_changes_nothing_and_who_is_back_is_told_where_the_run_is():
     script = Script(Message("lost", src=1), Message("joined", src=1), *goodbye(0, 1))
     assert keep(script).roster.epoch == 0
-    assert script.said == [(1, "change", 0, [[0, 0, 1, 0], []])]
+    assert script.said == [(1, "change", 0, [[0, 0, 1, 0], [], []])]
 
 
 def test_it_ends_when_all_members_are_lost_and_nobody_may_come_back():
@@ -141,12 +164,31 @@ def test_it_ends_when_all_members_are_lost_and_nobody_may_come_back():
     assert keep(script).roster.members == {0: 0, 1: 0}
 
 
+def joined_by_one(*heard):
+    """Worker 1 joins, then worker 0 is lost, the only member."""
+    return Script(Suspects(src=0, seq=1), Join(src=1, incarnation=1), Message("lost", src=0), *heard)
+
+
+def test_when_all_members_are_lost_it_waits_for_a_joiner_that_may_have_its_state():
+    settled, suspects = Settled(src=1, incarnation=1, version=2), Suspects(src=1, seq=0, version=2)
+    keeper = keep(joined_by_one(settled, suspects, Message("left", src=1, incarnation=1)))
+    assert (keeper.roster.epoch, keeper.roster.members) == (3, {})
+
+
+def test_it_ends_when_all_members_are_lost_and_no_joiner_has_state():
+    asks_again = joined_by_one(Join(src=1, incarnation=1))
+    keep(asks_again)
+    assert asks_again.said[-1] == (1, RunOver().tag, 0, [])
+    dies = joined_by_one(Message("lost", src=1))
+    assert keep(dies).roster.members == {0: 0}
+
+
 def test_its_successor_begins_an_epoch_if_messages_between_workers_were_lost_with_it():
     disk = Disk()
     keep(Script(Suspects(src=0, seq=1), *goodbye(0)), disk)
     again = Script(*goodbye(0))
     keep(again, disk, incarnation=1, relays=True)
-    assert again.said == [(rank, "change", 2, [[0, 0], []]) for rank in (0, 1)]
+    assert again.said == [(rank, "change", 2, [[0, 0], [], []]) for rank in (0, 1)]
 
 
 def test_below_the_least_number_it_says_that_training_waits():
@@ -154,7 +196,7 @@ def test_below_the_least_number_it_says_that_training_waits():
     script = Script(Suspects(src=0, seq=1), Join(src=1, incarnation=1), *goodbye(0, 1))
     keep(script, least=2, on_wait=said.append)
     assert said == ["training waits: it needs 2 workers, and 1 are there"]
-    assert script.said[0] == (0, "change", 1, [[0, 0], [1, 1]])
+    assert script.said[0] == (0, "change", 1, [[0, 0], [1, 1], [1, 1]])
 
 
 def test_who_comes_when_the_run_is_over_is_told():

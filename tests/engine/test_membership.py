@@ -3,21 +3,23 @@
 import pytest
 import torch
 
-from parts import play, vector
+from parts import nothing, play, vector
 from shoal.collectives import stripes
 from shoal.core.transport import Message
 from shoal.engine.elastic_messages import Change, Finished
 from shoal.engine.membership import Membership
 from shoal.engine.membership_errors import Demoted
+from shoal.engine.round_outcome import RoundOutcome
 
 
 def membership_of(p):
     return Membership(p.me, p.channel, p.mailbox, p.group)
 
 
-def change(epoch, *members, joiners=()):
-    """What a keeper would say of workers that were never restarted."""
+def change(epoch, *members, joiners=(), let_in=None):
+    """What a keeper would say of workers that were never restarted; joiners are let in by this epoch."""
     lists = [[(rank, 0) for rank in ranks] for ranks in (members, joiners)]
+    lists.append([(rank, epoch if let_in is None else let_in) for rank in joiners])
     parts = tuple(torch.tensor(pairs, dtype=torch.int64).reshape(-1) for pairs in lists)
     return Change(parts=parts, version=epoch)
 
@@ -115,12 +117,75 @@ def test_who_has_ended_and_joins_again_is_waited_for_though_word_of_its_end_come
         await p.channel.transport.sleep(1.0)
         with pytest.raises(Demoted):
             await members.attend()
-        members.enter(1, (0, 1))
+        members.enter(1, RoundOutcome(vector(2.0, 2.0), 1.0, (0,), (0, 1)))
         await p.channel.transport.sleep(2.0)
         await p.channel.tell(0, Finished(seq=1, version=0))
         return await average(p, members, 4.0)
 
     assert play(stays, joins_again) == {0: (2.0, 3.0), 1: 3.0}
+
+
+async def enters(p, members, outcome):
+    """As a joiner of epoch 1 with the state after round 1."""
+    members.is_joining = True
+    await p.channel.tell(p.me.rank, change(1, 0, joiners=(1,)))
+    await p.channel.transport.sleep(1.0)
+    await members.attend()
+    members.enter(1, outcome)
+
+
+@pytest.mark.parametrize("let_in", [1, 2])
+def test_a_joiner_that_has_state_says_so_in_a_later_epoch_unless_it_was_let_in_anew(let_in):
+    outcome = RoundOutcome(vector(2.0, 2.0), 1.0, (0,), (0, 1))
+
+    async def stays(p):
+        members = membership_of(p)
+        members.completed, members.epoch = 1, 1
+        await p.channel.transport.sleep(2.0)
+        return await average(p, members, 2.0)
+
+    async def joins(p):
+        members = membership_of(p)
+        await enters(p, members, outcome)
+        await p.channel.transport.sleep(1.0)
+        if let_in == 2:  # it was given up in between, and may have missed rounds
+            with pytest.raises(Demoted):
+                await average(p, members, 4.0)
+            return members.is_joining
+        return await average(p, members, 4.0)
+
+    async def keep(p):
+        await p.channel.transport.sleep(1.5)
+        for rank in (0, 1):
+            await p.channel.tell(rank, change(2, 0, joiners=(1,), let_in=let_in))
+        await p.channel.transport.sleep(5.0)
+        p.mailbox.has_arrived()
+        return [(m.src, m.version) for m in p.mailbox.poll("settled")]
+
+    said = play(stays, joins, keep, keeper=True)
+    assert said == ({0: 3.0, 1: 3.0, 2: [(1, 2)]} if let_in == 1 else {0: 2.0, 1: True, 2: []})
+
+
+def test_one_that_was_a_joiner_gives_the_others_the_outcome_of_the_round_that_its_state_is_of():
+    outcome = RoundOutcome(vector(7.0, 7.0), 2.0, (0, 2), (0, 1))
+
+    async def behind(p):
+        members = membership_of(p)
+        members.epoch = 1
+        await p.channel.transport.sleep(2.0)
+        return await average(p, members, 1.0), members.outcome.dealt, members.present
+
+    async def joins(p):
+        members = membership_of(p)
+        await enters(p, members, outcome)
+        for rank in (0, 1):
+            await p.channel.tell(rank, change(2, 0, joiners=(1,), let_in=1))
+        await p.channel.transport.sleep(2.0)
+        await members.attend()
+        await p.channel.transport.sleep(2.0)
+        await members.attend()
+
+    assert play(behind, joins, nothing, keeper=True)[0] == (7.0, (0, 1), (0, 1))
 
 
 def test_a_list_that_a_keeper_repeats_disturbs_no_average():

@@ -6,7 +6,6 @@ import pytest
 
 from shoal.engine.averages import Repeatable
 from shoal.engine.edges import Edges
-from shoal.engine.membership import Membership
 from shoal.vocabulary.node import Node
 
 
@@ -27,14 +26,6 @@ def a_block_that_was_merged_with_the_dead_is_dealt_again(patch: pytest.MonkeyPat
         return {place: range(self.block_began, steps.stop) for place, steps in undone(self).items()}
 
     patch.setattr(Edges, "_undone", too_much)
-
-
-def a_change_of_long_ago_is_one(patch: pytest.MonkeyPatch) -> None:
-    def changing(self):
-        last = self.outcome
-        return last is not None and not (last.contributors == last.dealt == self.dealt)
-
-    patch.setattr(Membership, "is_changing", property(changing))
 
 
 def what_is_under_way_is_not_begun_again(patch: pytest.MonkeyPatch) -> None:
@@ -64,7 +55,6 @@ LATE_MUTANTS = {
     for apply, first in [
         (only_the_last_block_is_dealt_again, 2),
         (a_block_that_was_merged_with_the_dead_is_dealt_again, 30),
-        (a_change_of_long_ago_is_one, 5),
         (what_is_under_way_is_not_begun_again, 9),
         (a_joiner_counts_averages_from_the_start, 9),
         (nobody_looks_for_steps_after_the_last_mean, 0),

@@ -9,6 +9,7 @@ import pytest
 from shoal.core.replica import LastDeal
 from shoal.core.transport import LOST
 from shoal.engine.edges import Edges
+from shoal.engine.elastic_messages import STATELESS
 from shoal.engine.engine import Engine
 from shoal.engine.goodbye import Goodbye
 from shoal.engine.group import Group
@@ -122,7 +123,7 @@ def a_given_outcome_has_joiners_of_the_wrong_epoch(patch: pytest.MonkeyPatch) ->
     patch.setattr(Membership, "_note_outcome", wrongly)
 
 
-@mutant(first=56)
+@mutant(first=23)
 def joiners_take_part_before_the_edge_that_was_agreed(patch: pytest.MonkeyPatch) -> None:
     see = Membership._see_to_roll
 
@@ -195,18 +196,45 @@ def a_lost_member_is_not_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "lose", lambda self, rank: None)
 
 
-@mutant(first=29)
-def one_that_was_given_up_wrongly_goes_on(patch: pytest.MonkeyPatch) -> None:
-    settle = Roster.settle
-    patch.setattr(
-        Roster, "settle", lambda self, rank, incarnation, epoch: settle(self, rank, incarnation, self.epoch)
-    )
+@mutant(first=509)
+def a_joiner_forgets_its_state_when_the_keeper_calls_it_one(patch: pytest.MonkeyPatch) -> None:
+    begin = Membership._begin_epoch
+
+    def forgetful(self, epoch, members, joiners, let_in):
+        begin(self, epoch, members, joiners, [[rank, epoch + 1] for rank, _ in joiners])
+
+    patch.setattr(Membership, "_begin_epoch", forgetful)
+
+
+@mutant(first=4)
+def nobody_waits_for_what_joiners_answer(patch: pytest.MonkeyPatch) -> None:
+    see = Membership._see_to_roll
+
+    async def impatient(self):
+        if not self.is_joining:
+            self._roll |= {rank: STATELESS for rank in self.joiners if rank not in self._roll}
+        await see(self)
+
+    patch.setattr(Membership, "_see_to_roll", impatient)
+
+
+@mutant(first=50)
+def a_joiner_answers_the_roll_once(patch: pytest.MonkeyPatch) -> None:
+    back = Membership._note_return
+
+    async def once(self, m):
+        if not self.is_joining or m.src == self._identity.keeper:
+            await back(self, m)
+        elif self._early_change is not None:
+            await self._change(self._early_change)
+
+    patch.setattr(Membership, "_note_return", once)
 
 
 # -- partitions --------------------------------------------------------------------------------------------
 
 
-@mutant(first=47)
+@mutant(first=0)
 def a_minority_goes_on_alone(patch: pytest.MonkeyPatch) -> None:
     async def alone(self, lost):
         self.present = tuple(rank for rank in self.present if rank not in self._mailbox.gone)
@@ -267,7 +295,7 @@ def what_a_keeper_that_was_away_did_not_hear_is_not_said_again(patch: pytest.Mon
 
 @mutant(first=136)
 def a_list_with_dead_workers_in_it_is_believed(patch: pytest.MonkeyPatch) -> None:
-    async def believe(self, listed):
+    async def believe(self):
         return
 
     patch.setattr(Membership, "_suspect_absent", believe)
@@ -294,12 +322,6 @@ def the_keeper_tells_before_it_has_written(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Keeper, "_keep", lambda self: None)
     patch.setattr(Keeper, "_tell", too_early)
-
-
-@mutant(first=155)
-def a_joiner_that_asks_again_at_the_end_is_sent_away(patch: pytest.MonkeyPatch) -> None:
-    admit = Roster.admit
-    patch.setattr(Roster, "admit", lambda self, *who: not self.is_over and admit(self, *who))
 
 
 # -- open places -------------------------------------------------------------------------------------------
@@ -332,9 +354,10 @@ def the_keeper_takes_every_place_for_a_member(patch: pytest.MonkeyPatch) -> None
 def one_that_joins_believes_in_the_first_members(patch: pytest.MonkeyPatch) -> None:
     enter = Membership.enter
 
-    def forgetful(self, completed, dealt):
+    def forgetful(self, completed, outcome):
         first, me = self._identity.first_workers, self._identity.rank
-        enter(self, completed, dealt if me in first else sorted({*dealt, *first}))
+        believed = outcome.dealt if me in first else tuple(sorted({*outcome.dealt, *first}))
+        enter(self, completed, replace(outcome, dealt=believed))
 
     patch.setattr(Membership, "enter", forgetful)
 

@@ -53,7 +53,7 @@ class TallyReplica:
 
 
 class Watched(Simulation):
-    """Sees whether all members died at a time, or the last of them left, and writes down what is wrong.
+    """Sees whether all who had state died at a time, or the last of them left, and writes down what is wrong.
 
     A worker's count of completed rounds went back, or one was given up that nothing had happened to.
     """
@@ -113,8 +113,16 @@ class Watched(Simulation):
             self.wrong.append(f"worker {other} was given up at {self.seconds:g} s, though nothing happened")
 
     def _count_members(self, roster):
-        members = roster.members.items()
-        self.all_members_died |= all(self._is_dead(rank, incarnation) for rank, incarnation in members)
+        members, joiners, let_in = roster.lists
+        let_in = {**dict.fromkeys(roster.members, 0), **dict(let_in)}
+        self.all_members_died |= not any(
+            self._has_state(*who, let_in[who[0]]) for who in (*members, *joiners)
+        )
+
+    def _has_state(self, rank, incarnation, let_in):
+        here = self.nodes[rank].membership
+        has_state = not here.is_joining and here._state_of >= let_in
+        return has_state and not self._is_dead(rank, incarnation)
 
     def _is_dead(self, rank, incarnation):
         return self._ends[rank].is_gone or self.nodes[rank].incarnation > incarnation

@@ -9,7 +9,7 @@ from tally import at_the_end, tally
 
 from marks import GatheredTally, LateTally, Tally
 from sampling import mostly_soak
-from shoal.sim import Compute, Faults
+from shoal.sim import Compute, Faults, Network
 from shoal.strategies import BMUF, EASGD, DiLoCo, Local, SlowMo, StreamingDiLoCo, Sync
 from shoal.testing.problems import Slope, simulate
 
@@ -143,6 +143,15 @@ def test_one_that_joins_beyond_the_first_workers_takes_part(period):
     assert all(w.x.eq(2).all() for w in at_the_end(run))
     assert all(w.samples > 0 for w in at_the_end(run))
     assert all(w.membership.size == 4 for w in at_the_end(run))  # which block momentum follows
+
+
+def test_one_that_has_just_got_its_state_goes_on_alone_though_the_keeper_calls_it_a_joiner():
+    """Worker 1 has its state at 3.1 s. The keeper begins an epoch for worker 2 before it hears of that."""
+    faults = Faults(noticed_after=0.05).join(1, 1.2).join(2, 2.95).kill(0, 3.5)
+    options = {"workers": 3, "begins_with": 1, "samples": 40, "batch": 1, "network": Network(latency=0.1)}
+    run = tally(faults, compute=Compute(mean=1.0), **options)
+    assert [w.rank for w in at_the_end(run)] == [1, 2]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
 
 
 @pytest.mark.parametrize("period", [1, 3])

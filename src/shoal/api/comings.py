@@ -53,7 +53,7 @@ class Comings:
     def is_first(self) -> bool:
         """Whether this worker is the first of those that took part in the last average."""
         last = self._members.outcome
-        if last is None:  # before the first average, or after this worker has come back
+        if last is None:  # before the first average
             return self._engine.rank == min(self._members.present) and not self._engine.incarnation
         return self._engine.rank == min(last.contributors)
 

@@ -22,6 +22,7 @@ from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership import Membership
 from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.progress import Progress
+from shoal.engine.round_outcome import RoundOutcome
 from shoal.engine.state_transfer import StateArrival, messages
 
 ASK_SECONDS = 1.0
@@ -178,7 +179,8 @@ class Edges:
 
     async def _give_state(self, rank: int) -> None:
         members = self._membership
-        state = self._hand_over() | {"completed": members.completed, "dealt": list(members.dealt)}
+        assert members.outcome is not None
+        state = self._hand_over() | {"completed": members.completed, "outcome": vars(members.outcome)}
         for m in messages(state, members.epoch):
             await self._channel.send(rank, m)
 
@@ -210,7 +212,7 @@ class Edges:
         assert self._arrival is not None
         state = self._arrival.state()
         self._take_over(state)
-        members.enter(state["completed"], state["dealt"])
+        members.enter(state["completed"], RoundOutcome.of_state(state["outcome"], self._replica.x))
         self._begin_block()
         await members.tell_keeper(Settled(version=members.epoch))
         self._arrival = None

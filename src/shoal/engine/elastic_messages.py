@@ -1,7 +1,7 @@
 """The messages by which workers that average among themselves come, go and stay in step.
 
     worker -> keeper    Join | Settled | Suspects | Leaves | Finished
-    keeper -> worker    Change (epoch, members, joiners) | RunOver
+    keeper -> worker    Change (epoch, members, joiners and when they were let in) | RunOver
     worker -> worker    Present (rounds completed) | RoundResult | StateHead, StatePart | Leaves | Finished
 
 `version` is the epoch in all of them, as it is in every message of a collective. The lists are of ranks.
@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.core.transport import Message
+
+STATELESS = -1
+"""Where a joiner without state stands in the roll call."""
 
 
 @dataclass(slots=True)
@@ -51,9 +54,9 @@ class Finished(Message):
 
 @dataclass(slots=True)
 class Change(Message):
-    """A new epoch: its members, who have state, and its joiners, who are to get some.
+    """A new epoch: its members, who have state, and its joiners, who are to get some unless they have it.
 
-    Each part has a rank and its incarnation for each of them.
+    A part for each has their ranks and incarnations; a third, the joiners and the epochs that let them in.
     """
 
     tag: str = "change"
@@ -73,7 +76,7 @@ class RunOver(Message):
 class Present(Message):
     """The roll call of an epoch: `seq` is the number of rounds that the sender has completed.
 
-    `count` is 1 if it knows the result of the last one, and can give it to others.
+    Of a joiner that has no state yet it is `STATELESS`.
     """
 
     tag: str = "present"

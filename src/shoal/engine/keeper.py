@@ -23,8 +23,8 @@ from shoal.engine.protocol import Joined, Left, Lost
 class Roster:
     """Who is in the run: the epoch, its members, who have state, and its joiners, who have none yet.
 
-    Both are by rank, with the incarnation. Below `least` members and joiners together nothing changes, until
-    the run is over.
+    Both are by rank, with the incarnation. A joiner is one until it says that it has state: the others may
+    know sooner. Below `least` members and joiners together nothing changes, until the run is over.
     """
 
     def __init__(self, first: Iterable[int], least: int = 1) -> None:
@@ -35,7 +35,7 @@ class Roster:
         self.has_changed = False
         self.evicted: set[int] = set()  # who may not know that they are no longer in it
         self._least = least
-        self._let_in: set[int] = set()  # since this epoch began
+        self._let_in: dict[int, int] = {}  # who joined -> the first epoch that lists it
 
     def lose(self, rank: int) -> None:
         """That worker has vanished, or others cannot reach it."""
@@ -50,14 +50,17 @@ class Roster:
         An older suspicion may be of somebody who has come back since, and so may one of whom the next epoch
         lets in. Of two that suspect each other, the first to say so goes on.
         """
-        if epoch == self.epoch and rank in self.members and suspected not in self._let_in:
+        if epoch == self.epoch and rank in self.members and self._let_in.get(suspected, 0) <= epoch:
             self.lose(suspected)
 
     def leave(self, rank: int) -> None:
-        """That worker has left in order, at its end unless it was let go before."""
+        """That worker has left in order, at its end unless it was let go before.
+
+        Members may be waiting to hear from a joiner whether it has state: they need an epoch without it.
+        """
         self.is_over = self.is_over or rank in self.members or rank in self.joiners
         self.members.pop(rank, None)
-        self.joiners.pop(rank, None)
+        self.has_changed |= self.joiners.pop(rank, None) is not None
 
     def admit(self, rank: int, incarnation: int) -> bool:
         """That process wants to join; whether it may."""
@@ -67,12 +70,12 @@ class Roster:
             return False
         self.lose(rank)
         self.joiners[rank] = incarnation
-        self._let_in.add(rank)
+        self._let_in[rank] = self.epoch + 1
         return True
 
     def settle(self, rank: int, incarnation: int, epoch: int) -> None:
-        """That joiner has its state, of this epoch."""
-        if self.joiners.get(rank) == incarnation and epoch == self.epoch:
+        """That joiner has had its state since that epoch: if it was let in by then it has missed no round."""
+        if self.joiners.get(rank) == incarnation and self._let_in[rank] <= epoch:
             self.members[rank] = self.joiners.pop(rank)
 
     @property
@@ -90,7 +93,12 @@ class Roster:
         """Make what has changed a new epoch."""
         self.epoch += 1
         self.has_changed = False
-        self._let_in.clear()
+
+    @property
+    def lists(self) -> tuple[list[tuple[int, int]], ...]:
+        """Members and joiners with their incarnations, and joiners with the epochs that let them in."""
+        let_in = [(rank, self._let_in[rank]) for rank in sorted(self.joiners)]
+        return sorted(self.members.items()), sorted(self.joiners.items()), let_in
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -98,6 +106,7 @@ class Roster:
             "epoch": self.epoch,
             "members": self.members,
             "joiners": self.joiners,
+            "let_in": self._let_in,
             "is_over": self.is_over,
         }
 
@@ -105,6 +114,7 @@ class Roster:
         """Go on from what `state` gave."""
         self.epoch, self.is_over = state["epoch"], state["is_over"]
         self.members, self.joiners = dict(state["members"]), dict(state["joiners"])
+        self._let_in = dict(state["let_in"])
 
 
 class Keeper:
@@ -132,6 +142,7 @@ class Keeper:
         self._log = log
         self._relays = relays
         self._on_wait = on_wait
+        self._stateless: set[int] = set()  # joiners that have asked since all members were lost
         self._has_told = True  # whether every member knows of the present epoch
 
     async def live(self) -> None:
@@ -156,7 +167,9 @@ class Keeper:
                 self._has_told = True
             elif self.roster.has_changed:
                 self._on_wait(self.roster.shortage)
-            if self._is_cut_off and not await self.mailbox.sees_a_return():
+            if not self._is_cut_off:
+                self._stateless.clear()
+            elif not (await self.mailbox.sees_a_return() or self._may_go_on_from_a_joiner):
                 break
             await self._hear(await self.mailbox.next())
             while self.mailbox.has_arrived():
@@ -170,6 +183,11 @@ class Keeper:
     def _is_cut_off(self) -> bool:
         """Whether no member can be reached: all are dead, or they go on and this keeper is cut off."""
         return all(map(self.mailbox.has_lost, self.roster.members))
+
+    @property
+    def _may_go_on_from_a_joiner(self) -> bool:
+        """Whether one may have state, and be too busy to say so: who has none asks again and again."""
+        return any(not self.mailbox.has_lost(rank) for rank in self.roster.joiners.keys() - self._stateless)
 
     def _has_gone_since(self, m: Message) -> bool:
         """Whether who said this is dead by now, or cut off: then it says so again when it is back."""
@@ -190,6 +208,8 @@ class Keeper:
                 await self.channel.tell(rank, RunOver())
             elif not roster.has_changed:
                 await self._tell([rank])
+            if self._is_cut_off:
+                self._stateless.add(rank)
         elif m.tag == Leaves().tag:
             await self._let_go(m)
         elif m.tag == Settled().tag:
@@ -215,7 +235,6 @@ class Keeper:
 
     async def _tell(self, ranks: Iterable[int]) -> None:
         roster = self.roster
-        lists = (sorted(roster.members.items()), sorted(roster.joiners.items()))
-        parts = tuple(torch.tensor(pairs, dtype=torch.int64).reshape(-1) for pairs in lists)
+        parts = tuple(torch.tensor(pairs, dtype=torch.int64).reshape(-1) for pairs in roster.lists)
         for rank in sorted(ranks):
             await self.channel.tell(rank, Change(parts=parts, version=roster.epoch))

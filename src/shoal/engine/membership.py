@@ -2,9 +2,10 @@
 
 The averages of a run are its rounds, counted from 1. Every worker keeps what it brought to a round until the
 round is complete, and what came of the last ones. When the keeper tells of a change, a new epoch begins, and
-the members of it call the roll: each says how many rounds it has completed. Who lacks one that another has
-gets its result from there; if nobody has it, the members form it again from what they kept. So no step of
-those who are left is lost, and all have the same model.
+all in it call the roll: each says how many rounds it has completed. Who lacks one that another has gets its
+result from there; if nobody has it, the members form it again from what they kept. So no step of those who
+are left is lost, and all have the same model. Joiners answer, too: one may have state, and the keeper not
+know it yet.
 
 Batches are dealt to a list of workers that changes at the edge of a round alone: between the average and the
 next step. What was dealt to a worker that did not contribute is dealt again. Joiners get their state at such
@@ -25,12 +26,14 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.transport import JOINED, LOST, Message, Regroups, offers
 from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import (
+    STATELESS,
     TAGS,
     Change,
     Finished,
     Leaves,
     Present,
     RoundResult,
+    Settled,
     Suspects,
 )
 from shoal.engine.group import Group
@@ -40,7 +43,6 @@ from shoal.engine.round_outcome import RoundOutcome
 
 Formation: TypeAlias = Callable[[], Awaitable[tuple[Tensor, float]]]
 """Forms the average of what this worker brings, over the group as it is then: average and total weight."""
-
 
 CHANGE_SECONDS = 1.0
 """How long a worker waits for a change when a member has left before the end: nobody takes its place."""
@@ -52,13 +54,7 @@ class Membership:
     `present` form the next round; `dealt` are those whom the batches since the last edge were dealt to.
     """
 
-    def __init__(
-        self,
-        identity: NodeIdentity,
-        channel: Channel,
-        mailbox: Mailbox,
-        group: Group,
-    ) -> None:
+    def __init__(self, identity: NodeIdentity, channel: Channel, mailbox: Mailbox, group: Group) -> None:
         self.epoch = self.completed = 0  # of the keeper's lists; of rounds
         self.present = self.dealt = everybody = tuple(identity.first_workers)
         self.joiners: tuple[int, ...] = ()  # of this epoch
@@ -66,9 +62,9 @@ class Membership:
         self.is_joining = identity.incarnation > 0
         self.since_edge: list[tuple[int, ...]] = []  # the contributors of each round since the last edge
         self.keeps = 1  # outcomes of so many rounds: others may be so many behind
-        self._identity, self._channel = identity, channel
-        self._mailbox, self._group = mailbox, group
-        self._roll: dict[int, tuple[int, bool]] = {}  # rank -> rounds completed; does it know the last?
+        self._identity, self._channel, self._mailbox, self._group = identity, channel, mailbox, group
+        self._roll: dict[int, int] = {}  # rank -> rounds completed
+        self._state_of = 0  # the epoch in which this worker got its state
         self._has_called = True  # whether the roll of this epoch is complete
         self._joins_at = math.inf  # the round after which the joiners of this epoch take part
         self._early_change: Message | None = None  # lists workers that this one has not heard of
@@ -79,7 +75,7 @@ class Membership:
         self._joined: dict[int, int] = {}  # rank -> the last epoch that lists it as a joiner
         self._leaving: dict[int, int] = {}  # rank -> incarnation, of those who have said goodbye
         self._is_forming = False
-        self._listed: dict[int, int] = {}  # rank -> incarnation, of those whom the epoch lists
+        self._listed = dict.fromkeys(everybody, 0)  # rank -> incarnation, of those in this epoch
         self._suspected: set[int] = set()  # to whom a connection broke in this epoch
         self._told: list[Message] = []  # to the keeper in this epoch, which it may not have heard
         self.recoveries: list[float] = []  # seconds from a disturbance in a round to the round's end
@@ -158,7 +154,7 @@ class Membership:
         return RoundOutcome(average, total, self.present, tuple(sorted({*self.present, *joins})))
 
     async def _call_roll(self) -> None:
-        """Wait until every member of this epoch has said where it is, and who is behind has what it lacks."""
+        """Wait until all in this epoch have said where they are, and who is behind has what it lacks."""
         while not self._has_called or self._lacks_an_outcome():
             await self.wait("present")
 
@@ -167,7 +163,7 @@ class Membership:
 
     @property
     def _furthest(self) -> int:
-        return max((completed for completed, _ in self._roll.values()), default=self.completed)
+        return max(self._roll.values(), default=self.completed)
 
     async def wait(self, what: str, for_ever: bool = False) -> None:
         """Wait for a message of the membership and deal with it. Raises EpochChanged.
@@ -225,17 +221,22 @@ class Membership:
         if any(incarnation > known.get(rank, 0) for rank, incarnation in (*listed[0], *listed[1])):
             self._early_change = m  # until this worker has heard that they are back
             return
+        was_joining = self.is_joining
         self._begin_epoch(m.version, *listed)
+        if self._listed.get(self._identity.rank) == self._identity.incarnation:
+            await self._answer_roll()
         if self.is_joining:
+            if not was_joining:
+                raise Demoted
             return
-        await self._answer_roll()
-        await self._suspect_absent((*listed[0], *listed[1]))
+        await self._suspect_absent()
         if self._is_forming:
             raise EpochChanged
 
-    def _begin_epoch(self, epoch: int, members: list[list[int]], joiners: list[list[int]]) -> None:
-        """Go by the keeper's new list. Raises Demoted if this worker was a member, and is none in it."""
+    def _begin_epoch(self, epoch: int, *lists: list[list[int]]) -> None:
+        """Go by what the keeper says now."""
         self.epoch, self._early_change = epoch, None
+        members, joiners, let_in = lists
         self.present, self.joiners = (tuple(rank for rank, _ in pairs) for pairs in (members, joiners))
         self._listed = {pair[0]: pair[1] for pair in (*members, *joiners)}
         self._mailbox.fence(self.epoch, exempt=TAGS)
@@ -245,39 +246,39 @@ class Membership:
         self._joins_at = math.inf
         self._joined |= dict.fromkeys(self.joiners, epoch)  # who joins again has not ended
         self._finished = {k: end for k, end in self._finished.items() if end[1] >= self._joined.get(k, 0)}
-        me = self._identity
-        is_member = [me.rank, me.incarnation] in members  # not one who died and had this rank
-        was_joining, self.is_joining = self.is_joining, not is_member
-        if self.is_joining and not was_joining:
-            raise Demoted
+        me = [self._identity.rank, self._identity.incarnation]  # not one who died and had this rank
+        has_state = not self.is_joining and me in joiners and let_in[joiners.index(me)][1] <= self._state_of
+        self.is_joining = not (me in members or has_state)
 
     async def _answer_roll(self) -> None:
         """Say where this worker is to all who are there in this epoch."""
-        self._roll = {self._identity.rank: (self.completed, self.completed in self._outcomes)}
-        self._has_called = False
-        self._regroup()
-        here = Present(seq=self.completed, count=float(self.completed in self._outcomes), version=self.epoch)
-        for rank in self.others:
-            await self._channel.tell(rank, here)
+        me, completed = self._identity.rank, STATELESS if self.is_joining else self.completed
+        self._roll, self._has_called = {me: completed}, False
+        if me in self.joiners and not self.is_joining:  # it has missed no round: all wait for its answer
+            await self.tell_keeper(Settled(version=self.epoch))
+        for rank in sorted(self._listed.keys() - {me}):
+            await self._channel.tell(rank, Present(seq=completed, version=self.epoch))
         early, self._early = self._early, deque()
         for earlier in early:
             await self.handlers[earlier.tag](earlier)
         await self._see_to_roll()
 
-    async def _suspect_absent(self, listed: Iterable[list[int]]) -> None:
-        """Suspect those in a list who have gone, or are back as another incarnation, since it was made."""
-        known, gone = self._mailbox.incarnations, self._mailbox.gone
+    async def _suspect_absent(self) -> None:
+        """Suspect those in the list who have gone, or are back as another incarnation, since it was made."""
+        known, gone, listed = self._mailbox.incarnations, self._mailbox.gone, self._listed.items()
         await self._suspect(rank for rank, n in listed if n < known.get(rank, 0) or rank in gone)
 
     async def _note_loss(self, m: Message) -> None:
         """Messages of this epoch may be lost for good, even if the peer is there again by now."""
-        if not self.is_joining and m.src in (*self.present, *self.joiners):
+        if not self.is_joining and m.src in self._listed:
             await self._suspect([m.src])
 
     async def _note_return(self, m: Message) -> None:
         if m.src == self._identity.keeper:
             for word in list(self._told):
                 await self._channel.tell(m.src, word)
+        elif self.is_joining:  # its answer in the roll may be lost, and nobody would believe its suspicion
+            await self._channel.tell(m.src, Present(seq=STATELESS, version=self.epoch))
         if self._early_change is not None:
             await self._change(self._early_change)
 
@@ -296,22 +297,22 @@ class Membership:
         if m.version > self.epoch:
             self._early.append(m)
         elif m.version == self.epoch and not self.is_joining:
-            self._roll[m.src] = (m.seq, bool(m.count))
+            self._roll[m.src] = m.seq
             await self._see_to_roll()
 
     async def _see_to_roll(self) -> None:
         """Once all have answered: the first of those who are furthest gives the others what they lack."""
-        if self._has_called or any(rank not in self._roll for rank in self.present):
+        if self.is_joining or self._has_called or self._listed.keys() - self._roll.keys():
             return
         self._has_called = True
         self._joins_at = self._furthest + 1
-        knowing = [rank for rank in self.present if self._roll[rank] == (self._furthest, True)]
-        if not knowing and self.completed < self._furthest:
-            await self._suspect([self._identity.rank])  # it cannot catch up, and must get the whole state
-        if not knowing or knowing[0] != self._identity.rank:
+        self.joiners = tuple(rank for rank in self.joiners if self._roll[rank] == STATELESS)
+        self.present = tuple(sorted(self._listed.keys() - set(self.joiners)))
+        self._regroup()
+        if self._identity.rank != next(rank for rank in self.present if self._roll[rank] == self._furthest):
             return
         for rank in self.present:
-            for number in range(self._roll[rank][0] + 1, self._furthest + 1):
+            for number in range(self._roll[rank] + 1, self._furthest + 1):
                 await self._channel.send(rank, self._outcomes[number].message(number, self.epoch))
 
     async def _note_outcome(self, m: Message) -> None:
@@ -334,7 +335,7 @@ class Membership:
 
     @property
     def outcome(self) -> RoundOutcome | None:
-        """What came of the last round; None before the first, and at a joiner."""
+        """What came of the last round; None before the first."""
         return self._outcomes.get(self.completed)
 
     @property
@@ -358,14 +359,14 @@ class Membership:
             self._regroup()
         return came
 
-    def enter(self, completed: int, dealt: Sequence[int]) -> None:
-        """This joiner has the state after that many rounds, and takes part from now on."""
-        self.is_joining = False
-        self.completed = completed
-        self.present = self.dealt = tuple(dealt)
-        self.size = len(dealt)
+    def enter(self, completed: int, outcome: RoundOutcome) -> None:
+        """This joiner has the state after that many rounds, the last with that outcome. It takes part now."""
+        self.is_joining, self._state_of = False, self.epoch
+        self.completed, self._outcomes = completed, {completed: outcome}
+        self.present = self.dealt = outcome.dealt
+        self.size = len(outcome.dealt)
         self.joiners, self.since_edge = (), []
-        self._roll, self._has_called, self._outcomes = {}, True, {}
+        self._roll, self._has_called = {}, True
         self._regroup()
 
     def _regroup(self) -> None:
@@ -388,10 +389,11 @@ class Membership:
     async def part(self) -> None:
         """Return when every member has all outcomes: until then one may need this worker's."""
         told = None
-        while told is None or any(rank not in self._finished for rank in self.others):
-            if told != self.epoch:  # in each anew: with a connection, what was told before may be lost
-                told = self.epoch
+        while told is None or not self._has_called or any(r not in self._finished for r in self.others):
+            here = self.epoch, self.present
+            if told != here:  # in each epoch anew: with a connection, what was told before may be lost
+                told = here
                 for rank in (*self.others, self._identity.keeper):
-                    await self._channel.tell(rank, Finished(seq=self.completed, version=told))
+                    await self._channel.tell(rank, Finished(seq=self.completed, version=self.epoch))
             else:
                 await self.wait("finished")

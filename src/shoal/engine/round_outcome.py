@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,3 +31,9 @@ class RoundOutcome:
         """The outcome in a message."""
         average, contributors, dealt = m.parts
         return cls(average.to(like.device), m.count, tuple(contributors.tolist()), tuple(dealt.tolist()))
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any], like: Tensor) -> RoundOutcome:
+        """The outcome in the state of a worker, as its `vars`."""
+        ranks = tuple(state["contributors"]), tuple(state["dealt"])
+        return cls(state["average"].to(like.device), state["total"], *ranks)
