@@ -116,3 +116,13 @@ def test_the_memory_of_a_process_is_told():
 def test_a_stage_without_parameters_is_refused_by_name():
     with pytest.raises(shoal.ShoalError, match="process 1 would get layers without parameters"):
         laid_out("pictures", "pipeline:group=3,schedule=gpipe,split=5-1-5", 3)
+
+
+@pytest.mark.slow
+def test_a_loss_that_a_pipeline_cannot_cut_ends_the_run_with_a_sentence():
+    with pytest.raises(shoal.ShoalError, match="is not the mean of its microbatches' losses"):
+        shoal.run(pictures(loss=weighted), "sync", batch=8, epochs=2, tests=0, layout=PIPELINE)
+
+
+def weighted(out, y):
+    return torch.nn.functional.cross_entropy(out, y, weight=torch.tensor([1.0, 2.0, 5.0]).double())

@@ -8,6 +8,7 @@ Leaves what it found in FOLDER/RANK.json.
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -124,6 +125,37 @@ def other_sizes(model, x, y, loss, word):
     return max(found)
 
 
+def refused(y, loss):
+    """What a step says of labels and a loss; None if nothing."""
+    x = data(words=False)[0]
+    split = shoal.split(mlp().double(), x, stages=2, microbatches=MICROBATCHES)
+    try:
+        split.pipeline(loss, "gpipe").step(x, y)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def refusals():
+    """Two samples of a microbatch; the batch has 8."""
+    y = data(words=False)[1]
+    few, whole, pairs = y.clone(), y.clone(), y.clone()
+    few[3] = whole[:2] = pairs[::2] = -100
+    weights = torch.tensor([1.0, 2.0, 5.0]).double()
+    return {
+        "one ignored": refused(few, F.cross_entropy),
+        "a microbatch ignored": refused(whole, F.cross_entropy),
+        "class weights": refused(y, partial(F.cross_entropy, weight=weights)),
+        "sum": refused(y, partial(F.cross_entropy, reduction="sum")),
+        "one of each pair ignored": refused(pairs, F.cross_entropy),
+        "no number": refused(y, no_number),
+    }
+
+
+def no_number(out, y):
+    return F.cross_entropy(out, y) * float("nan")
+
+
 def twice():
     """The first and the third stage of four share a layer; with two processes they run in the same one."""
     torch.manual_seed(0)
@@ -146,6 +178,7 @@ def main(folder, rank, ranks):
     told["sizes"] = [
         other_sizes(mlp().double(), x, y, F.cross_entropy, word) for word in ("gpipe", "1f1b", "interleaved")
     ]
+    told["refusals"] = refusals()
     (folder / f"{rank}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 

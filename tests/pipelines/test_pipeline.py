@@ -78,3 +78,13 @@ def test_a_weight_that_two_stages_of_one_process_share_has_one_gradient(told):
 @pytest.mark.slow
 def test_batches_of_other_sizes_have_the_gradients_of_the_whole_model(told):
     assert max(difference for rank in told for difference in rank["sizes"]) < 1e-12
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_mean_of_its_microbatches_is_refused(told):
+    first, last = (rank["refusals"] for rank in told)
+    for name in ("one ignored", "a microbatch ignored", "class weights", "sum"):
+        assert "is not the mean of its microbatches' losses" in last[name], name
+    assert last["one of each pair ignored"] is None  # every microbatch has as many labels
+    assert last["no number"] is None  # Diverged says it
+    assert set(first.values()) == {None}

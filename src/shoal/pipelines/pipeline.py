@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -67,21 +68,22 @@ class Pipeline:
 
         Every process calls it: the first stage reads `x`, the last one `y`. Gradients are those of the mean
         over the batch, as without a pipeline; those of an earlier step are dropped. A batch of another size
-        than the first has fewer microbatches if theirs does not divide it.
+        than the first has fewer microbatches if theirs does not divide it. Where the last stage runs, raises
+        ValueError if the loss of the batch is not the mean of its microbatches' losses.
         """
         for parameter in self.parameters():
             parameter.grad = None
         losses: list[Tensor] = []
         schedule, microbatches = self._schedule_for(len(x))
         inputs = (x,) if self.rank == 0 else ()
-        schedule.step(*inputs, **({"target": y, "losses": losses} if self.has_last_stage else {}))
+        out = schedule.step(*inputs, **({"target": y, "losses": losses} if self.has_last_stage else {}))
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(microbatches)
         for parameter, among in self._tied:
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad, group=among)
-        return float(torch.stack(losses).detach().mean()) if losses else None
+        return self._mean(torch.stack(losses).detach(), out, y) if losses else None
 
     @property
     def name(self) -> str:
@@ -105,6 +107,24 @@ class Pipeline:
         made: Any = get_schedule_class(schedule.torch_name)
         stages = parts if schedule.chunked else parts[0]
         return made(stages, microbatches, loss_fn=self._loss, scale_grads=False)
+
+    def _mean(self, losses: Tensor, out: Tensor, y: Tensor) -> float:
+        """The mean of the microbatches' losses. Raises ValueError if the loss of the batch is another.
+
+        Looks at every batch: where few labels are ignored, the first batches may have none of them.
+        """
+        mean = float(losses.mean())
+        if len(losses) > 1:
+            with torch.no_grad():
+                whole = float(self._loss(out.detach(), y))
+            share = max(1e-4, 8 * torch.finfo(losses.dtype).eps)  # sums round differently
+            apart = abs(whole - mean) > share * max(0.01, float(losses.abs().max()))
+            if apart or isfinite(whole) != isfinite(mean):
+                raise ValueError(
+                    f"the loss of a batch, {whole:g}, is not the mean of its microbatches' losses, {mean:g}, "
+                    "as with ignore_index or class weights; take another layout"
+                )
+        return mean
 
     def _schedule_for(self, samples: int) -> tuple[Any, int]:
         """The schedule for a batch of so many samples, and its microbatches, which are of equal size."""
