@@ -219,6 +219,18 @@ def test_another_net_does_not_go_on_from_this_ones_checkpoint(tmp_path):
         fitted(checkpoint=tmp_path, layers=(9, 6))
 
 
+def test_other_rows_or_labels_do_not_go_on_from_a_checkpoint(tmp_path):
+    kept = fitted(checkpoint=tmp_path)
+    others, labels = BITS[:90].clone(), LABELS[:90].clone()
+    others[44] = 1 - others[44]
+    labels[44] = (labels[44] + 1) % 3
+    with pytest.raises(shoal.CheckpointError, match=r"belongs to another run: data='\w+' \(now '\w+'\)"):
+        net(checkpoint=tmp_path).fit(others, LABELS[:90])
+    with pytest.raises(shoal.CheckpointError, match=r"fine-tuning belongs to another run: data="):
+        net(checkpoint=tmp_path).fit(BITS[:90], labels)
+    assert torch.equal(flat(fitted(checkpoint=tmp_path).model_), flat(kept.model_))
+
+
 @pytest.mark.slow
 def test_processes_learn_what_virtual_time_does():
     options = {"strategy": shoal.BMUF(period=2), "workers": 2, "share_bias": True, "up": "sample"}

@@ -7,8 +7,9 @@ on the features of the layers below, then the whole net as a perceptron.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -125,7 +126,8 @@ class _Learner:
         bias = None if below is None else tuple(below.bias.tolist())
         augment = drawn if level > 1 and up == "sample" else None
         task = settings.task(visible, hidden, rows.unlabelled, bias, augment)
-        model = self._run(f"layer {level}", task, self.epochs, derive(self.seed, "layer", level))
+        seed = derive(self.seed, "layer", level)
+        model = self._run(f"layer {level}", replace(task, data_mark=rows.mark), self.epochs, seed)
         assert isinstance(model, RBM)
         return model
 
@@ -178,7 +180,7 @@ class RBMTransformer(_Learner):
     def fit(self, x: Any, y: Any = None, test_x: Any = None) -> RBMTransformer:
         """Learn from rows; labels are ignored. The metrics are measured on the test rows, if you pass any."""
         self._begin()
-        self.rbm_ = self._pretrain(1, self.hidden, Rows(matrix(x), _test(test_x, x)))
+        self.rbm_ = self._pretrain(1, self.hidden, _rows(x, test_x))
         return self
 
     def transform(self, x: Any) -> Array:
@@ -229,7 +231,7 @@ class DBNClassifier(_Learner):
     def fit(self, x: Any, y: Any = None, test_x: Any = None, test_y: Any = None) -> DBNClassifier:
         """Pretrain, and fine-tune if there are labels. The test set is only evaluated."""
         self._check()
-        rows = Rows(matrix(x), _test(test_x, x))
+        rows = _rows(x, test_x)
         self._begin()
         self.__dict__.pop("model_", None)  # of an earlier fit
         self.net_ = self._stack(rows)
@@ -292,6 +294,7 @@ class DBNClassifier(_Learner):
             lr=self.finetune_lr,
             batch=self.finetune_batch,
             growth=Growth.parse(self.finetune_lower, self.finetune_batch if self.finetune_lower else None),
+            data_mark=_digest(labelled.y, labelled.rows.mark),
         )
         self.model_ = self._run("fine-tuning", task, self.finetune, derive(self.seed, "fine-tuning"))
 
@@ -308,10 +311,11 @@ class DBNClassifier(_Learner):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The inputs of a stage."""
+    """The inputs of a stage: rows, or their features. `mark` is a digest of the rows that were given."""
 
     x: Array
     test_x: Array
+    mark: str = ""
 
     def unlabelled(self) -> Data:
         """The rows as data with dummy labels."""
@@ -322,7 +326,8 @@ class Rows:
         """The features that an RBM computes from the rows."""
         net = BeliefNet([copy.deepcopy(rbm)]).to(device)
         return Rows(
-            *(net.features(torch.from_numpy(x).to(device)).cpu().numpy() for x in (self.x, self.test_x))
+            *(net.features(torch.from_numpy(x).to(device)).cpu().numpy() for x in (self.x, self.test_x)),
+            mark=self.mark,
         )
 
 
@@ -378,6 +383,14 @@ def matrix(x: Any) -> Array:
     return np.require(given.reshape(len(given), -1), np.float32, ["C", "W"])
 
 
-def _test(test_x: Any, x: Any) -> Array:
-    """The test rows, or an empty matrix."""
-    return matrix(x)[:0] if test_x is None else matrix(test_x)
+def _rows(x: Any, test_x: Any) -> Rows:
+    """What a net learns from, and the test rows, or none."""
+    given = matrix(x)
+    return Rows(given, given[:0] if test_x is None else matrix(test_x), _digest(given))
+
+
+def _digest(given: Array, before: str = "") -> str:
+    """By what a resumed fit tells whether it has the same rows or labels."""
+    digest = hashlib.sha256(f"{before}{given.shape}".encode())
+    digest.update(given.data)
+    return digest.hexdigest()[:16]

@@ -47,6 +47,7 @@ class Task:
     `batch` samples a worker and step, at first: `growth` says how it grows. `augment` changes the inputs of a
     batch before they are learnt from; it may draw from their device's generator, which is lent for it.
     `metrics` are figures of the test set by name, beside loss and accuracy.
+    `data_mark` is a digest of the data, where a checkpoint must not be resumed with other data of this name.
     `imports` names modules that are slow to load: they are loaded once, not once in every process.
     """
 
@@ -61,6 +62,7 @@ class Task:
     augment: Callable[[Tensor], Tensor] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict, hash=False)
     device: str = "cpu"  # where model and data are: see `on`
+    data_mark: str = ""
     about: str = field(default="", compare=False)
     imports: tuple[str, ...] = field(default=(), compare=False)
 
@@ -106,6 +108,7 @@ class Task:
             "largest_batch": self.growth.largest,
             "optimizer": name,
             **({} if self.device == "cpu" else {"device": self.device}),
+            **({"data": self.data_mark} if self.data_mark else {}),
         }
 
 
