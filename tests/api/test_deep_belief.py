@@ -12,7 +12,8 @@ from torch import Tensor
 
 import shoal
 from sampling import mostly_soak
-from shoal.api.deep_belief import DBNClassifier, RBMTransformer, Rows, unrolled
+from shoal.api.belief_rows import Rows
+from shoal.api.deep_belief import DBNClassifier, RBMTransformer, unrolled
 from shoal.programs.models.pretraining import Momentum, Pretraining
 from shoal.programs.models.rbm import RBM
 from shoal.strategies import STRATEGIES, Single
@@ -134,6 +135,46 @@ def test_a_persistent_chain_moves_in_a_run():
     assert set(result.model.fantasies.unique().tolist()) == {0.0, 1.0}
     again = shoal.run(task, "sync", workers=2, epochs=1, transport="sim")
     assert not torch.equal(result.model.fantasies, again.model.fantasies)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "steps"),
+    [  # 90 samples by 2 workers in batches of 10: 5 steps an epoch, and two epochs
+        ("sync", {}, 10),
+        ("local", {}, 10),
+        ("sync_server", {}, 10),
+        ("asgd", {}, 20),  # its server takes a step for each push
+        ("softsync:collect=2", {}, 10),
+        ("softsync:collect=1", {}, 20),
+        ("downpour", {}, 10),  # its server is told what the workers' optimizers count
+        ("sync", {"grow_batch": "2@1"}, 5 + 3),
+        ("sync", {"grow_batch": "2@2"}, 10),
+    ],
+)
+def test_the_first_momentum_lasts_for_its_epochs(strategy, options, steps):
+    rbm = RBMTransformer(batch=10, first_epochs=2, strategy=strategy, workers=2, options=options)
+    assert rbm._first_steps(90) == steps
+
+
+def test_a_server_ends_the_first_momentum_after_its_epochs(monkeypatch):
+    taken = []
+    step = torch.optim.SGD.step
+
+    def noting(self, closure=None):
+        taken.append(self.param_groups[0]["momentum"])
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", noting)
+    settings = {"hidden": 4, "batch": 10, "epochs": 2, "first_epochs": 1}
+    RBMTransformer(**settings, strategy="asgd", workers=2).fit(BITS[:80])
+    assert taken == [0.5] * 8 + [0.9] * 8
+
+
+def test_a_crew_has_no_epochs_of_a_first_momentum():
+    settings = {"hidden": 4, "batch": 10, "epochs": 1, "workers": 2, "options": {"crew": "1@0,2@3"}}
+    with pytest.raises(ValueError, match="with crew, take first_epochs=0"):
+        RBMTransformer(**settings).fit(BITS[:90])
+    RBMTransformer(**settings, first_epochs=0).fit(BITS[:90])
 
 
 # -- layer by layer ----------------------------------------------------------------------------------

@@ -6,19 +6,18 @@ on the features of the layers below, then the whole net as a perceptron.
 
 from __future__ import annotations
 
-import copy
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal.api.belief_rows import Array, Labelled, Rows, digest_of, matrix, rows_of
 from shoal.api.run import run
 from shoal.core.codec import Codec
 from shoal.core.growth import Growth
@@ -32,7 +31,6 @@ from shoal.runs.result import Result
 from shoal.strategies import STRATEGIES
 from shoal.vocabulary.strategy import Strategy
 
-Array: TypeAlias = np.ndarray[Any, Any]
 UP = ("mean", "sample")
 
 
@@ -113,7 +111,6 @@ class _Learner:
     ) -> RBM:
         """Train one RBM on these rows. Its visible bias starts as the hidden bias of `below`, if given."""
         visible = rows.x.shape[1]
-        first_steps = self.first_epochs * steps_per_epoch(len(rows.x), self.batch, self.workers)
         settings = Pretraining(
             units=self.units if level == 1 else "binary",
             steps=self.steps,
@@ -121,7 +118,9 @@ class _Learner:
             positive=self.positive,
             lr=self.lr,
             batch=self.batch,
-            optimizer=Momentum(self.momentum, self.first_momentum, first_steps, self.decay),
+            optimizer=Momentum(
+                self.momentum, self.first_momentum, self._first_steps(len(rows.x)), self.decay
+            ),
         )
         bias = None if below is None else tuple(below.bias.tolist())
         augment = drawn if level > 1 and up == "sample" else None
@@ -155,9 +154,24 @@ class _Learner:
             self.on_stage(stage)
         return result.model.cpu().eval()
 
+    @property
+    def _algorithm(self) -> Strategy:
+        return STRATEGIES.read(self.strategy) if isinstance(self.strategy, str) else self.strategy
+
+    def _first_steps(self, samples: int) -> int:
+        """How many steps an optimizer takes in the epochs of the first momentum."""
+        options = self.options or {}
+        if options.get("crew") and self.first_epochs:
+            raise ValueError(
+                "the steps of first_epochs are those of one crew: with crew, take first_epochs=0"
+            )
+        growth = Growth.parse(options.get("grow_batch"), options.get("largest_batch"))
+        batches = [growth.batch(self.batch, epoch) for epoch in range(self.first_epochs)]
+        steps = sum(steps_per_epoch(samples, batch, self.workers) for batch in batches)
+        return round(steps * self._algorithm.optimizer_steps(self.workers))
+
     def _begin(self) -> None:
-        strategy = STRATEGIES.read(self.strategy) if isinstance(self.strategy, str) else self.strategy
-        if strategy.independent:
+        if self._algorithm.independent:
             raise ValueError(f"strategy {self.strategy!r} ends with several models, not one RBM; take 'sync'")
         self.stages_: list[Stage] = []
 
@@ -180,7 +194,7 @@ class RBMTransformer(_Learner):
     def fit(self, x: Any, y: Any = None, test_x: Any = None) -> RBMTransformer:
         """Learn from rows; labels are ignored. The metrics are measured on the test rows, if you pass any."""
         self._begin()
-        self.rbm_ = self._pretrain(1, self.hidden, _rows(x, test_x))
+        self.rbm_ = self._pretrain(1, self.hidden, rows_of(x, test_x))
         return self
 
     def transform(self, x: Any) -> Array:
@@ -231,7 +245,7 @@ class DBNClassifier(_Learner):
     def fit(self, x: Any, y: Any = None, test_x: Any = None, test_y: Any = None) -> DBNClassifier:
         """Pretrain, and fine-tune if there are labels. The test set is only evaluated."""
         self._check()
-        rows = _rows(x, test_x)
+        rows = rows_of(x, test_x)
         self._begin()
         self.__dict__.pop("model_", None)  # of an earlier fit
         self.net_ = self._stack(rows)
@@ -294,7 +308,7 @@ class DBNClassifier(_Learner):
             lr=self.finetune_lr,
             batch=self.finetune_batch,
             growth=Growth.parse(self.finetune_lower, self.finetune_batch if self.finetune_lower else None),
-            data_mark=_digest(labelled.y, labelled.rows.mark),
+            data_mark=digest_of(labelled.y, labelled.rows.mark),
         )
         self.model_ = self._run("fine-tuning", task, self.finetune, derive(self.seed, "fine-tuning"))
 
@@ -304,46 +318,6 @@ class DBNClassifier(_Learner):
         if not np.isin(given, self.classes_).all():
             raise ValueError("test_y has classes that y does not have; leave their rows out of the test set")
         return np.searchsorted(self.classes_, given).astype(np.int64)
-
-
-# -- what is pickled for worker processes: arrays, because a tensor would travel as an open file --------
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The inputs of a stage: rows, or their features. `mark` is a digest of the rows that were given."""
-
-    x: Array
-    test_x: Array
-    mark: str = ""
-
-    def unlabelled(self) -> Data:
-        """The rows as data with dummy labels."""
-        x, test_x = torch.from_numpy(self.x), torch.from_numpy(self.test_x)
-        return Data(x, torch.zeros(len(x)), test_x, torch.zeros(len(test_x)))
-
-    def through(self, rbm: RBM, device: str) -> Rows:
-        """The features that an RBM computes from the rows."""
-        net = BeliefNet([copy.deepcopy(rbm)]).to(device)
-        return Rows(
-            *(net.features(torch.from_numpy(x).to(device)).cpu().numpy() for x in (self.x, self.test_x)),
-            mark=self.mark,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Labelled:
-    """Inputs and their class indices. Without labels for the test rows there is no test set."""
-
-    rows: Rows
-    y: Array
-    test_y: Array
-
-    def data(self) -> Data:
-        """The rows and labels as data."""
-        x, y, test_y = (torch.from_numpy(a) for a in (self.rows.x, self.y, self.test_y))
-        test_x = torch.from_numpy(self.rows.test_x)
-        return Data(x, y, test_x if len(test_y) else test_x[:0], test_y)
 
 
 def unrolled(
@@ -373,24 +347,3 @@ def finetuning(
 def drawn(means: Tensor) -> Tensor:
     """Draw random bits with these means."""
     return torch.bernoulli(means)
-
-
-def matrix(x: Any) -> Array:
-    """Convert rows to a writable float32 matrix; further dimensions are flattened."""
-    given = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    if given.ndim < 2:
-        raise ValueError(f"inputs of shape {given.shape}: take a row for each example, as x.reshape(-1, 1)")
-    return np.require(given.reshape(len(given), -1), np.float32, ["C", "W"])
-
-
-def _rows(x: Any, test_x: Any) -> Rows:
-    """What a net learns from, and the test rows, or none."""
-    given = matrix(x)
-    return Rows(given, given[:0] if test_x is None else matrix(test_x), _digest(given))
-
-
-def _digest(given: Array, before: str = "") -> str:
-    """By what a resumed fit tells whether it has the same rows or labels."""
-    digest = hashlib.sha256(f"{before}{given.shape}".encode())
-    digest.update(given.data)
-    return digest.hexdigest()[:16]

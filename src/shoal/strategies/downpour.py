@@ -85,6 +85,9 @@ class Downpour(Central):
             for rank in [rank for rank in early if warm or rank == 0]:
                 await s.reply(early.pop(rank), s.x)
 
+    def optimizer_steps(self, workers: int) -> float:
+        return 1  # workers step, too, and the server's optimizer takes their counts over
+
     @property
     def steps_at_server(self) -> bool:
         return self.optimizer is None

@@ -30,6 +30,9 @@ class SyncServer(Central):
     def steps_per_update(self, workers: int) -> float:
         return workers - self.backup
 
+    def optimizer_steps(self, workers: int) -> float:
+        return 1  # late pushes are dropped
+
     @property
     def may_drop(self) -> bool:
         return self.backup > 0

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.api.deep_belief import Array, Rows, finetuning, matrix
+from shoal.api.belief_rows import Array, Rows, matrix
+from shoal.api.deep_belief import finetuning
 from shoal.core.task import Data, Task
 from shoal.programs.models.belief_network import BeliefNet
 from shoal.programs.models.pretraining import Momentum, Pretraining

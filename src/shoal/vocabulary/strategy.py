@@ -116,6 +116,10 @@ class Strategy(ABC):
         """
         return workers
 
+    def optimizer_steps(self, workers: int) -> float:
+        """How many steps an optimizer, and thus its count, takes for one step of every worker."""
+        return 1
+
     def check(self, setting: Setting) -> None:
         """Raise ValueError for a setting that these options do not suit; extend it for your own options."""
         if setting.durability == "journal" and self.recovers != "journal":
@@ -266,6 +270,10 @@ class Central(Strategy):
     def steps_per_update(self, workers: int) -> float:
         """1: every push is a step. A server that averages pushes says so."""
         return 1
+
+    def optimizer_steps(self, workers: int) -> float:
+        """One for each update by the server."""
+        return workers / self.steps_per_update(workers)
 
     async def worker(self, w: Node) -> None:
         """Pull, compute, push; each waits for the one before."""
