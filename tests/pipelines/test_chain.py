@@ -71,6 +71,24 @@ def test_dropout_in_a_chain_is_the_models_own():
     assert trace(model, torch.randn(64, 4)).names == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_forward_that_reads_the_mode_itself_is_refused(training):
+    model = Other(lambda self, x: self.b(F.dropout(self.a(x), 0.5, self.training))).train(training)
+    model.b.train(not training)
+    with pytest.raises(
+        ValueError, match=r"forward\(\) of Other reads self.training itself; make that a module"
+    ):
+        trace(model, torch.randn(2, 4))
+    assert model.training is model.a.training is training and model.b.training is not training
+
+
+def test_a_constant_in_forward_is_the_same_in_both_modes():
+    model = Other(lambda self, x: self.b(self.a(x) + torch.ones(4)))
+    for _ in range(2):
+        chain = trace(model, torch.randn(2, 4))
+    assert chain.names == ["a", "add", "b"]
+
+
 def test_a_cut_passes_a_tensor_and_not_a_tuple():
     class Recurrent(nn.Module):
         def __init__(self):

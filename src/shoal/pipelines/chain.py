@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ def trace(model: nn.Module, example: Tensor) -> Chain:
     The model is run with the example; its buffers and the random state stay as they were.
     """
     try:
+        flipped = _traced_in_the_other_mode(model)
         graph = _Outline().trace(model)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
@@ -101,7 +103,31 @@ def trace(model: nn.Module, example: Tensor) -> Chain:
             f"{_name(model)} has {len(inputs)} inputs and returns {_shape(output.args[0])}; a pipeline takes "
             "a model from one tensor to one tensor"
         )
-    return Chain(model, list(_layers(model, nodes, output.args[0], _tensors(model, graph, example))))
+    tensors = _tensors(model, graph, example)
+    if _text_of(graph) != flipped:  # a trace keeps the value that it read
+        raise ValueError(
+            f"forward() of {_name(model)} reads self.training itself; make that a module, such as nn.Dropout"
+        )
+    return Chain(model, list(_layers(model, nodes, output.args[0], tensors)))
+
+
+def _traced_in_the_other_mode(model: nn.Module) -> str:
+    """What is traced where train() and eval() are exchanged; the model stays as it was."""
+    modules, before = list(model.modules()), set(vars(model))
+    try:
+        for module in modules:
+            module.training = not module.training
+        return _text_of(_Outline().trace(model))
+    finally:
+        for module in modules:
+            module.training = not module.training
+        for constant in set(vars(model)) - before:
+            delattr(model, constant)
+
+
+def _text_of(graph: fx.Graph) -> str:
+    """Its nodes; constants, which every trace numbers anew, are all alike."""
+    return re.sub(r"_constant\d+", "_constant", str(graph))
 
 
 @contextmanager
