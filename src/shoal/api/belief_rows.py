@@ -37,10 +37,12 @@ class Rows:
     def through(self, rbm: RBM, device: str) -> Rows:
         """The features that an RBM computes from the rows."""
         net = BeliefNet([copy.deepcopy(rbm)]).to(device)
-        return Rows(
-            *(net.features(torch.from_numpy(x).to(device)).cpu().numpy() for x in (self.x, self.test_x)),
-            mark=self.mark,
-        )
+
+        def features(x: Array) -> Array:
+            found: Array = net.features(torch.from_numpy(x).to(device)).cpu().numpy()
+            return found
+
+        return Rows(features(self.x), features(self.test_x), self.mark)
 
 
 @dataclass(frozen=True, eq=False)

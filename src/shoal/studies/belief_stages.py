@@ -81,10 +81,10 @@ class Examples:
     def __init__(self, data: Data, folder: Path) -> None:
         if data.y.ndim != 1 or data.y.is_floating_point():
             raise ValueError("fine-tuning needs a task with classes, such as mnist")
-        low, high = data.x.min(), data.x.max()
+        low, width = data.x.min(), data.x.max() - data.x.min()
         self.folder = folder
         self.classes = int(data.y.max()) + 1
-        self.rows = Rows(*(matrix((x - low) / (high - low)) for x in (data.x, data.test_x)))
+        self.rows = Rows(matrix((data.x - low) / width), matrix((data.test_x - low) / width))
         save(folder, x=self.rows.x, test_x=self.rows.test_x, y=data.y.numpy(), test_y=data.test_y.numpy())
 
     def train(self, recipe: Recipe, run: Runner) -> Net:
