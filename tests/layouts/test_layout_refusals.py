@@ -56,6 +56,44 @@ def test_what_does_not_fit_is_refused(settings, message, monkeypatch):
         shoal.run(**settings)
 
 
+class Tied(torch.nn.Module):
+    """The output layer has the weights of the embedding; one layer is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.middle = torch.nn.Embedding(3, 3), torch.nn.Linear(3, 3)
+        self.again, self.out = self.middle, torch.nn.Linear(3, 3)
+        self.out.weight = self.embedding.weight
+
+
+class TiedChain(torch.nn.Sequential):
+    def __init__(self):
+        first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        second.weight = first.weight
+        super().__init__(torch.nn.Conv2d(1, 1, 1), torch.nn.Flatten(), first, torch.nn.Tanh(), second)
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "tied"),
+    [
+        *(
+            (f"{cut}:group=2", Tied, "embedding.weight and out.weight")
+            for cut in ("columns", "rows", "tensor")
+        ),
+        ("hybrid:group=2", TiedChain, "2.weight and 4.weight"),
+    ],
+)
+def test_tied_weights_are_refused_where_one_of_them_would_be_cut(layout, model, tied):
+    with pytest.raises(ValueError, match=f"{tied} are one tensor, and .*; take layout 'pipeline'"):
+        LAYOUTS.read(layout).check(model(), pictures())
+
+
+def test_a_layer_that_is_called_twice_may_be_cut():
+    model = Tied()
+    model.out.weight = torch.nn.Parameter(model.out.weight.detach().clone())
+    LAYOUTS.read("columns:group=2").check(model, pictures())
+
+
 def test_a_list_of_layouts_keeps_the_options_of_each():
     assert check_layouts(None, None) == ["data"]
     text = "data,pipeline:schedule=1f1b,microbatches=8,hybrid:group=2"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shoal.core.task import Task
 from shoal.core.vector import replicate
+from shoal.layouts.cut_layers import check_untied
 from shoal.layouts.group_part import GroupPart
 from shoal.layouts.model_layout import ModelLayout
 from shoal.programs.models.hybrid import Hybrid, halves
@@ -22,9 +23,10 @@ class HybridLayout(ModelLayout):
     """Data-parallel up to the fully connected layers at the end; those cut by columns and rows in turn."""
 
     def check(self, model: nn.Module, task: Task) -> None:
-        """Raise ValueError for a model that is no chain of features and a classifier."""
+        """Raise ValueError for a model that is no chain of features and a classifier, or a tied one."""
         super().check(model, task)
-        halves(model)
+        _, classifier = halves(model)
+        check_untied(model, classifier)
 
     def lay_out(self, model: nn.Module, task: Task, example: Tensor, mesh: DeviceMesh) -> GroupPart:
         """Cut the classifier, and have the gradients of the features summed."""

@@ -6,7 +6,7 @@ each has a part of every sum. PyTorch's parallelize_module does both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,12 @@ class CutLayers(ModelLayout):
     """Fully connected layers cut over the processes; all of them compute the rest alike."""
 
     def check(self, model: nn.Module, task: Task) -> None:
-        """Raise ValueError for a model without fully connected layers."""
+        """Raise ValueError for a model without fully connected layers, or with tied ones."""
         super().check(model, task)
-        if not any(linear_layers(model)):
+        layers = [model.get_submodule(name) for name in linear_layers(model)]
+        if not layers:
             raise ValueError(f"{type(model).__name__} has no fully connected layer (nn.Linear) to cut")
+        check_untied(model, layers)
 
     def plan(self, model: nn.Module) -> Plan:
         """How each fully connected layer is cut, by its name."""
@@ -82,6 +84,20 @@ class CutInTurn(CutLayers):
             plan |= {first: ColwiseParallel(use_local_output=False), second: RowwiseParallel()}
         alone = (name for name in linear_layers(model) if name not in plan)
         return plan | {name: ColwiseParallel(output_layouts=Replicate()) for name in alone}
+
+
+def check_untied(model: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Raise ValueError if another module has a parameter of these layers, which are to be cut, too."""
+    cut = {id(p) for layer in layers for p in layer.parameters()}
+    names: dict[int, str] = {}
+    for path, module in model.named_modules():  # a module that is called twice is there once
+        for own, p in module.named_parameters(path, recurse=False):
+            if id(p) in names and id(p) in cut:
+                raise ValueError(
+                    f"{names[id(p)]} and {own} are one tensor, and one of them alone would be cut; take "
+                    "layout 'pipeline'"
+                )
+            names.setdefault(id(p), own)
 
 
 def linear_layers(model: nn.Module) -> Iterator[str]:
