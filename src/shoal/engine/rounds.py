@@ -53,7 +53,7 @@ class Rounds:
         self._rng = rng
         self._held: dict[tuple[int, int], Message] = {}  # (sender, round) -> arrived, not taken yet
         self._latest: dict[int, int] = {}  # sender -> the last round it has sent something for
-        self._watched: set[int] = set()
+        self._watched = {identity.rank}
         self._spoke_at = -math.inf
         self._ready: dict[int, tuple[int, int]] = {}  # who was back -> as which incarnation, from which round
         self.hosts: Handlers = {}  # for messages of workers that are back
@@ -72,9 +72,10 @@ class Rounds:
     def here(self, ranks: Collection[int]) -> list[int]:
         """Those of them that have not gone and take part in further rounds, as far as this worker knows."""
         self._sort_in()
-        for k in sorted(set(ranks) - self._watched - {self._identity.rank}):
-            self._mailbox.watch(k)
-            self._watched.add(k)
+        if not self._watched.issuperset(ranks):
+            for k in sorted(set(ranks) - self._watched):
+                self._mailbox.watch(k)
+            self._watched.update(ranks)
         return [k for k in ranks if self._is_in(k) and self._latest.get(k, 0) < OVER]
 
     @property
