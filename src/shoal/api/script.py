@@ -332,8 +332,7 @@ def main() -> None:
     try:
         _run_to_its_end(sys.argv[0])
     except Interrupted:
-        if (attachment := current()) is not None:
-            attachment.abandon()  # say goodbye, or a server would wait for this worker to come back
+        _say_goodbye()
         control.tell("interrupted")
     except RunIsOver:  # in the middle of its loop: it was cut off, and the others are done
         control.tell("came too late")
@@ -352,9 +351,9 @@ def main() -> None:
 
 
 def _say_goodbye() -> None:
-    """As a guest that fails: the others would wait for one that might be cut off."""
+    """Leave the run: the others, and a server, would wait for one that might be cut off or come back."""
     if (attachment := current()) is not None:
-        with suppress(Exception):  # that it fails is told all the same
+        with suppress(Exception):  # why this process ends is told all the same
             attachment.abandon()
 
 
