@@ -10,12 +10,15 @@ from tally import tally
 from sampling import mostly_soak
 from shoal.core.errors import CheckpointError
 from shoal.core.identity import NodeIdentity
+from shoal.engine.protocol import Checkpointed
 from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
-from shoal.sim import Compute, Faults
+from shoal.sim import Compute, Faults, Simulation
+from shoal.sim.transport import Switch
 from shoal.storage.checkpoint import Checkpoints
 from shoal.storage.step_folders import step_folder, steps_in
-from shoal.strategies import ASGD, SSP, Downpour, Hogwild
+from shoal.strategies import ASGD, SSP, Downpour, Hogwild, SoftSync, SyncServer
+from shoal.testing.problems import Problem
 from shoal.vocabulary.node import Node
 
 PLAIN = {"optimizer": "sgd", "rate": 1.0, "warmup": 0}
@@ -198,3 +201,45 @@ def test_whoever_died_and_came_back_every_batch_is_in_the_model_once(seed, tmp_p
     assert counted(run(copy, strategy, after, faults=faults(after))) == {2.0}
     last = only(copy, dice.choice(whole(copy)), tmp_path / "three")
     assert counted(run(last, strategy, dice.randint(1, 4))) == {2.0}
+
+
+class Coupled(Problem):
+    """The gradient of a slice depends on the other slice."""
+
+    def gradient(self, rank, step, x):
+        return (x.flip(0) - rank - step).mul_(0.3)
+
+
+@pytest.mark.parametrize("strategy", [SyncServer(), SoftSync(collect=2, wait=True)], ids=repr)
+def test_shards_that_saved_a_step_with_and_without_a_later_push_go_on_from_the_same_version(
+    strategy, tmp_path, monkeypatch
+):
+    """Shard 0 hears late that worker 1 has saved step 3: worker 0 has given it its next gradient by then."""
+    carry = Switch.carry
+
+    def late(self, src, dst, m):
+        is_late = (src, dst, m.tag, m.seq) == (1, 2, Checkpointed().tag, 3)
+        self.kernel.after(2.0 if is_late else 0.0, lambda: carry(self, src, dst, m))
+
+    def train(folder):
+        files = Checkpoints(folder, {}, 0, keep=1000, bound=None)
+        between = BetweenSteps(Control(), files, 3, solution=lambda engine: strategy.solution(Node(engine)))
+        start = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        sim = Simulation(
+            strategy,
+            lambda rank: Coupled(lr=0.5).replica(rank, start),
+            workers=2,
+            steps=8,
+            shards=2,
+            compute=Compute(mean=1.0, slow={1: 3.0}),
+            between_steps=between,
+        )
+        between.resume_all(sim.nodes)
+        return sim.run().solution
+
+    straight = train(tmp_path / "straight")
+    monkeypatch.setattr(Switch, "carry", late)
+    train(tmp_path / "one")
+    monkeypatch.setattr(Switch, "carry", carry)
+    again = train(only(tmp_path / "one", 3, tmp_path / "two"))
+    assert torch.equal(again, straight)

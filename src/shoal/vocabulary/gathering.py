@@ -12,7 +12,11 @@ from shoal.vocabulary.node import Node
 
 
 class Gathering:
-    """The round that a server is in. Whoever has given to it is answered when it is over."""
+    """The round that a server is in. Whoever has given to it is answered when it is over.
+
+    A pull from before that is answered at once: one that was under way when a checkpoint was saved is asked
+    again by a worker whose gradient this server has already, and another shard has not.
+    """
 
     def __init__(self, s: Node) -> None:
         self._node = s
@@ -22,7 +26,8 @@ class Gathering:
         self._tally = tallies[0]  # gradients, samples, weights, rates
         length = torch.tensor(0, dtype=torch.int64)
         self._length = s.keep("length", length, shared=True)  # of the newest push's numbers
-        self._gave = s.keep("gave", torch.zeros(s.engine.identity.nodes, dtype=torch.bool))
+        nobody = torch.zeros(s.engine.identity.nodes, dtype=torch.int64)
+        self._gave = s.keep("gave", nobody)  # the request with which a node has given; 0: it has not
         self._waiting: dict[int, Message] = {}
 
     def __len__(self) -> int:
@@ -32,7 +37,7 @@ class Gathering:
     @property
     def givers(self) -> int:
         """How many nodes have given to this round, and wait for its end."""
-        return int(self._gave.sum())
+        return int(self._gave.count_nonzero())
 
     def has(self, rank: int) -> bool:
         """Whether that node is one of them."""
@@ -51,7 +56,7 @@ class Gathering:
             elif isinstance(m, RolledBack):  # those who gave may wait elsewhere for those who think they did
                 self._gave.zero_()
             yield m
-            for rank in [rank for rank in self._waiting if not self.has(rank)]:
+            for rank in [rank for rank, m in self._waiting.items() if not 0 < self._gave[rank] < m.seq]:
                 await s.reply(self._waiting.pop(rank), s.x)
 
     def add(self, m: Push, scale: float = 1.0, *, waits: bool = True) -> None:
@@ -72,7 +77,7 @@ class Gathering:
         self._length.fill_(0 if m.numbers is None else m.numbers.numel())
         if m.numbers is not None:
             self._node.keep(self._name, m.numbers[None], shared=True).copy_(m.numbers)
-        self._gave[m.src] = waits
+        self._gave[m.src] = m.seq if waits else 0
 
     @property
     def _name(self) -> str:
