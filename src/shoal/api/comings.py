@@ -45,7 +45,8 @@ class Comings:
         self._is_back = engine.incarnation > 0  # and has taken no step yet
         self._steps_alike = strategy.sends is Sends.MEAN_GRADIENTS
         self._told_lost = 0
-        self._same_weights = SameWeights(engine, replica, type(strategy).__name__)
+        name = type(strategy).__name__
+        self._same_weights = SameWeights(engine, replica, name) if strategy.ends_equal else None
         if self._steps_alike:
             members.handlers[OPTIONS] = self._compare
 
@@ -89,7 +90,8 @@ class Comings:
 
     async def last_round(self) -> None:
         """Compare weights, merge the buffers of those who are there, and warn of what nobody has done."""
-        await self._same_weights.compare()
+        if self._same_weights is not None:
+            await self._same_weights.compare()
         await merge_present_buffers(self._engine, self._members, self._model, self._buffers)
         if (left := self._data.passes.left_over) and self.is_first:
             warnings.warn(

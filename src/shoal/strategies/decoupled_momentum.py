@@ -23,6 +23,7 @@ class DecoupledMomentum(Strategy):
     """Everyone has its own momentum; its largest frequencies travel at every step, and all step by sign."""
 
     sends = Sends.COMPRESSED
+    ends_equal = True
     own_optimizer = True
 
     decay: float = 0.999  # beta: of the momentum

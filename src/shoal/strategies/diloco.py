@@ -18,6 +18,7 @@ class DiLoCo(Strategy):
     """Local steps of the user's optimizer inside; Nesterov momentum on the average displacement outside."""
 
     sends = Sends.DIFFERENCES
+    ends_equal = True
     keeps_changes = False  # its momentum goes beyond them
 
     period: int = 500  # H: inner steps in a round

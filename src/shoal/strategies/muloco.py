@@ -24,6 +24,7 @@ class MuLoCo(Strategy):
     """Muon takes the steps of hidden matrices; the user's optimizer, with its rate, those of all others."""
 
     sends = Sends.DIFFERENCES
+    ends_equal = True
     keeps_changes = False  # its momentum goes beyond them
 
     period: int = 30  # H: inner steps in a round

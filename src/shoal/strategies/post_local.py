@@ -16,6 +16,7 @@ class PostLocal(Strategy):
     """Synchronous SGD up to the switch; from there on model averaging."""
 
     sends = Sends.DIFFERENCES
+    ends_equal = True
 
     switch: int = 100  # t': steps with averaged gradients; the paper's end with the first decay of the rate
     period: int = 16  # H: local steps between two averages, after the switch

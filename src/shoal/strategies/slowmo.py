@@ -18,6 +18,7 @@ class SlowMo(Strategy):
     """Model averaging whose momentum knows the learning rate: where that falls, it carries on less."""
 
     sends = Sends.DIFFERENCES
+    ends_equal = True
     keeps_changes = False  # its momentum goes beyond them
 
     period: int = 48  # tau: local steps in a block

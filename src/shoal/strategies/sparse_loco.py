@@ -27,6 +27,7 @@ class SparseLoCo(Strategy):
     """Error feedback instead of outer momentum: what did not travel fades, and comes with a later round."""
 
     sends = Sends.COMPRESSED
+    ends_equal = True
     keeps_changes = False  # only some elements of a change travel
 
     period: int = 15  # H: inner steps in a round

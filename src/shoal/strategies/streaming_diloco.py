@@ -20,6 +20,7 @@ class StreamingDiLoCo(Strategy):
     """DiLoCo in which every fragment of the model has its own turn, and nobody waits for an exchange."""
 
     sends = Sends.DIFFERENCES
+    ends_equal = True
     keeps_changes = False  # its momentum goes beyond them
     period: int = 100  # H: inner steps between two turns of a fragment
     fragments: int = 4  # P: parts of the model, each of whole layers

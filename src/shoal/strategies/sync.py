@@ -13,6 +13,7 @@ class Sync(Strategy):
     """Average the gradients of all workers at every step: equal to one machine on the union batch."""
 
     sends = Sends.MEAN_GRADIENTS
+    ends_equal = True
 
     async def worker(self, w: Node) -> None:
         async for _ in w.steps():

@@ -68,6 +68,7 @@ class Strategy(ABC):
     plain_sgd_only: ClassVar[bool] = False  # whether it takes a gradient's step itself, as `x -= lr * g`
     own_optimizer: ClassVar[bool] = False  # whether no optimizer of the user's takes any step
     keeps_changes: ClassVar[bool] = True  # of weights, that a loop makes beside its optimizer; no server does
+    ends_equal: ClassVar[bool] = False  # whether workers, however long their loops, end with equal weights
     default_codec: ClassVar[str] = "none"  # how messages are compressed where nobody says so
     recovers: ClassVar[str] = "journal"  # the strongest durability its server supports: memory, or none
 
@@ -219,6 +220,7 @@ class Blockwise(Strategy):
     """Local steps in blocks: `period` of them, or with `blocks` one pass over a split of the data."""
 
     sends = Sends.DIFFERENCES
+    ends_equal = True
 
     period: int
     warmup: int | None
