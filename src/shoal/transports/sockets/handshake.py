@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import secrets
+import select
 import selectors
 import socket
 import struct
@@ -35,6 +36,9 @@ CROSSED: the callee has dialled the caller as well, and that connection counts."
 
 HANDSHAKE_SECONDS = 5.0
 """How long a caller may take to prove that it belongs to the run."""
+
+DEATH_SECONDS = 1.0
+"""How long a peer whose memory is gone may take to disconnect: the kernel frees that first."""
 
 MOST_UNVERIFIED = 64
 """Callers in the middle of a handshake; one more disconnects the one that has waited longest."""
@@ -334,6 +338,9 @@ class Handshaker:
         else:
             pid = self.credentials.probe.sharing_pid(hello)
             if hello.pid and not pid:
+                if _has_died(pending.sock):
+                    self._reject(pending)
+                    return
                 raise PeerLost(
                     f"node {peer} can map memory of node {self.credentials.rank}, but not vice versa. "
                     f"Set {SWITCH}=0 on every node."
@@ -365,6 +372,15 @@ class Handshaker:
         if self.credentials.incarnation == 0:
             raise PeerLost(why) from error
         self.unreachable[peer] = why
+
+
+def _has_died(sock: socket.socket) -> bool:
+    """Whether the process at the other end disconnects, and says nothing before."""
+    readable, _, _ = select.select([sock], [], [], DEATH_SECONDS)
+    try:
+        return bool(readable) and not sock.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
 
 
 def _require_loopback(host: str) -> None:
