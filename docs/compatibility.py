@@ -54,8 +54,10 @@ Where your optimizer runs in a script that calls `attach`: two workers, or one w
   hidden matrices by Muon, and `demo`, which takes all steps itself and is not in the table.
 - `sandblaster` is an optimizer itself: it trains with `shoal.run` and `shoal.minimize`, not in your own loop.
   Nor does `ensemble`.
-- An optimizer of your own works as Adam does. With several servers the step of an element must depend on
-  that element alone; `attach` tries it out.
+- An optimizer of your own works as Adam does, also if its steps give parameters new tensors (`p.data = ...`).
+  What its steps change in its groups beside learning rates, as Schedule-Free counts its steps there, is saved
+  in checkpoints. With several servers the step of an element must depend on that element alone; `attach`
+  tries it out.
 
 ## Loaders and `shard`
 
