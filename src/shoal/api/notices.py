@@ -47,8 +47,8 @@ class Notices:
         self._first = FirstGradients(engine) if alike else None
         self._same_data = SameData(engine) if alike else None
         merges = strategy.sends is Sends.MEAN_GRADIENTS and engine.identity.workers > 1
-        alike = strategy.ends_equal and engine.identity.workers > 1
-        self._same_weights = SameWeights(engine, replica, self._name) if alike else None
+        compares = strategy.ends_equal and engine.identity.workers > 1
+        self._same_weights = SameWeights(engine, replica, self._name) if compares else None
         self._steps_alike = merges
         whole = strategy.steps_at_server or merges  # gradients: one that is missing would count as zeros
         self._looks_for_unused = whole and unused == "refused"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite, prod
@@ -280,9 +280,7 @@ class Flat:
 
     def take_in(self) -> None:
         """Have parameters be views on `x` again where an optimizer gave them new tensors (`p.data = ...`)."""
-        for p, place, address in zip(self.tensors, self.places, self._addresses, strict=True):
-            if p.data_ptr() != address:
-                restore_view(p, self.x[place].view(p.shape))
+        take_in(self.x, zip(self.tensors, self.places, self._addresses, strict=True))
 
     def check_still_bound(self) -> None:
         """Raise if somebody gave the module other storage, as `module.to()` and `module.half()` do."""
@@ -293,10 +291,16 @@ class Flat:
             )
 
 
-def restore_view(p: Tensor, view: Tensor) -> None:
-    """Have a parameter be this view again, with the values of what it was given instead."""
-    view.copy_(p.data)
-    p.data = view
+def take_in(x: Tensor, bound: Iterable[tuple[Tensor, slice, int]]) -> None:
+    """Have parameters be views on `x` again, with the values of what they were given instead.
+
+    Each comes with its place in `x` and its address there.
+    """
+    for p, place, address in bound:
+        if p.data_ptr() != address:
+            view = x[place].view(p.shape)
+            view.copy_(p.data)
+            p.data = view
 
 
 def layers_of(pieces: Sequence[Piece]) -> list[slice]:

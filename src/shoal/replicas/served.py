@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import Parameters
-from shoal.core.vector import Flat, restore_view
+from shoal.core.vector import Flat, take_in
 from shoal.replicas.optimizer import (
     HOOKS_MISS,
     Schedule,
@@ -82,9 +82,8 @@ class ServedReplica(Parameters):
                     "for must step the same optimizers in the same order, and push at every step."
                 )
         self._optimizers[which].step()
-        for (piece, place), address in zip(self._pieces, self._addresses, strict=True):
-            if piece.data_ptr() != address:
-                restore_view(piece, self._x[place].view(piece.shape))
+        bound = zip(self._pieces, self._addresses, strict=True)
+        take_in(self._x, ((piece, place, address) for (piece, place), address in bound))
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizers' states."""
