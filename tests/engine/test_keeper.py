@@ -1,5 +1,7 @@
 """The keeper decides who is a member, and its successor knows what it decided."""
 
+import pytest
+
 from shoal.core.identity import NodeIdentity
 from shoal.core.transport import Message
 from shoal.engine.channel import Channel
@@ -70,6 +72,14 @@ def test_nobody_joins_a_run_that_is_over_or_has_no_members():
     empty = Roster(range(1))
     empty.lose(0)
     assert not empty.admit(0, 1)
+
+
+def test_a_joiner_that_may_have_state_is_joined_by_others():
+    roster = Roster(range(2))
+    roster.lose(1)
+    assert roster.admit(1, 1)
+    assert roster.admit(0, 1)
+    assert roster.joiners == {0: 1, 1: 1} and not roster.members
 
 
 def test_below_the_least_number_it_waits():
@@ -175,8 +185,23 @@ def test_when_all_members_are_lost_it_waits_for_a_joiner_that_may_have_its_state
     assert (keeper.roster.epoch, keeper.roster.members) == (3, {})
 
 
+@pytest.mark.parametrize(("epoch", "may_get_some"), [(1, False), (2, True)])
+def test_it_waits_for_a_joiner_that_asked_again_while_it_may_have_been_getting_its_state(epoch, may_get_some):
+    """In the epoch before it was not listed; in this one it saw a member that lived."""
+    asks = Join(src=1, incarnation=1, version=epoch, seq=int(may_get_some))
+    settled, suspects = Settled(src=1, incarnation=1, version=2), Suspects(src=1, seq=0, version=2)
+    keeper = keep(joined_by_one(asks, settled, suspects, Message("left", src=1, incarnation=1)))
+    assert (keeper.roster.epoch, keeper.roster.members) == (3, {})
+
+
+def test_when_the_last_member_comes_back_without_state_it_goes_on_from_a_joiner_that_has_some():
+    back, settled = Join(src=0, incarnation=1), Settled(src=1, incarnation=1, version=2)
+    keeper = keep(joined_by_one(back, settled, *goodbye(0), Message("left", src=1, incarnation=1)))
+    assert (keeper.roster.epoch, keeper.roster.members, keeper.roster.is_over) == (4, {}, True)
+
+
 def test_it_ends_when_all_members_are_lost_and_no_joiner_has_state():
-    asks_again = joined_by_one(Join(src=1, incarnation=1))
+    asks_again = joined_by_one(Join(src=1, incarnation=1, version=2))
     keep(asks_again)
     assert asks_again.said[-1] == (1, RunOver().tag, 0, [])
     dies = joined_by_one(Message("lost", src=1))

@@ -1,14 +1,17 @@
 """Members of an epoch: who is behind gets what it lacks, and what nobody has is formed again."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from parts import nothing, play, vector
 from shoal.collectives import stripes
-from shoal.core.transport import Message
-from shoal.engine.elastic_messages import Change, Finished
+from shoal.core.transport import JOINED, Message
+from shoal.engine.elastic_messages import STATELESS, Change, Finished, Present
 from shoal.engine.membership import Membership
 from shoal.engine.membership_errors import Demoted
+from shoal.engine.protocol import Joined
 from shoal.engine.round_outcome import RoundOutcome
 
 
@@ -206,3 +209,43 @@ def test_a_list_that_a_keeper_repeats_disturbs_no_average():
             await p.channel.transport.sleep(1.0)
 
     assert play(work, keep, keeper=True)[0] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("incarnation", [0, 1])
+def test_a_process_answers_the_roll_for_itself_and_not_for_one_before_it(incarnation):
+    """It hears of a list that may be older than itself, and then of a worker that was cut off."""
+
+    async def hears(p):
+        await p.channel.transport.sleep(2.0)
+        p.mailbox.has_arrived()
+        return [m.seq for m in p.mailbox.poll("present")]
+
+    async def asks(p):
+        p.me = replace(p.me, incarnation=incarnation)
+        members = membership_of(p)
+        members.is_joining = True
+        await members.handlers["change"](change(1, 0, joiners=(1,)))  # with incarnation 0
+        await members.handlers[JOINED](Joined(src=0))
+
+    assert play(hears, asks, nothing, keeper=True)[0] == ([] if incarnation else [STATELESS] * 2)
+
+
+def test_a_member_that_ended_before_it_heard_of_an_epoch_is_not_waited_for_in_its_roll():
+    def of_two(p):
+        members = membership_of(p)
+        members.present = (0, 1)
+        return members
+
+    async def ends_and_leaves(p):
+        await of_two(p).part()
+
+    async def hears_of_a_joiner(p):
+        members = of_two(p)
+        await p.channel.tell(0, Finished(seq=0, version=0))
+        await p.channel.transport.sleep(2.0)
+        await members.handlers["change"](change(1, 0, 1, joiners=(2,)))
+        await members.handlers["present"](Present(seq=STATELESS, version=1, src=2))
+        await members.part()
+        return p.channel.now()
+
+    assert play(ends_and_leaves, hears_of_a_joiner, nothing, nothing, keeper=True)[1] < 4.0

@@ -16,6 +16,7 @@ from shoal.engine.group import Group
 from shoal.engine.keeper import Keeper, Roster
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership import Membership
+from shoal.engine.reports import Reports
 from shoal.engine.state_transfer import StateArrival
 from shoal.replicas.batches import Batches
 
@@ -231,6 +232,55 @@ def a_joiner_answers_the_roll_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_note_return", once)
 
 
+@mutant(first=867)
+def a_process_answers_the_roll_for_one_before_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "_is_listed", property(lambda self: self._identity.rank in self._listed))
+
+
+@mutant(first=1764)
+def who_has_ended_and_left_is_waited_for_in_the_roll(patch: pytest.MonkeyPatch) -> None:
+    answer, note = Membership._answer_roll, Membership._note_finished
+
+    async def of_all(self):
+        ended, self._finished = self._finished, {}
+        await answer(self)
+        self._finished = {**ended, **self._finished}
+
+    async def not_in_the_roll(self, m):
+        listed, self._listed = self._listed, {}
+        try:
+            await note(self, m)
+        finally:
+            self._listed = listed
+
+    patch.setattr(Membership, "_answer_roll", of_all)
+    patch.setattr(Membership, "_note_finished", not_in_the_roll)
+
+
+@mutant(first=5908)
+def a_joiner_with_state_that_has_ended_has_not(patch: pytest.MonkeyPatch) -> None:
+    begin = Membership._begin_epoch
+
+    def forget(self, epoch, *lists):
+        begin(self, epoch, *lists)
+        self._finished = {k: end for k, end in self._finished.items() if k not in self.joiners}
+
+    patch.setattr(Membership, "_begin_epoch", forget)
+
+
+@mutant(first=5942)
+def a_keeper_whose_last_member_comes_back_without_state_ends_the_run(patch: pytest.MonkeyPatch) -> None:
+    admit = Roster.admit
+
+    def rash(self, rank, incarnation):
+        may = admit(self, rank, incarnation)
+        if not self.members:
+            self.joiners.clear()
+        return may
+
+    patch.setattr(Roster, "admit", rash)
+
+
 # -- partitions --------------------------------------------------------------------------------------------
 
 
@@ -287,10 +337,10 @@ def who_is_back_is_not_told_where_the_run_is(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(first=19)
 def what_a_keeper_that_was_away_did_not_hear_is_not_said_again(patch: pytest.MonkeyPatch) -> None:
-    async def once(self, m):
-        await self._channel.tell(self._identity.keeper, m)
+    async def silent(self):
+        pass
 
-    patch.setattr(Membership, "tell_keeper", once)
+    patch.setattr(Reports, "repeat", silent)
 
 
 @mutant(first=136)

@@ -206,7 +206,7 @@ class Edges:
             ):
                 raise RunIsOver
             if self._channel.waited >= asks_at:
-                await self._channel.tell(keeper, Join())
+                await self._channel.tell(keeper, Join(seq=int(members.may_give_state), version=members.epoch))
                 asks_at = self._channel.waited + ASK_SECONDS
             await self._mailbox.attend(handlers, asks_at - self._channel.waited)
         assert self._arrival is not None
@@ -214,7 +214,7 @@ class Edges:
         self._take_over(state)
         members.enter(state["completed"], RoundOutcome.of_state(state["outcome"], self._replica.x))
         self._begin_block()
-        await members.tell_keeper(Settled(version=members.epoch))
+        await members.reports.tell(Settled(version=members.epoch))
         self._arrival = None
         return self._deal_again({}, range(len(members.dealt)))
 

@@ -19,7 +19,10 @@ STATELESS = -1
 
 @dataclass(slots=True)
 class Join(Message):
-    """A process that has no state asks to become a worker."""
+    """A process that has no state asks to become a worker.
+
+    `seq` is 1 if, by the epoch that it has heard of, a member may be giving it some.
+    """
 
     tag: str = "join"
 

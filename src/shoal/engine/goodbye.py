@@ -51,7 +51,7 @@ class Goodbye:
             told = members.epoch
             for rank in self._others:  # also those who have joined since this worker last heard
                 await self._channel.tell(rank, Leaves(version=told))
-            await members.tell_keeper(Leaves(version=told))
+            await members.reports.tell(Leaves(version=told))
 
     async def _note_refusal(self, m: Message) -> None:
         raise RunIsOver

@@ -66,7 +66,7 @@ class Roster:
         """That process wants to join; whether it may."""
         if self.joiners.get(rank) == incarnation or self.members.get(rank) == incarnation:
             return True  # it asks again; others may have given it its state by now
-        if self.is_over or not self.members:
+        if self.is_over or not (self.members or self.joiners):
             return False
         self.lose(rank)
         self.joiners[rank] = incarnation
@@ -77,6 +77,11 @@ class Roster:
         """That joiner has had its state since that epoch: if it was let in by then it has missed no round."""
         if self.joiners.get(rank) == incarnation and self._let_in[rank] <= epoch:
             self.members[rank] = self.joiners.pop(rank)
+
+    @property
+    def listed_joiners(self) -> set[int]:
+        """Those that members know of, and may have given state."""
+        return {rank for rank in self.joiners if self._let_in[rank] <= self.epoch}
 
     @property
     def is_due(self) -> bool:
@@ -142,7 +147,7 @@ class Keeper:
         self._log = log
         self._relays = relays
         self._on_wait = on_wait
-        self._stateless: set[int] = set()  # joiners that have asked since all members were lost
+        self._stateless: set[int] = set()  # who said in this epoch that no member can give it any
         self._has_told = True  # whether every member knows of the present epoch
 
     async def live(self) -> None:
@@ -154,11 +159,12 @@ class Keeper:
             self.roster.evicted.update(range(self.identity.workers))
             self._has_told = False  # the one before may have died in the middle of telling
             self.roster.has_changed = self._relays
-        while self.roster.members:
+        while self.roster.members or self._may_go_on_from_a_joiner:
             if self.roster.is_due:
                 self.roster.begin_epoch()
                 self._keep()
                 self._has_told = False
+                self._stateless.clear()
             if not self._has_told:
                 there = {*self.roster.members, *self.roster.joiners}
                 await self._tell(there)
@@ -167,9 +173,7 @@ class Keeper:
                 self._has_told = True
             elif self.roster.has_changed:
                 self._on_wait(self.roster.shortage)
-            if not self._is_cut_off:
-                self._stateless.clear()
-            elif not (await self.mailbox.sees_a_return() or self._may_go_on_from_a_joiner):
+            if self._is_cut_off and not (await self.mailbox.sees_a_return() or self._may_go_on_from_a_joiner):
                 break
             await self._hear(await self.mailbox.next())
             while self.mailbox.has_arrived():
@@ -186,8 +190,11 @@ class Keeper:
 
     @property
     def _may_go_on_from_a_joiner(self) -> bool:
-        """Whether one may have state, and be too busy to say so: who has none asks again and again."""
-        return any(not self.mailbox.has_lost(rank) for rank in self.roster.joiners.keys() - self._stateless)
+        """Whether one may have state, and be too busy to say so, or be getting it.
+
+        Who has none, and can reach no member that would give it any, says so again and again.
+        """
+        return any(not self.mailbox.has_lost(rank) for rank in self.roster.listed_joiners - self._stateless)
 
     def _has_gone_since(self, m: Message) -> bool:
         """Whether who said this is dead by now, or cut off: then it says so again when it is back."""
@@ -208,7 +215,9 @@ class Keeper:
                 await self.channel.tell(rank, RunOver())
             elif not roster.has_changed:
                 await self._tell([rank])
-            if self._is_cut_off:
+            if m.seq or m.version < roster.epoch:  # it may have got some since
+                self._stateless.discard(rank)
+            else:
                 self._stateless.add(rank)
         elif m.tag == Leaves().tag:
             await self._let_go(m)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, cast
 
 from torch import Tensor
@@ -34,11 +34,11 @@ from shoal.engine.elastic_messages import (
     Present,
     RoundResult,
     Settled,
-    Suspects,
 )
 from shoal.engine.group import Group
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership_errors import Demoted, EpochChanged, LeftEarly, RunIsOver
+from shoal.engine.reports import Reports
 from shoal.engine.round_outcome import RoundOutcome
 
 Formation: TypeAlias = Callable[[], Awaitable[tuple[Tensor, float]]]
@@ -72,12 +72,11 @@ class Membership:
         self._outcomes: dict[int, RoundOutcome] = {}
         self._given: dict[int, RoundOutcome] = {}  # by another member
         self._finished: dict[int, tuple[int, int]] = {}  # rank -> rounds completed, epoch, when it ended
-        self._joined: dict[int, int] = {}  # rank -> the last epoch that lists it as a joiner
+        self._let_in: dict[int, int] = {}  # rank -> the epoch that let it in last, of those who joined
         self._leaving: dict[int, int] = {}  # rank -> incarnation, of those who have said goodbye
         self._is_forming = False
         self._listed = dict.fromkeys(everybody, 0)  # rank -> incarnation, of those in this epoch
-        self._suspected: set[int] = set()  # to whom a connection broke in this epoch
-        self._told: list[Message] = []  # to the keeper in this epoch, which it may not have heard
+        self.reports = Reports(identity.keeper, channel)
         self.recoveries: list[float] = []  # seconds from a disturbance in a round to the round's end
         self._disturbed_at: float | None = None
         self.handlers = {
@@ -175,7 +174,7 @@ class Membership:
         await self._mailbox.attend_to(what, self.handlers, for_ever)
 
     def _end_if_over(self) -> None:
-        if self._suspected and self._mailbox.has_left(self._identity.keeper):
+        if self.reports.suspected and self._mailbox.has_left(self._identity.keeper):
             self.is_joining = True
             raise RunIsOver
 
@@ -186,14 +185,14 @@ class Membership:
         anything: raises what was `lost` when that has lasted for as long as one waits for a message.
         """
         epoch, left = self.epoch, set(filter(self._has_left_early, self.present))
-        await self._suspect(rank for rank in self.present if rank in self._mailbox.gone and rank not in left)
+        await self.reports.suspect({*self.present} & self._mailbox.gone.keys() - left)
         try:
             if left:  # in order, so that no change may follow
                 await self._mailbox.let_pass(CHANGE_SECONDS, self.handlers)
                 self._end_if_over()
                 raise lost
             while self.epoch == epoch:
-                await self.wait("change", for_ever=bool(self._suspected))
+                await self.wait("change", for_ever=bool(self.reports.suspected))
         except EpochChanged:
             return
         except PeerLost:
@@ -217,13 +216,14 @@ class Membership:
     async def _change(self, m: Message) -> None:
         if m.version <= self.epoch:
             return
-        known, listed = self._mailbox.incarnations, [part.view(-1, 2).tolist() for part in m.parts]
+        known = self._mailbox.incarnations
+        listed = [[(rank, number) for rank, number in part.view(-1, 2).tolist()] for part in m.parts]
         if any(incarnation > known.get(rank, 0) for rank, incarnation in (*listed[0], *listed[1])):
             self._early_change = m  # until this worker has heard that they are back
             return
         was_joining = self.is_joining
         self._begin_epoch(m.version, *listed)
-        if self._listed.get(self._identity.rank) == self._identity.incarnation:
+        if self._is_listed:
             await self._answer_roll()
         if self.is_joining:
             if not was_joining:
@@ -233,7 +233,7 @@ class Membership:
         if self._is_forming:
             raise EpochChanged
 
-    def _begin_epoch(self, epoch: int, *lists: list[list[int]]) -> None:
+    def _begin_epoch(self, epoch: int, *lists: list[tuple[int, int]]) -> None:
         """Go by what the keeper says now."""
         self.epoch, self._early_change = epoch, None
         members, joiners, let_in = lists
@@ -241,21 +241,26 @@ class Membership:
         self._listed = {pair[0]: pair[1] for pair in (*members, *joiners)}
         self._mailbox.fence(self.epoch, exempt=TAGS)
         self._given.clear()
-        self._suspected.clear()
-        self._told.clear()
+        self.reports.begin_epoch(epoch)
         self._joins_at = math.inf
-        self._joined |= dict.fromkeys(self.joiners, epoch)  # who joins again has not ended
-        self._finished = {k: end for k, end in self._finished.items() if end[1] >= self._joined.get(k, 0)}
-        me = [self._identity.rank, self._identity.incarnation]  # not one who died and had this rank
-        has_state = not self.is_joining and me in joiners and let_in[joiners.index(me)][1] <= self._state_of
+        self._let_in |= dict(let_in)  # who joins again has not ended
+        self._finished = {k: end for k, end in self._finished.items() if end[1] >= self._let_in.get(k, 0)}
+        me = (self._identity.rank, self._identity.incarnation)  # not one who died and had this rank
+        has_state = not self.is_joining and me in joiners and self._let_in[me[0]] <= self._state_of
         self.is_joining = not (me in members or has_state)
+
+    @property
+    def _is_listed(self) -> bool:
+        """Whether this epoch lists this worker itself, and not one before it that had its rank."""
+        return self._listed.get(self._identity.rank) == self._identity.incarnation
 
     async def _answer_roll(self) -> None:
         """Say where this worker is to all who are there in this epoch."""
         me, completed = self._identity.rank, STATELESS if self.is_joining else self.completed
-        self._roll, self._has_called = {me: completed}, False
+        ended = {rank: rounds for rank, (rounds, _) in self._finished.items() if rank in self._listed}
+        self._roll, self._has_called = {**ended, me: completed}, False
         if me in self.joiners and not self.is_joining:  # it has missed no round: all wait for its answer
-            await self.tell_keeper(Settled(version=self.epoch))
+            await self.reports.tell(Settled(version=self.epoch))
         for rank in sorted(self._listed.keys() - {me}):
             await self._channel.tell(rank, Present(seq=completed, version=self.epoch))
         early, self._early = self._early, deque()
@@ -266,32 +271,20 @@ class Membership:
     async def _suspect_absent(self) -> None:
         """Suspect those in the list who have gone, or are back as another incarnation, since it was made."""
         known, gone, listed = self._mailbox.incarnations, self._mailbox.gone, self._listed.items()
-        await self._suspect(rank for rank, n in listed if n < known.get(rank, 0) or rank in gone)
+        await self.reports.suspect(rank for rank, n in listed if n < known.get(rank, 0) or rank in gone)
 
     async def _note_loss(self, m: Message) -> None:
         """Messages of this epoch may be lost for good, even if the peer is there again by now."""
         if not self.is_joining and m.src in self._listed:
-            await self._suspect([m.src])
+            await self.reports.suspect([m.src])
 
     async def _note_return(self, m: Message) -> None:
         if m.src == self._identity.keeper:
-            for word in list(self._told):
-                await self._channel.tell(m.src, word)
-        elif self.is_joining:  # its answer in the roll may be lost, and nobody would believe its suspicion
+            await self.reports.repeat()
+        elif self.is_joining and self._is_listed:  # its answer may be lost; its suspicion counts for nothing
             await self._channel.tell(m.src, Present(seq=STATELESS, version=self.epoch))
         if self._early_change is not None:
             await self._change(self._early_change)
-
-    async def _suspect(self, ranks: Iterable[int]) -> None:
-        """Tell the keeper, once an epoch, that this worker needs an epoch without these."""
-        for rank in sorted({*ranks} - self._suspected):
-            self._suspected.add(rank)
-            await self.tell_keeper(Suspects(seq=rank, version=self.epoch))
-
-    async def tell_keeper(self, m: Message) -> None:
-        """Tell the keeper, and tell it again when it was away and is back in the same epoch."""
-        self._told.append(m)
-        await self._channel.tell(self._identity.keeper, m)
 
     async def _note_present(self, m: Message) -> None:
         if m.version > self.epoch:
@@ -322,9 +315,12 @@ class Membership:
             self._given[m.seq] = RoundOutcome.of(m, self._group.x)
 
     async def _note_finished(self, m: Message) -> None:
-        if m.version < self._joined.get(m.src, 0):
+        if m.version < self._let_in.get(m.src, 0):
             return  # it has ended before, and joined again since
         self._finished[m.src] = m.seq, m.version
+        if m.src in self._listed:  # it may have left before it heard of this epoch: it needs nothing any more
+            self._roll.setdefault(m.src, m.seq)
+            await self._see_to_roll()
         if self._is_forming:
             self._check_all_come()
 
@@ -368,6 +364,11 @@ class Membership:
         self.joiners, self.since_edge = (), []
         self._roll, self._has_called = {}, True
         self._regroup()
+
+    @property
+    def may_give_state(self) -> bool:
+        """Whether a member that knows of this joiner is there, as far as this one can see."""
+        return self._is_listed and any(rank not in self._mailbox.gone for rank in self.others)
 
     def _regroup(self) -> None:
         self._group.regroup(self.present, self.epoch)
