@@ -12,6 +12,7 @@ from shoal.core.seeds import stream
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=50)
+parser.add_argument("--rate", type=float, default=0.1)
 parser.add_argument("--momentum", type=float, default=0.0)
 parser.add_argument("--strategy-in-code", default=None)
 parser.add_argument("--raise-at", type=int, nargs=2, default=(-1, -1))
@@ -32,7 +33,7 @@ def weights() -> str:
 
 start = weights()
 trained = model[2] if args.last_layer else model
-optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=args.momentum)
+optimizer = torch.optim.SGD(trained.parameters(), lr=args.rate, momentum=args.momentum)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
 
 if args.ddp:

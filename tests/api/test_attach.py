@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import shoal
 from forked import ForkedPython
 from ports import free_port
+from same_way import check_way, rate
 from sampling import mostly_soak
 from scripts import final_weights
 from scripts import run_loop as run_a_script
@@ -285,23 +286,19 @@ ON_SEVERAL = [
     if word not in ("single", "ensemble", "sandblaster")
     and (word, transport) != ("hogwild", "gloo")  # shares memory
 ]
-IN_TURN = ("sync_server", "hierarchical")  # servers that take the workers' gradients in order
-NOBODY_WAITS = ("gossip", "adpsgd", "strom")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 @pytest.mark.parametrize(("strategy", "transport"), ON_SEVERAL)
 def test_a_model_on_a_gpu_trains_as_on_the_cpu(strategy, transport):
-    """Tolerance: a GPU rounds otherwise; updates come in another order every time where nobody waits."""
+    arguments = ("--rate", str(rate(strategy)))
     there, here = (
-        run_loop("--device", device, strategy=strategy, transport=transport)[0] for device in ("cuda", "cpu")
+        run_loop("--device", device, *arguments, strategy=strategy, transport=transport)[0]
+        for device in ("cuda", "cpu")
     )
-    is_served = STRATEGIES.make(strategy).servers and strategy not in IN_TURN
-    if is_served or strategy in NOBODY_WAITS:
-        assert apart(here, there) < HALF_THE_WAY
-    else:
-        torch.testing.assert_close(final_weights(there), final_weights(here), rtol=0, atol=1e-4)
+    start = final_weights(here, "start")
+    check_way(strategy, final_weights(there) - start, final_weights(here) - start)
 
 
 @pytest.mark.slow
