@@ -117,10 +117,11 @@ class Script:
         return iter(())
 
 
-def keep(script, log=None, incarnation=0, workers=2, **settings):
+def keep(script, log=None, incarnation=0, workers=2, recovery=0.0, **settings):
     me = NodeIdentity(workers, workers, incarnation=incarnation, elastic=True)
     channel = Channel(script, me)
-    keeper = Keeper(me, channel, Mailbox(channel, me, Progress(workers)), log, **settings)
+    mailbox = Mailbox(channel, me, Progress(workers), recovery=recovery)
+    keeper = Keeper(me, channel, mailbox, log, **settings)
     drive(keeper.live())
     return keeper
 
@@ -198,6 +199,15 @@ def test_when_the_last_member_comes_back_without_state_it_goes_on_from_a_joiner_
     back, settled = Join(src=0, incarnation=1), Settled(src=1, incarnation=1, version=2)
     keeper = keep(joined_by_one(back, settled, *goodbye(0), Message("left", src=1, incarnation=1)))
     assert (keeper.roster.epoch, keeper.roster.members, keeper.roster.is_over) == (4, {}, True)
+
+
+def test_it_waits_for_a_joiner_that_is_cut_off_as_long_as_it_may_come_back():
+    """Worker 1 may have state; 0, the last member, comes back without."""
+    cut_off, back = Message("lost", src=1), Message("joined", src=1, incarnation=1)
+    settled = Settled(src=1, incarnation=1, version=2)
+    heard = (cut_off, Join(src=0, incarnation=1), back, settled, *goodbye(0, 1))
+    keeper = keep(joined_by_one(*heard), recovery=60.0)
+    assert keeper.roster.is_over and not keeper.roster.members
 
 
 def test_it_ends_when_all_members_are_lost_and_no_joiner_has_state():

@@ -249,3 +249,36 @@ def test_a_member_that_ended_before_it_heard_of_an_epoch_is_not_waited_for_in_it
         return p.channel.now()
 
     assert play(ends_and_leaves, hears_of_a_joiner, nothing, nothing, keeper=True)[1] < 4.0
+
+
+def test_a_joiner_answers_a_list_with_one_in_it_whose_death_it_never_heard_of():
+    async def hears(p):
+        await p.channel.transport.sleep(2.0)
+        p.mailbox.has_arrived()
+        return [m.seq for m in p.mailbox.poll("present")]
+
+    async def asks(p):
+        members = membership_of(p)
+        members.is_joining = True
+        lists = (vector(0, 0, 2, 1), vector(1, 0), vector(1, 1))  # of worker 2 the second incarnation
+        await members.handlers["change"](Change(parts=tuple(pairs.long() for pairs in lists), version=1))
+
+    assert play(hears, asks, nothing, nothing, keeper=True)[0] == [STATELESS]
+
+
+@pytest.mark.parametrize(
+    ("answer", "incarnation", "may"), [(None, 0, True), (3, 0, True), (STATELESS, 0, False), (3, 1, False)]
+)
+def test_a_joiner_may_get_state_from_one_that_may_have_some_and_is_there(answer, incarnation, may):
+    """Worker 0, a joiner by the list, too, has said that it has some, or none, or has been started again."""
+
+    async def asks(p):
+        members = membership_of(p)
+        members.is_joining = True
+        await members.handlers["change"](change(1, joiners=(0, 1)))
+        if answer is not None:
+            await members.handlers["present"](Present(seq=answer, version=1, src=0))
+        p.mailbox.incarnations[0] = incarnation
+        return members.may_get_state
+
+    assert play(nothing, asks, nothing, keeper=True)[1] is may

@@ -129,7 +129,7 @@ def verdict(schedule: Schedule, kind: type[Tally] = Tally) -> str:
     if run.wrong:
         return run.wrong[0]
     if not workers:
-        return "" if run.all_members_died else "nobody got to the end"
+        return "" if run.has_lost_the_model else "nobody got to the end"
     for w in workers:
         wrong = {i: n for i, n in enumerate(w.x.tolist()) if n != schedule.epochs}
         if wrong:

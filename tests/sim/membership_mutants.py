@@ -10,6 +10,7 @@ from shoal.core.replica import LastDeal
 from shoal.core.transport import LOST
 from shoal.engine.edges import Edges
 from shoal.engine.elastic_messages import STATELESS
+from shoal.engine.ends import Ends
 from shoal.engine.engine import Engine
 from shoal.engine.goodbye import Goodbye
 from shoal.engine.group import Group
@@ -242,9 +243,9 @@ def who_has_ended_and_left_is_waited_for_in_the_roll(patch: pytest.MonkeyPatch) 
     answer, note = Membership._answer_roll, Membership._note_finished
 
     async def of_all(self):
-        ended, self._finished = self._finished, {}
+        ended, self._ends.rounds = self._ends.rounds, {}
         await answer(self)
-        self._finished = {**ended, **self._finished}
+        self._ends.rounds = {**ended, **self._ends.rounds}
 
     async def not_in_the_roll(self, m):
         listed, self._listed = self._listed, {}
@@ -259,13 +260,13 @@ def who_has_ended_and_left_is_waited_for_in_the_roll(patch: pytest.MonkeyPatch) 
 
 @mutant(first=5908)
 def a_joiner_with_state_that_has_ended_has_not(patch: pytest.MonkeyPatch) -> None:
-    begin = Membership._begin_epoch
+    let_in = Ends.let_in
 
-    def forget(self, epoch, *lists):
-        begin(self, epoch, *lists)
-        self._finished = {k: end for k, end in self._finished.items() if k not in self.joiners}
+    def forget(self, joiners):
+        let_in(self, joiners)
+        self.rounds = {rank: n for rank, n in self.rounds.items() if rank not in dict(joiners)}
 
-    patch.setattr(Membership, "_begin_epoch", forget)
+    patch.setattr(Ends, "let_in", forget)
 
 
 @mutant(first=5942)
@@ -432,6 +433,6 @@ def what_one_that_says_goodbye_has_not_handed_over_counts_as_done(patch: pytest.
     cross = Edges._deal_again
 
     def but_for_those(self, undone, was):
-        return cross(self, {} if self._membership._leaving else undone, was)
+        return cross(self, {} if self._membership._ends.goodbyes else undone, was)
 
     patch.setattr(Edges, "_deal_again", but_for_those)

@@ -53,12 +53,14 @@ class TallyReplica:
 
 
 class Watched(Simulation):
-    """Sees whether all who had state died at a time, or the last of them left, and writes down what is wrong.
+    """Sees whether the model was lost, as all who had it died or left, and writes down what is wrong.
 
     A worker's count of completed rounds went back, or one was given up that nothing had happened to.
     """
 
-    all_members_died = False
+    all_members_died = False  # or left: nobody had the model at a time
+    had_a_model = False  # a worker, when the keeper ended a run that was not over, or after that
+    _has_given_up = False
 
     def __init__(self, *args, **options):
         self._completed = {}
@@ -79,7 +81,8 @@ class Watched(Simulation):
     def _keeper(self, incarnation):
         keeper = super()._keeper(incarnation)
         roster = keeper.roster
-        begin, suspect, admit, let_go = roster.begin_epoch, roster.suspect, roster.admit, keeper._let_go
+        begin, suspect, admit = roster.begin_epoch, roster.suspect, roster.admit
+        let_go, live = keeper._let_go, keeper.live
 
         def begin_epoch():
             begin()
@@ -100,9 +103,14 @@ class Watched(Simulation):
 
         async def gone(m):
             await let_go(m)
-            self.all_members_died |= not roster.members
+            self._count_members(roster)
 
-        keeper._let_go = gone
+        async def lived():
+            await live()
+            self._has_given_up = not roster.is_over
+            self.had_a_model |= self._has_given_up and self._somebody_has_state(roster)
+
+        keeper._let_go, keeper.live = gone, lived
         roster.begin_epoch, roster.suspect, roster.admit = begin_epoch, suspected, admitted
         return keeper
 
@@ -112,12 +120,28 @@ class Watched(Simulation):
         if self._harmed.get(other, -1.0) < self._admitted.get(other, 0.0):
             self.wrong.append(f"worker {other} was given up at {self.seconds:g} s, though nothing happened")
 
+    @property
+    def has_lost_the_model(self):
+        return self.all_members_died and not self.had_a_model
+
+    def _spawn(self, node):
+        if node.membership is not None:
+            enter = node.membership.enter
+
+            def enters(*state):
+                enter(*state)
+                self.had_a_model |= self._has_given_up
+
+            node.membership.enter = enters
+        super()._spawn(node)
+
     def _count_members(self, roster):
+        self.all_members_died |= not self._somebody_has_state(roster)
+
+    def _somebody_has_state(self, roster):
         members, joiners, let_in = roster.lists
         let_in = {**dict.fromkeys(roster.members, 0), **dict(let_in)}
-        self.all_members_died |= not any(
-            self._has_state(*who, let_in[who[0]]) for who in (*members, *joiners)
-        )
+        return any(self._has_state(*who, let_in[who[0]]) for who in (*members, *joiners))
 
     def _has_state(self, rank, incarnation, let_in):
         here = self.nodes[rank].membership

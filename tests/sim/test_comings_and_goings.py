@@ -154,6 +154,14 @@ def test_one_that_has_just_got_its_state_goes_on_alone_though_the_keeper_calls_i
     assert all(w.x.eq(2).all() for w in at_the_end(run))
 
 
+def test_one_that_has_got_its_state_from_a_joiner_goes_on_alone():
+    """Worker 1 has its state when 0 dies, the only member; it gives it to the next 0, and dies."""
+    faults = Faults(noticed_after=0.45, restart_after=0.02).kill(1, 2.5).kill(0, 3.22).kill(1, 4.34)
+    run = tally(faults, workers=2, network=Network(latency=0.2), compute=Compute(mean=1.0))
+    assert [w.rank for w in at_the_end(run)] == [0, 1]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+
+
 @pytest.mark.parametrize("period", [1, 3])
 def test_one_that_says_goodbye_leaves_its_undone_batches_to_the_others(period):
     run = tally(Faults().join(2, 1.5).leave(2, 4.5), workers=3, begins_with=2, period=period)

@@ -206,7 +206,7 @@ class Edges:
             ):
                 raise RunIsOver
             if self._channel.waited >= asks_at:
-                await self._channel.tell(keeper, Join(seq=int(members.may_give_state), version=members.epoch))
+                await self._channel.tell(keeper, Join(seq=int(members.may_get_state), version=members.epoch))
                 asks_at = self._channel.waited + ASK_SECONDS
             await self._mailbox.attend(handlers, asks_at - self._channel.waited)
         assert self._arrival is not None

@@ -21,7 +21,7 @@ STATELESS = -1
 class Join(Message):
     """A process that has no state asks to become a worker.
 
-    `seq` is 1 if, by the epoch that it has heard of, a member may be giving it some.
+    `seq` is 1 if, by the epoch that it has heard of, somebody may be giving it some.
     """
 
     tag: str = "join"

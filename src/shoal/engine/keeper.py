@@ -147,7 +147,7 @@ class Keeper:
         self._log = log
         self._relays = relays
         self._on_wait = on_wait
-        self._stateless: set[int] = set()  # who said in this epoch that no member can give it any
+        self._stateless: set[int] = set()  # who said so in this epoch, since no member can be reached
         self._has_told = True  # whether every member knows of the present epoch
 
     async def live(self) -> None:
@@ -159,7 +159,7 @@ class Keeper:
             self.roster.evicted.update(range(self.identity.workers))
             self._has_told = False  # the one before may have died in the middle of telling
             self.roster.has_changed = self._relays
-        while self.roster.members or self._may_go_on_from_a_joiner:
+        while await self._may_go_on():
             if self.roster.is_due:
                 self.roster.begin_epoch()
                 self._keep()
@@ -173,8 +173,6 @@ class Keeper:
                 self._has_told = True
             elif self.roster.has_changed:
                 self._on_wait(self.roster.shortage)
-            if self._is_cut_off and not (await self.mailbox.sees_a_return() or self._may_go_on_from_a_joiner):
-                break
             await self._hear(await self.mailbox.next())
             while self.mailbox.has_arrived():
                 await self._hear(await self.mailbox.next())
@@ -188,13 +186,18 @@ class Keeper:
         """Whether no member can be reached: all are dead, or they go on and this keeper is cut off."""
         return all(map(self.mailbox.has_lost, self.roster.members))
 
-    @property
-    def _may_go_on_from_a_joiner(self) -> bool:
-        """Whether one may have state, and be too busy to say so, or be getting it.
+    async def _may_go_on(self) -> bool:
+        """Whether somebody may have the model, and be there, or come back: then this waits for a message.
 
-        Who has none, and can reach no member that would give it any, says so again and again.
+        A joiner may have it, and be too busy to say so, until it says that it has none and can get none.
         """
-        return any(not self.mailbox.has_lost(rank) for rank in self.roster.listed_joiners - self._stateless)
+        if not self._is_cut_off:
+            self._stateless.clear()
+            return True
+        able = self.roster.members.keys() | self.roster.listed_joiners - self._stateless
+        if any(not self.mailbox.has_lost(rank) for rank in able):
+            return True
+        return bool(able) and await self.mailbox.sees_a_return()
 
     def _has_gone_since(self, m: Message) -> bool:
         """Whether who said this is dead by now, or cut off: then it says so again when it is back."""
@@ -215,10 +218,10 @@ class Keeper:
                 await self.channel.tell(rank, RunOver())
             elif not roster.has_changed:
                 await self._tell([rank])
-            if m.seq or m.version < roster.epoch:  # it may have got some since
-                self._stateless.discard(rank)
-            else:
+            if self._is_cut_off and m.version == roster.epoch and not m.seq:
                 self._stateless.add(rank)
+            else:
+                self._stateless.discard(rank)
         elif m.tag == Leaves().tag:
             await self._let_go(m)
         elif m.tag == Settled().tag:

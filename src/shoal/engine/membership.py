@@ -35,6 +35,7 @@ from shoal.engine.elastic_messages import (
     RoundResult,
     Settled,
 )
+from shoal.engine.ends import Ends
 from shoal.engine.group import Group
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership_errors import Demoted, EpochChanged, LeftEarly, RunIsOver
@@ -71,9 +72,7 @@ class Membership:
         self._early: deque[Message] = deque()  # of epochs that this worker has not heard of
         self._outcomes: dict[int, RoundOutcome] = {}
         self._given: dict[int, RoundOutcome] = {}  # by another member
-        self._finished: dict[int, tuple[int, int]] = {}  # rank -> rounds completed, epoch, when it ended
-        self._let_in: dict[int, int] = {}  # rank -> the epoch that let it in last, of those who joined
-        self._leaving: dict[int, int] = {}  # rank -> incarnation, of those who have said goodbye
+        self._ends = Ends()
         self._is_forming = False
         self._listed = dict.fromkeys(everybody, 0)  # rank -> incarnation, of those in this epoch
         self.reports = Reports(identity.keeper, channel)
@@ -84,7 +83,7 @@ class Membership:
             Present().tag: self._note_present,
             RoundResult().tag: self._note_outcome,
             Finished().tag: self._note_finished,
-            Leaves().tag: self._note_leaving,
+            Leaves().tag: self._ends.note_goodbye,
             LOST: self._note_loss,
             JOINED: self._note_return,
         }
@@ -138,7 +137,7 @@ class Membership:
     def _check_all_come(self) -> None:
         """Raise LeftEarly if a member has ended that would have to bring something to the next round."""
         for rank in self.present:
-            if self._finished.get(rank, (math.inf, 0))[0] <= self.completed:
+            if self._ends.rounds.get(rank, math.inf) <= self.completed:
                 raise LeftEarly(
                     f"{self._identity.name_of(rank)} ended before {self._identity.name}, which waits for it "
                     f"in average {self.completed + 1}: all workers must take equally many steps."
@@ -205,7 +204,7 @@ class Membership:
         """
         known = self._mailbox.incarnations.get(rank, 0)
         has_left = self._mailbox.has_left(rank) and known == self._listed.get(rank, 0)
-        return has_left and self._leaving.get(rank) != known
+        return has_left and self._ends.goodbyes.get(rank) != known
 
     # -- what is heard -------------------------------------------------------------------------
 
@@ -218,7 +217,8 @@ class Membership:
             return
         known = self._mailbox.incarnations
         listed = [[(rank, number) for rank, number in part.view(-1, 2).tolist()] for part in m.parts]
-        if any(incarnation > known.get(rank, 0) for rank, incarnation in (*listed[0], *listed[1])):
+        is_early = any(incarnation > known.get(rank, 0) for rank, incarnation in (*listed[0], *listed[1]))
+        if is_early and not self.is_joining:  # a joiner never hears of those that died before it came
             self._early_change = m  # until this worker has heard that they are back
             return
         was_joining = self.is_joining
@@ -243,10 +243,9 @@ class Membership:
         self._given.clear()
         self.reports.begin_epoch(epoch)
         self._joins_at = math.inf
-        self._let_in |= dict(let_in)  # who joins again has not ended
-        self._finished = {k: end for k, end in self._finished.items() if end[1] >= self._let_in.get(k, 0)}
+        self._ends.let_in(let_in)
         me = (self._identity.rank, self._identity.incarnation)  # not one who died and had this rank
-        has_state = not self.is_joining and me in joiners and self._let_in[me[0]] <= self._state_of
+        has_state = not self.is_joining and me in joiners and dict(let_in)[me[0]] <= self._state_of
         self.is_joining = not (me in members or has_state)
 
     @property
@@ -257,7 +256,7 @@ class Membership:
     async def _answer_roll(self) -> None:
         """Say where this worker is to all who are there in this epoch."""
         me, completed = self._identity.rank, STATELESS if self.is_joining else self.completed
-        ended = {rank: rounds for rank, (rounds, _) in self._finished.items() if rank in self._listed}
+        ended = {rank: rounds for rank, rounds in self._ends.rounds.items() if rank in self._listed}
         self._roll, self._has_called = {**ended, me: completed}, False
         if me in self.joiners and not self.is_joining:  # it has missed no round: all wait for its answer
             await self.reports.tell(Settled(version=self.epoch))
@@ -289,7 +288,7 @@ class Membership:
     async def _note_present(self, m: Message) -> None:
         if m.version > self.epoch:
             self._early.append(m)
-        elif m.version == self.epoch and not self.is_joining:
+        elif m.version == self.epoch:
             self._roll[m.src] = m.seq
             await self._see_to_roll()
 
@@ -315,17 +314,13 @@ class Membership:
             self._given[m.seq] = RoundOutcome.of(m, self._group.x)
 
     async def _note_finished(self, m: Message) -> None:
-        if m.version < self._let_in.get(m.src, 0):
-            return  # it has ended before, and joined again since
-        self._finished[m.src] = m.seq, m.version
+        if not self._ends.note(m):
+            return
         if m.src in self._listed:  # it may have left before it heard of this epoch: it needs nothing any more
             self._roll.setdefault(m.src, m.seq)
             await self._see_to_roll()
         if self._is_forming:
             self._check_all_come()
-
-    async def _note_leaving(self, m: Message) -> None:
-        self._leaving[m.src] = m.incarnation
 
     # -- edges ---------------------------------------------------------------------------------
 
@@ -366,9 +361,13 @@ class Membership:
         self._regroup()
 
     @property
-    def may_give_state(self) -> bool:
-        """Whether a member that knows of this joiner is there, as far as this one can see."""
-        return self._is_listed and any(rank not in self._mailbox.gone for rank in self.others)
+    def may_get_state(self) -> bool:
+        """Whether somebody that may have state knows of this joiner and is there, as far as it can see."""
+        known, gone = self._mailbox.incarnations, self._mailbox.gone
+        return self._is_listed and any(
+            self._roll.get(rank) != STATELESS and rank not in gone and known.get(rank, 0) <= incarnation
+            for rank, incarnation in self._listed.items()
+        )
 
     def _regroup(self) -> None:
         self._group.regroup(self.present, self.epoch)
@@ -390,7 +389,7 @@ class Membership:
     async def part(self) -> None:
         """Return when every member has all outcomes: until then one may need this worker's."""
         told = None
-        while told is None or not self._has_called or any(r not in self._finished for r in self.others):
+        while told is None or not self._has_called or any(r not in self._ends.rounds for r in self.others):
             here = self.epoch, self.present
             if told != here:  # in each epoch anew: with a connection, what was told before may be lost
                 told = here

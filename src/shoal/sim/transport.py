@@ -282,7 +282,10 @@ class SimTransport:
             self._switch.carry(self.rank, peer.rank, Message(JOINED, src=self.rank, incarnation=incarnation))
         self._farewell = None
         self._life += 1
-        self.incarnations = {end.rank: end._life for end in self._switch.ends}
+        there = [
+            p for p in peers if p._farewell is None and not self._switch.links.is_broken(self.rank, p.rank)
+        ]
+        self.incarnations = {end.rank: end._life for end in (self, *there)}
         self._parked = False
         self._told.clear()
         self._mailbox.clear()
