@@ -12,7 +12,7 @@ from shoal.core.growth import Growth
 from shoal.core.task import Data
 from shoal.programs.tasks import TASKS
 from shoal.runs.plan import Plan
-from shoal.runs.plan_words import data_mark, plan_of, words_of
+from shoal.runs.plan_words import plan_of, words_of
 from shoal.strategies import BMUF, STRATEGIES, Sync
 
 COMMON = {"workers": 2, "max_workers": 5, "transport": "grpc", "codec": CODECS.make("none")}
@@ -71,6 +71,8 @@ def test_where_nobody_can_join_open_places_are_refused(change, why):
 
 def test_other_data_has_another_mark():
     x, y = torch.randn(100, 3), torch.arange(100)
-    marks = [data_mark(Data(part, labels, x, y)) for part, labels in ((x, y), (x + 1, y), (x[:99], y[:99]))]
-    assert len({mark["digest"] for mark in marks}) == 3
-    assert marks[0] == data_mark(Data(x.clone(), y.clone(), x, y))
+    marks = [
+        Data(part, labels, x, y).mark for part, labels in ((x, y), (x + 1, y), (x, y + 1), (x[:99], y[:99]))
+    ]
+    assert len(set(marks)) == 4
+    assert marks[0] == Data(x.clone(), y.clone(), x + 1, y + 1).mark  # what is tested does not count

@@ -11,7 +11,7 @@ import sabotage
 import shoal
 from shoal.core.codec import Identity
 from shoal.runs.plan import Plan
-from shoal.storage.checkpoint import NO_STEP, Checkpoints
+from shoal.storage.checkpoint import NO_STEP
 from shoal.testing import blobs
 
 pytestmark = pytest.mark.soak
@@ -31,8 +31,8 @@ def test_ctrl_c_at_any_moment_leaves_a_whole_checkpoint_or_a_finished_run(strate
     settings = {"workers": 3, "epochs": 60, "checkpoint": tmp_path}
     with contextlib.suppress(shoal.Interrupted):
         shoal.run(blobs(), strategy, on_progress=press_ctrl_c, **settings)
-    plan = Plan(blobs(), strategy, Identity(), workers=3)
-    saved = Checkpoints(tmp_path, plan.same_run(), plan.nodes)
+    plan = Plan(blobs(), strategy, Identity(), workers=3, checkpoint=str(tmp_path))
+    saved = plan.checkpoints(blobs().data())
     assert saved.latest(map(plan.identity, range(plan.nodes))) != NO_STEP
 
 

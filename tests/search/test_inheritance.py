@@ -18,7 +18,6 @@ from shoal.search.searcher import TrialPiece
 from shoal.search.slots import train_piece
 from shoal.search.space import Space
 from shoal.search.trial_plan import TrialSettings, held_out_data, optimizer_options
-from shoal.storage.checkpoint import Checkpoints
 
 VALUES = {"lr": 0.1, "momentum": 0.9, "batch": 8}
 
@@ -45,7 +44,7 @@ def plan(folder: Path, values, epochs: int):
 
 def newest(folder: Path, values, epochs: int) -> tuple[int, dict]:
     made = plan(folder, values, epochs)
-    saved = Checkpoints(folder, made.same_run(), made.nodes)
+    saved = made.checkpoints(made.task.data())
     step = saved.newest(made.identity(0))
     return step, saved.read(step, made.identity(0))
 

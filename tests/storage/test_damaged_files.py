@@ -34,8 +34,8 @@ def saved(folder: Path) -> tuple[Checkpoints, list[NodeIdentity]]:
 
 
 def of_a_short_run(folder: Path) -> tuple[Checkpoints, list[NodeIdentity]]:
-    plan = Plan(blobs(), ASGD(), Identity(), workers=2)
-    return Checkpoints(folder, plan.same_run(), plan.nodes), [plan.identity(rank) for rank in range(3)]
+    plan = Plan(blobs(), ASGD(), Identity(), workers=2, checkpoint=str(folder))
+    return plan.checkpoints(blobs().data()), [plan.identity(rank) for rank in range(3)]
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_checkpoint_of_an_earlier_format_is_named(tmp_path):
     checkpoints, _ = saved(tmp_path)
     earlier = {"format": 2, "config": {}, "files": {}, "state": {}}
     (tmp_path / "step-00000010" / "worker-0.json").write_text(json.dumps(earlier))
-    with pytest.raises(CheckpointError, match="has format 2, and this version of Shoal reads format 7"):
+    with pytest.raises(CheckpointError, match="has format 2, and this version of Shoal reads format 8"):
         checkpoints.check()
 
 

@@ -4,7 +4,8 @@ import os
 import shutil
 import signal
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from shoal.core.codec import Identity
 from shoal.report.goal import Goal
 from shoal.runs.plan import Plan
 from shoal.sim import Compute, Faults
-from shoal.storage.checkpoint import Checkpoints
 from shoal.storage.step_folders import steps_in
 from shoal.strategies import (
     ASGD,
@@ -197,6 +197,23 @@ def test_another_run_s_checkpoint_is_refused_with_the_difference(tmp_path):
         shoal.run(blobs(), "sync", workers=2, lr=0.2, transport="sim", checkpoint=tmp_path)
 
 
+@pytest.mark.slow
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
+    """The task has the same name and settings; in processes the data is made anew in each."""
+    first, second = (replace(blobs(), data=partial(some_of_it, count)) for count in (200, 199))
+    shoal.run(first, "sync", workers=2, epochs=1, checkpoint=tmp_path, transport="sim")
+    for transport in ("sim", "processes"):
+        with pytest.raises(
+            shoal.ShoalError, match=r"belongs to another run: data='200 samples, \w+' \(now '199 "
+        ):
+            shoal.run(second, "sync", workers=2, epochs=2, checkpoint=tmp_path, transport=transport)
+
+
+def some_of_it(count):
+    data = blobs().data()
+    return replace(data, x=data.x[:count], y=data.y[:count])
+
+
 def test_a_codec_with_other_options_makes_another_run():
     plans = [Plan(blobs(), shoal.Sync(), Rounds(digits)) for digits in (2, 3)]
     assert plans[0].same_run() != plans[1].same_run()
@@ -254,10 +271,10 @@ def test_to_resume_every_file_of_tensors_is_checked_and_loaded_once(tmp_path, mo
 
 def test_a_node_reads_its_own_files_and_what_worker_0_says_of_the_run(tmp_path, monkeypatch):
     shoal.run(blobs(), "sync", workers=4, transport="sim", checkpoint=tmp_path)
-    plan = Plan(blobs(), shoal.Sync(), Identity(), workers=4)
+    plan = Plan(blobs(), shoal.Sync(), Identity(), workers=4, checkpoint=str(tmp_path))
     reads, read = [], Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read(path))
-    saved = Checkpoints(tmp_path, plan.same_run(), plan.nodes)
+    saved = plan.checkpoints(blobs().data())
     saved.check()
     assert saved.newest(plan.identity(3)) == 5
     assert reads == ["worker-0.json", "worker-3.json", "worker-3.safetensors"]

@@ -23,8 +23,8 @@ def train(folder, epochs, every=None):
 
 
 def files_of(folder):
-    plan = Plan(blobs(), shoal.Sync(), Identity(), workers=2)
-    return Checkpoints(folder, plan.same_run(), plan.nodes), [plan.identity(rank) for rank in range(2)]
+    plan = Plan(blobs(), shoal.Sync(), Identity(), workers=2, checkpoint=str(folder))
+    return plan.checkpoints(blobs().data()), [plan.identity(rank) for rank in range(2)]
 
 
 def latest(folder):

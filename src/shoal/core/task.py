@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 from shoal.core.growth import Growth
 
 UNLABELLED = -100  # a label that does not count, as torch's cross-entropy has it
+
+MARKED = 64  # samples by which data is told from other data
 
 Metric = Callable[[Tensor, Tensor], float]
 """A figure made of all outputs and all labels of the test set."""
@@ -33,6 +36,16 @@ class Data:
             if len(x) != len(y):
                 raise ValueError(f"{name} data has {len(x)} inputs but {len(y)} labels")
 
+    @property
+    def mark(self) -> str:
+        """What tells it from other training data: its size, and a digest of some samples."""
+        number, digest = min(MARKED, len(self.x)), hashlib.sha256()
+        some = torch.tensor([k * (len(self.x) - 1) // max(1, number - 1) for k in range(number)])
+        for part in (self.x, self.y):
+            taken = part[some.to(part.device)].contiguous().cpu()
+            digest.update(taken.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return f"{len(self.x)} samples, {digest.hexdigest()[:16]}"
+
     def on(self, device: str | torch.device) -> Data:
         """The same examples in that device's memory."""
         return Data(*(getattr(self, part.name).to(device) for part in fields(self)))
@@ -47,7 +60,7 @@ class Task:
     `batch` samples a worker and step, at first: `growth` says how it grows. `augment` changes the inputs of a
     batch before they are learnt from; it may draw from their device's generator, which is lent for it.
     `metrics` are figures of the test set by name, beside loss and accuracy.
-    `data_mark` is a digest of the data, where a checkpoint must not be resumed with other data of this name.
+    `data_mark` tells a checkpoint's data from other data where `Data.mark`, which reads some, will not do.
     `imports` names modules that are slow to load: they are loaded once, not once in every process.
     """
 

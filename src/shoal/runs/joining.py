@@ -20,7 +20,7 @@ from shoal.launch.place_call import PlaceCall
 from shoal.launch.stop_signals import ctrl_c_ignored, temporary_folder
 from shoal.runs.node_process import node_process, nodes_folder
 from shoal.runs.plan import Plan
-from shoal.runs.plan_words import data_mark, plan_of
+from shoal.runs.plan_words import plan_of
 
 
 def join_run(
@@ -52,16 +52,13 @@ def join_run(
         return take_part(call, start, plan.timeout, plan.patience, on_progress)
 
 
-def check_data(plan: Plan, theirs: dict[str, Any]) -> None:
+def check_data(plan: Plan, theirs: str) -> None:
     """Raise Unavailable if the run has other training data than there is here."""
-    ours = data_mark(plan.task.data())
-    if ours["samples"] != theirs["samples"]:
-        raise Unavailable(
-            f"task {plan.task.name!r} has {ours['samples']:,} training samples here, and "
-            f"{theirs['samples']:,} in the run; take the same data"
-        )
+    ours = plan.task.data().mark
     if ours != theirs:
-        raise Unavailable(f"task {plan.task.name!r} has other training data here than in the run")
+        raise Unavailable(
+            f"task {plan.task.name!r} has other training data here ({ours}) than in the run ({theirs})"
+        )
 
 
 def prepare(plan: Plan, call: PlaceCall, rank: int, root: str) -> None:

@@ -118,7 +118,7 @@ def live(
     member = GroupMember(plan, data, model, place, folder) if plan.group > 1 else None
     memory.forget()
     own_folder = str(folder if member is None else position_folder(folder, position))
-    between_steps = plan.between_steps(control, model)
+    between_steps = plan.between_steps(control, model, data)
     observers = (curve, Reporter(control))
     engine = _join(plan, rank, incarnation, own_folder, model, data, between_steps, observers, member)
     engine.coding.rehearse()

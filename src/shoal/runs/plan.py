@@ -295,11 +295,12 @@ class Plan:
     def _leg_folder(self, leg: Leg) -> str | None:
         return None if self.checkpoint is None else str(Path(self.checkpoint) / f"{LEG}{leg.number + 1}")
 
-    def checkpoints(self) -> Checkpoints | None:
+    def checkpoints(self, data: Data) -> Checkpoints | None:
         """The checkpoints of this run, or of this leg; None if it writes none."""
         if self.checkpoint is None:
             return None
-        return Checkpoints(self.checkpoint, self.same_run(), self.nodes, bound=self._bound())
+        same = {**self.same_run(), "data": self.task.data_mark or data.mark}
+        return Checkpoints(self.checkpoint, same, self.nodes, bound=self._bound())
 
     def _bound(self) -> str | None:
         """Why a checkpoint cannot be resumed with another number of workers or servers; None if it can."""
@@ -312,7 +313,7 @@ class Plan:
     def check_checkpoints(self, data: Data) -> None:
         """Raise CheckpointError if the folder holds the checkpoints of a run with other settings."""
         for plan in (self, *(self.legs(data) if self.crew else ())):
-            if (saved := plan.checkpoints()) is not None:
+            if (saved := plan.checkpoints(data)) is not None:
                 saved.check()
                 if (edge := plan.edge_after("")) is not None:
                     edge.check()
@@ -382,19 +383,17 @@ class Plan:
         if self.checkpoint is not None:
             save_model(Path(self.checkpoint) / "model.safetensors", model.state_dict())
 
-    def between_steps(self, control: Control, model: nn.Module) -> BetweenSteps:
+    def between_steps(self, control: Control, model: nn.Module, data: Data) -> BetweenSteps:
         """The hook that saves checkpoints and stops a node between two steps; `model` names its weights."""
-        begin = 0 if self.leg is None else self.leg.begin.step
+        begin, saved = 0 if self.leg is None else self.leg.begin.step, self.checkpoints(data)
         weights = partial(self._weights, model)
-        solution = partial(_solution, self.strategy)
-        return BetweenSteps(control, self.checkpoints(), self.every, weights, begin=begin, solution=solution)
+        return BetweenSteps(control, saved, self.every, weights, begin=begin, solution=self._solution)
 
     def _weights(self, model: nn.Module, engine: Engine) -> Mapping[str, Tensor] | None:
         """The solution by the names of the model's parameters, at a node that holds all of it; else None."""
         if self.servers > 1 or self.strategy.independent or not holds_solution(self.strategy, engine):
             return None
-        return named_weights(module_of(engine.replica, model), self.strategy.solution(Node(engine)))
+        return named_weights(module_of(engine.replica, model), self._solution(engine))
 
-
-def _solution(strategy: Strategy, engine: Engine) -> Tensor:
-    return strategy.solution(Node(engine))
+    def _solution(self, engine: Engine) -> Tensor:
+        return self.strategy.solution(Node(engine))

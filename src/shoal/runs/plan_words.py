@@ -5,18 +5,15 @@ No code travels: the task, the strategy and the codec are made from their names 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from shoal.codecs import CODECS
 from shoal.core.growth import Growth
-from shoal.core.task import Data, Task
+from shoal.core.task import Task
 from shoal.programs.tasks import TASKS
 from shoal.runs.plan import Plan
 from shoal.strategies import STRATEGIES
@@ -26,9 +23,6 @@ PLAIN = (
     *("scale_lr", "tests", "min_workers"),
 )
 """Settings that are numbers or words already."""
-
-LOOKED_AT = 64
-"""Samples by which two machines tell whether they have the same data."""
 
 
 def words_of(plan: Plan) -> dict[str, Any]:
@@ -59,16 +53,6 @@ def plan_of(words: Mapping[str, Any]) -> Plan:
         codec=CODECS.read(words["codec"]),
         **{name: words[name] for name in PLAIN},
     )
-
-
-def data_mark(data: Data) -> dict[str, Any]:
-    """By what two machines tell whether they have the same training data: its size, and some samples."""
-    digest = hashlib.sha256()
-    number = min(LOOKED_AT, len(data.x))
-    some = torch.tensor([k * (len(data.x) - 1) // max(1, number - 1) for k in range(number)])
-    for part in (data.x, data.y):
-        digest.update(part[some].contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return {"samples": len(data.x), "digest": digest.hexdigest()}
 
 
 def _check(plan: Plan, words: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ from shoal.runs.group_processes import join_processes, position_folder, whole_sn
 from shoal.runs.joined_legs import LegOutcome, summarise_legs
 from shoal.runs.node_process import keeper_process, live, node_process, nodes_folder, spare_process
 from shoal.runs.plan import Plan
-from shoal.runs.plan_words import data_mark, words_of
+from shoal.runs.plan_words import words_of
 from shoal.runs.result import Result
 from shoal.storage.model_file import load_model
 
@@ -83,7 +83,7 @@ def run_processes(plan: Plan, listener: Audience) -> Result:
 def _open_up(plan: Plan, data: Data, root: str) -> tuple[Plan, Invitation]:
     """The plan with a token for the run, and what a worker that comes with the token is told."""
     access = with_credentials(plan.access, root)
-    told = {"plan": words_of(plan), "data": data_mark(data)}
+    told = {"plan": words_of(plan), "data": data.mark}
     return replace(plan, access=access), Invitation(told, join_hint(plan.access, access))
 
 

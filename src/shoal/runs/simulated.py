@@ -89,7 +89,7 @@ def _simulate(
     """One leg, or all of a run whose crew does not grow."""
     model = build_model(plan.task, plan.seed)
     curve = plan.curve(data)
-    between_steps = plan.between_steps(Control(), model)
+    between_steps = plan.between_steps(Control(), model, data)
     place: dict[str, Any] = {"workers": plan.workers, "seed": plan.seed}
     task = plan.scaled_task(data)
     simulation = Simulation(

@@ -8,6 +8,7 @@ cursor then stays at the same epoch, which is where pieces end.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def inherit(source: Path, old: Plan, target: Path, new: Plan, data: Data) -> Non
 
     All or nothing: `target` appears complete. Both plans must be of the same model and the same nodes.
     """
-    read = Checkpoints(source, old.same_run(), old.nodes)
+    read = _checkpoints(source, old, data)
     nodes = [old.identity(rank) for rank in range(old.nodes)]
     step = read.latest(nodes)
     if step == NO_STEP:
@@ -36,13 +37,19 @@ def inherit(source: Path, old: Plan, target: Path, new: Plan, data: Data) -> Non
     now = new.steps(data) // new.epochs * epochs if epochs is not None else step
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
-    write = Checkpoints(part, new.same_run(), new.nodes)
+    write = _checkpoints(part, new, data)
     for me in nodes:
         state = read.read(step, me)
         _adopt(state, new, data, now)
         write.write(now, me, state)
     part.rename(target)
     sync_folder(target.parent)
+
+
+def _checkpoints(folder: Path, plan: Plan, data: Data) -> Checkpoints:
+    found = replace(plan, checkpoint=str(folder)).checkpoints(data)
+    assert found is not None
+    return found
 
 
 def _epochs_at(step: int, plan: Plan, data: Data) -> int | None:
