@@ -171,9 +171,13 @@ def test_who_was_left_behind_finds_that_what_it_reads_has_changed(monkeypatch: p
 
 
 def test_workers_that_come_are_mapped_too() -> None:
+    """Who leaves has read the average before: those who go on write to memory that it may be reading."""
+    have_read = threading.Barrier(3, timeout=PATIENCE)
+
     async def body(t: Transport) -> list[float]:
         group, mean, seen = group_on(t, torch.zeros(9)), Mapped(required=True), []
         for members in ([0, 1], [0, 1, 2], [1, 2]):
+            have_read.wait()
             group.regroup(members, epoch=0) if t.rank in members else None
             if t.rank in members:
                 average, _ = await mean(group, torch.full((9,), float(t.rank)), 1.0)
