@@ -8,7 +8,7 @@ import torch
 
 from sampling import mostly_soak
 from scripts import final_weights, run_loop
-from shoal.api.same_weights import _differ
+from shoal.api.same_weights import differ
 from shoal.core.errors import WorkerFailed
 
 run = partial(run_loop, script=Path(__file__).with_name("drifting_loop.py"))
@@ -49,9 +49,9 @@ def test_models_that_are_equal_in_the_end_are_not(what, strategy):
 
 def test_rounding_is_no_difference_and_a_small_step_is():
     first = torch.linspace(-0.5, 0.5, 100)
-    assert not _differ(first, first * (1 + 1e-6), 100)
-    assert _differ(first, first + 1e-3, 100)
-    assert not _differ(first, first + 1e-3, 1_000_000)
+    assert not differ(first, first * (1 + 1e-6), 100)
+    assert differ(first, first + 1e-3, 100)
+    assert not differ(first, first + 1e-3, 1_000_000)
     broken = torch.tensor([1.0, float("nan"), float("inf")])
-    assert not _differ(broken, broken.clone(), 1)
-    assert _differ(torch.ones(3), broken, 1)
+    assert not differ(broken, broken.clone(), 1)
+    assert differ(torch.ones(3), broken, 1)

@@ -164,6 +164,17 @@ print(type(attachment._strategy).__name__, codec, sys.argv[1:], __name__, os.get
     assert out == f"Local FP16() ['--data', 'x'] __main__ {process.pid}\n"
 
 
+def test_a_script_whose_end_changes_the_model_by_rounding_alone_is_not_told_so(script, torchrun):
+    path = script("""
+model = torch.nn.Linear(4, 4096)
+optimizer = torch.optim.SGD(model.parameters(), lr=1000.0)
+shoal.attach(model, optimizer)
+step()
+""")
+    result = run_forked([*LAUNCH, str(path), "--strategy", "local", "--strategy.period", "7"], env=torchrun)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_under_torchrun_an_exception_shows_where_it_came_from(script, torchrun):
     path = script("shoal.attach(model, optimizer)\nstep()\nraise ValueError('boom')")
     result = run_forked([*LAUNCH, str(path)], env=torchrun)

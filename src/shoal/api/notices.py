@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.api.same_data import SameData
-from shoal.api.same_weights import SameWeights
+from shoal.api.same_weights import SameWeights, differ
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
 from shoal.launch.drive import drive
@@ -105,11 +105,11 @@ class Notices:
 
     @contextmanager
     def at_script_end(self) -> Iterator[None]:
-        """In this block the run is finished, which the script has not done itself."""
+        """In this block the run is finished, which the script has not done. Rounding makes no other model."""
         seen = self._replica.x[:: max(1, self._replica.x.numel() // SAMPLED)]
         before = seen.clone()
         yield
-        if not torch.equal(before, seen):
+        if differ(before, seen, steps=1):
             warnings.warn(
                 "the script ended without training.finish(), and only its end has merged the last updates: "
                 "what it tested, saved or printed was another model. Call training.finish() after the loop",

@@ -60,7 +60,7 @@ class SameWeights:
         self._own = {t: own for t, own in self._own.items() if t >= step - STEPS_BETWEEN_LOOKS}
         self._own[step] = self._sample()
         for m in engine.mailbox.poll(WEIGHTS):
-            if m.seq in self._own and _differ(m.body, self._own[m.seq], m.seq):
+            if m.seq in self._own and differ(m.body, self._own[m.seq], m.seq):
                 raise self._refusal(m.seq, 0, [engine.rank])
 
     async def compare(self) -> None:
@@ -95,7 +95,7 @@ def _places(layout: Layout) -> Tensor:
     return torch.cat([torch.arange(p.begin, p.end, -(-p.size // SAMPLED)) for p in pieces])
 
 
-def _differ(first: Tensor, own: Tensor, steps: int) -> bool:
+def differ(first: Tensor, own: Tensor, steps: int) -> bool:
     """Whether two samples differ by more than rounding makes of so many steps."""
     part = min(MOST_ROUNDING, ROUNDING * torch.finfo(own.dtype).eps * sqrt(steps))
     first, own = first.cpu().double(), own.double()
@@ -109,7 +109,7 @@ async def _differing(group: Group, rank: int, own: Tensor, steps: int) -> tuple[
         await group.send(0, Message(WEIGHTS, (own,)))
         return (await group.take(WEIGHTS, 0)).body.clone(), 1.0
     theirs = [await group.take(WEIGHTS, other) for other in range(1, group.size)]
-    found = torch.tensor([rank, *(m.src for m in theirs if _differ(own, m.body, steps))])
+    found = torch.tensor([rank, *(m.src for m in theirs if differ(own, m.body, steps))])
     for other in range(1, group.size):
         await group.send(other, Message(WEIGHTS, (found,)))
     return found, 1.0
