@@ -75,4 +75,5 @@ def test_other_data_has_another_mark():
         Data(part, labels, x, y).mark for part, labels in ((x, y), (x + 1, y), (x, y + 1), (x[:99], y[:99]))
     ]
     assert len(set(marks)) == 4
+    assert Data(x[:0], y[:0], x, y).mark.startswith("0 samples")
     assert marks[0] == Data(x.clone(), y.clone(), x + 1, y + 1).mark  # what is tested does not count

@@ -40,9 +40,9 @@ class Data:
     def mark(self) -> str:
         """What tells it from other training data: its size, and a digest of some samples."""
         number, digest = min(MARKED, len(self.x)), hashlib.sha256()
-        some = torch.tensor([k * (len(self.x) - 1) // max(1, number - 1) for k in range(number)])
+        places = [k * (len(self.x) - 1) // max(1, number - 1) for k in range(number)]
         for part in (self.x, self.y):
-            taken = part[some.to(part.device)].contiguous().cpu()
+            taken = part[torch.tensor(places, dtype=torch.int64, device=part.device)].contiguous().cpu()
             digest.update(taken.reshape(-1).view(torch.uint8).numpy().tobytes())
         return f"{len(self.x)} samples, {digest.hexdigest()[:16]}"
 

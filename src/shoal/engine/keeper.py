@@ -147,7 +147,7 @@ class Keeper:
         self._log = log
         self._relays = relays
         self._on_wait = on_wait
-        self._stateless: set[int] = set()  # who said so in this epoch, since no member can be reached
+        self._stateless: set[int] = set()  # who can get no state: said in this epoch, with no member there
         self._has_told = True  # whether every member knows of the present epoch
 
     async def live(self) -> None:
