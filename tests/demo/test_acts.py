@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +29,36 @@ TINY = Size(widths=(16, 16, 16), samples=(640, 640, 3200), epochs=(1, 2, 4), tes
 
 def silent() -> ProgressDisplay:
     return ProgressDisplay(enabled=False)
+
+
+@dataclass
+class Wait:
+    """Inputs as they are; but from its 55th batch of about 67 on, a process waits for `end` to be there."""
+
+    end: Path
+    batches: int = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
+        deadline = time.monotonic() + 200
+        while self.batches >= 55 and not self.end.exists():
+            assert time.monotonic() < deadline, "the killed ones did not come back"
+            time.sleep(0.01)
+        return x
+
+
+class UntilAllAreBack(ProgressDisplay):
+    """Lets a run end when worker 2 and the server were killed and are back, however long that takes."""
+
+    def __init__(self, end: Path) -> None:
+        super().__init__(enabled=False)
+        self._end, self._back = end, set()
+
+    def update(self, event: Mapping[str, Any]) -> None:
+        if str(event.get("fault")).endswith("is back"):
+            self._back.add(event["role"])
+        if self._back == {"worker", "server"}:
+            self._end.touch()
 
 
 def broken_data():
@@ -74,9 +108,11 @@ def test_eight_machines_pay_for_a_slow_link_in_virtual_time():
 
 
 @pytest.mark.slow
-def test_a_worker_and_the_server_are_killed_and_the_loss_goes_on(caplog):
+def test_a_worker_and_the_server_are_killed_and_the_loss_goes_on(tmp_path, caplog):
+    end = tmp_path / "the run may end"
+    task = replace(drawings(16, 0.1, 3200, 100), augment=Wait(end))
     with caplog.at_level(logging.CRITICAL, logger="shoal"):
-        figures = train_and_kill(silent(), drawings(16, 0.1, 3200, 100), 4)
+        figures = train_and_kill(UntilAllAreBack(end), task, 4)
     assert [kill.name for kill in figures.kills] == ["worker 2", "the server"]
     assert not any(Path(f"/proc/{kill.pid}").exists() for kill in figures.kills)
     assert (figures.workers, figures.left) == (3, 3)  # the worker comes back
