@@ -24,6 +24,7 @@ import pytest
 import torch
 
 HOUSE = Path(__file__).parent.parent / "src" / "shoal"
+ENGINE_TESTS = Path(__file__).parent / "engine"
 FRONT = "__init__"  # the room of shoal/__init__.py itself
 
 _LOW = {
@@ -314,6 +315,24 @@ def engine_knows_no_node(source: Source) -> Iterator[str]:
             yield source.offence(getattr(node, "lineno", 1), "a part of the engine names Node")
 
 
+def parts_have_tests(source: Source) -> Iterator[str]:
+    """A part of the engine that has state has a test file that builds it, and none that needs a Node."""
+    if source.room != "engine":
+        return
+    parts = {
+        node.name
+        for node in source.nodes
+        if isinstance(node, ast.ClassDef) and any(getattr(f, "name", "") == "__init__" for f in node.body)
+    }
+    tests = ENGINE_TESTS / f"test_{source.path.stem}.py"
+    text = tests.read_text() if tests.exists() else ""
+    if parts and not ("from parts import" in text or any(f"{part}(" in text for part in parts)):
+        yield source.offence(1, f"no {tests.name} in tests/engine builds {', '.join(sorted(parts))}")
+    if parts and NEEDS_NODE.search(text):
+        yield source.offence(1, f"{tests.name} needs a Node")
+
+
+NEEDS_NODE = re.compile(r"^(from|import) (test_node|shoal\.vocabulary\.node)\b", re.MULTILINE)
 VALUES = {"x", "rng", "active", "others"}  # attributes of a node that are plain values: tensors and sets
 
 
@@ -426,6 +445,10 @@ def test_every_file_fits_its_page():
 
 def test_no_part_of_the_engine_names_node():
     assert_kept(engine_knows_no_node)
+
+
+def test_every_part_of_the_engine_is_built_by_its_own_tests():
+    assert_kept(parts_have_tests)
 
 
 def test_strategies_use_the_verbs_of_their_node():
@@ -602,6 +625,8 @@ CONTROLS: list[tuple[Rule, str, str]] = [
     (engine_knows_no_node, "engine/a.py", "def f(node: Node) -> None: ..."),
     (engine_knows_no_node, "engine/a.py", "from shoal.vocabulary.node import Node"),
     (engine_knows_no_node, "engine/a.py", "def f(node: 'Node | None') -> None: ..."),
+    (parts_have_tests, "engine/untested.py", "class Untested:\n    def __init__(self): ..."),
+    (parts_have_tests, "engine/node.py", "class Mailbox:\n    def __init__(self): ..."),
     (strategies_use_verbs, "strategies/a.py", "w.engine.meter"),
     (strategies_use_verbs, "strategies/a.py", "self._w.coding.encode(v)"),
     (strategies_use_verbs, "strategies/a.py", "from shoal.core.replica import NoMoreSteps"),
@@ -634,6 +659,8 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     ),
     (files_fit_their_page, "codecs/a.py", lines(400)),
     (engine_knows_no_node, "engine/a.py", '"""What Node has verbs for."""\nnode = Engine()'),
+    (parts_have_tests, "engine/ledger.py", "class Ledger:\n    def __init__(self): ..."),
+    (parts_have_tests, "engine/untested.py", "class Untested(Message):\n    tag: str = 'word'"),
     (strategies_use_verbs, "strategies/a.py", "w.x.copy_(v)\nself._w.x.add_(v)\nm.body.item()"),
     (
         functions_are_short,

@@ -34,6 +34,9 @@ parser.add_argument("--per-batch", default="", help="step the scheduler at every
 parser.add_argument("--stop-after", type=int, default=-1, help="steps, after which all processes vanish")
 parser.add_argument("--uneven", type=int, default=-1, help="the rank that skips its first batch")
 parser.add_argument("--hurry", type=Path, help="a file; when it is there, steps take no time any more")
+parser.add_argument(
+    "--returns", type=Path, help="a folder: the others wait for those who note there that they die"
+)
 parser.add_argument("--odd", default="", help="what is different at one that joined")
 args = parser.parse_args()
 me = Place.find()
@@ -79,7 +82,27 @@ class Counts(nn.Module):
 
 def perish(moment: str) -> None:
     if f"{me.rank}:{moment}" in args.kill and (args.again or not me.incarnation):
+        note("died")
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note(what: str) -> None:
+    if args.returns is not None:
+        (args.returns / f"{what}-{me.rank}").touch()
+
+
+def noted(what: str) -> int:
+    return len(list(args.returns.glob(f"{what}-*"))) if args.returns is not None else 0
+
+
+def take_time() -> None:
+    """The time of a step. However long a process takes to start, one that was killed takes part again."""
+    while noted("died") > noted("starts"):
+        time.sleep(0.02)
+    if noted("died") > noted("trains"):
+        time.sleep(0.3)
+    elif args.hurry is None or not args.hurry.exists():
+        time.sleep(args.pause)
 
 
 size = args.samples - (odd == "data")
@@ -91,6 +114,8 @@ momentum = 0.5 if odd == "optimizer" else 0.0
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=momentum)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
 strategy = Tally(args.period) if args.strategy_in_code == "tally" else args.strategy_in_code
+if me.incarnation:
+    note("starts")
 training = shoal.attach(model, optimizer, strategy)
 if odd == "rate":
     optimizer.param_groups[0]["lr"] = 0.5
@@ -104,8 +129,9 @@ batches = [(torch.arange(3),)] * 40 if args.data == "own" else shoal.shard(loade
 for _ in range(args.epochs):
     for batch in batches:
         ids = batch if args.data == "stream" else batch[0]
-        if args.hurry is None or not args.hurry.exists():
-            time.sleep(args.pause)
+        if me.incarnation:
+            note("trains")
+        take_time()
         if args.uneven == me.rank and step == 0:
             args.uneven = -1
             continue

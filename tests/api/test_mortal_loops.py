@@ -49,8 +49,9 @@ def kill(*moments: str) -> list[str]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
-def test_every_sample_counts_once_an_epoch_whoever_is_killed(moments, epochs):
-    printed = run_loop("--epochs", str(epochs), *kill(*moments))
+def test_every_sample_counts_once_an_epoch_whoever_is_killed(moments, epochs, tmp_path):
+    waits = ["--returns", str(tmp_path)] if epochs > 2 else []
+    printed = run_loop("--epochs", str(epochs), *waits, *kill(*moments))
     for counts in ended(printed):
         assert torch.equal(counts, torch.full((SAMPLES,), float(epochs)))
     if epochs > 2:
@@ -85,8 +86,8 @@ def test_a_worker_that_is_back_after_the_keeper_has_ended_does_not_wait_for_it(m
 
 
 @pytest.mark.soak  # tests/runs/test_kills.py kills workers over gRPC
-def test_over_grpc_they_come_back_too():
-    printed = run_loop("--epochs", "8", *kill("1:3"), transport="grpc")
+def test_over_grpc_they_come_back_too(tmp_path):
+    printed = run_loop("--epochs", "8", "--returns", str(tmp_path), *kill("1:3"), transport="grpc")
     assert [counts.unique().tolist() for counts in ended(printed)] == [[8.0]] * 3
 
 
@@ -116,9 +117,10 @@ def test_with_local_steps_no_sample_counts_twice_and_what_is_lost_is_said():
 
 
 @pytest.mark.parametrize("strategy", mostly_soak(["bmuf", "sync", "local", "diloco", "slowmo"], few=1))
-def test_every_strategy_that_averages_ends_with_one_model(strategy):
+def test_every_strategy_that_averages_ends_with_one_model(strategy, tmp_path):
     options = {} if strategy == "sync" else {"strategy_options": {"period": "4"}}
-    printed = run_loop("--epochs", "8", "--gamma", "0.9", *kill("1:4"), strategy=strategy, **options)
+    words = ["--epochs", "8", "--gamma", "0.9", "--returns", str(tmp_path)]
+    printed = run_loop(*words, *kill("1:4"), strategy=strategy, **options)
     assert len(ended(printed)) == 3
     assert "goes on from" in printed[1]
     buffers = {line for lines in printed for line in lines.splitlines() if line.startswith("buffers")}
@@ -141,9 +143,10 @@ def test_a_stream_goes_on_and_what_is_lost_is_said():
     ],
     ids=["no shard", "learning rate", "uneven"],
 )
-def test_a_loop_that_would_go_wrong_ends_with_a_sentence(arguments, strategy, sentence):
+def test_a_loop_that_would_go_wrong_ends_with_a_sentence(arguments, strategy, sentence, tmp_path):
+    waits = ["--returns", str(tmp_path)]
     with pytest.raises(WorkerFailed, match=sentence):
-        run_loop("--epochs", "12", *arguments, *kill("1:3"), strategy=strategy)
+        run_loop("--epochs", "12", *waits, *arguments, *kill("1:3"), strategy=strategy)
 
 
 def test_where_the_script_names_a_strategy_that_goes_on_without_a_killed_worker_the_others_do(caplog):
@@ -154,8 +157,8 @@ def test_where_the_script_names_a_strategy_that_goes_on_without_a_killed_worker_
 
 
 @pytest.mark.soak
-def test_a_scheduler_is_brought_to_its_step_by_the_loop():
-    falls = ["--gamma", "0.99", "--per-batch", "right"]
+def test_a_scheduler_is_brought_to_its_step_by_the_loop(tmp_path):
+    falls = ["--gamma", "0.99", "--per-batch", "right", "--returns", str(tmp_path)]
     printed = run_loop("--epochs", "8", *falls, *kill("1:3"), strategy="sync")
     assert len(ended(printed)) == 3
 

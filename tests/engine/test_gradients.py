@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 import torch
-from test_node import play, say
 
+from parts import play, vector
 from shoal.codecs import CODECS
 from shoal.core.errors import PeerLost
 from shoal.core.identity import NodeIdentity
@@ -17,129 +17,137 @@ from shoal.engine.engine import Engine
 from shoal.engine.gradients import Gradients
 from shoal.launch.background import BackgroundThread
 from shoal.launch.drive import drive
-from shoal.sim import Compute, Simulation
+from shoal.sim import Simulation
 from shoal.strategies import Local
 from shoal.testing.problems import Slope, VectorReplica
 
 # -- in virtual time -------------------------------------------------------------------------------
 
 
-def noting(w, heard):
+def noting(p, heard):
     """Handlers that note when which word comes."""
 
     async def note(m):
-        heard.append((m.tag, m.count, w.engine.channel.now()))
+        heard.append((m.tag, m.count, p.channel.now()))
 
     return note
 
 
-def test_messages_are_dealt_with_while_a_gradient_is_computed():
-    async def compute(w):
-        heard = []
-        g = await w.engine.gradients.next({"word": noting(w, heard)})
-        return (
-            heard,
-            g.item(),
-            w.engine.channel.now(),
-            w.engine.meter.compute_seconds,
-            w.engine.meter.wait_seconds,
-        )
+def say(*tags, after=0.0):
+    """A node that says these words to worker 0, numbered, and goes."""
 
-    done = play(compute, say("word", "word", after=0.25), problem=Slope(), compute=Compute(1.0))
-    assert done[0] == ([("word", 0, 0.25), ("word", 1, 0.25)], 1.0, 1.0, 1.0, 0.0)
+    async def body(p):
+        await p.channel.transport.sleep(after)
+        for k, tag in enumerate(tags):
+            await p.channel.send(0, Message(tag, count=k))
+
+    return body
+
+
+async def computed(p, seconds, **handlers):
+    """A gradient that takes so long, with these handlers of messages."""
+    p.gradients.duration = lambda samples: seconds
+    return await p.gradients.next(handlers)
+
+
+def test_messages_are_dealt_with_while_a_gradient_is_computed():
+    async def compute(p):
+        heard = []
+        g = await computed(p, 1.0, word=noting(p, heard))
+        meter = p.channel.meter
+        return heard, g.tolist(), p.channel.now(), meter.compute_seconds, meter.wait_seconds
+
+    done = play(compute, say("word", "word"))
+    assert done[0] == ([("word", 0, 0.25), ("word", 1, 0.25)], [1.0, 1.0], 1.0, 1.0, 0.0)
 
 
 def test_what_had_come_before_is_dealt_with_too_and_what_comes_after_is_not():
-    async def compute(w):
+    async def compute(p):
         heard = []
-        await w.engine.transport.sleep(0.5)
-        await w.engine.gradients.next({"word": noting(w, heard)})
-        last = await w.recv("word", src=1)
-        return heard, last.count, w.engine.channel.now()
+        await p.channel.transport.sleep(0.75)
+        await computed(p, 1.0, word=noting(p, heard))
+        last = await p.mailbox.find("word", 1)
+        return heard, last.count, p.channel.now()
 
-    async def speak(w):
+    async def speak(p):
         for k, pause in enumerate((0.25, 0.5, 2.25)):
-            await w.engine.transport.sleep(pause)
-            await w.send(0, Message("word", count=k))
+            await p.channel.transport.sleep(pause)
+            await p.channel.send(0, Message("word", count=k))
 
-    assert play(compute, speak, compute=Compute(1.0))[0] == ([("word", 0, 0.5), ("word", 1, 0.75)], 2, 3.0)
+    assert play(compute, speak)[0] == ([("word", 0, 0.75), ("word", 1, 1.0)], 2, 3.25)
 
 
 @pytest.mark.timeout(20)
 def test_other_tags_are_left_for_later_and_time_passes_all_the_same():
-    async def compute(w):
+    async def compute(p):
         heard = []
-        await w.engine.gradients.next({"word": noting(w, heard)})
-        return heard, w.engine.channel.now(), [m.tag for m in w.poll("other")]
+        await computed(p, 1.0, word=noting(p, heard))
+        return heard, p.channel.now(), [m.tag for m in p.mailbox.poll("other")]
 
-    assert play(compute, say("other", "word", "other", after=0.25), compute=Compute(1.0))[0] == (
-        [("word", 1, 0.25)],
-        1.0,
-        ["other", "other"],
-    )
+    assert play(compute, say("other", "word", "other"))[0] == ([("word", 1, 0.25)], 1.0, ["other", "other"])
 
 
 def test_the_gradient_is_that_of_the_model_as_it_was():
-    async def compute(w):
-        public = w.keep("public", w.x)
+    async def compute(p):
+        public = p.replica.x.clone()
 
         async def add(m):
             public.add_(m.body)
 
-        g = await w.engine.gradients.next({"add": add})
-        return g.item(), w.x.item(), public.item()
+        g = await computed(p, 1.0, add=add)
+        return g.tolist(), p.replica.x.tolist(), public.tolist()
 
-    async def speak(w):
-        await w.send(0, Message("add", (torch.tensor([3.0], dtype=torch.float64),)))
+    async def speak(p):
+        await p.channel.send(0, Message("add", (vector(3.0, 4.0),)))
 
-    assert play(compute, speak, problem=Slope(), compute=Compute(1.0), start=(5.0,))[0] == (1.0, 5.0, 8.0)
+    assert play(compute, speak)[0] == ([1.0, 1.0], [0.0, 0.0], [3.0, 4.0])
 
 
 def test_a_handler_may_answer_and_the_other_waits_a_round_trip():
-    async def compute(w):
+    async def compute(p):
         async def tell(m):
-            await w.send(m.src, Message("model", (w.x,)))
+            await p.channel.send(m.src, Message("model", (p.replica.x,)))
 
-        await w.engine.gradients.next({"ask": tell})
-        return w.engine.channel.now()
+        await computed(p, 10.0, ask=tell)
+        return p.channel.now()
 
-    async def ask(w):
-        await w.engine.transport.sleep(0.5)
-        await w.send(0, Message("ask"))
-        return (await w.recv("model", src=0)).body.item(), w.engine.channel.now()
+    async def ask(p):
+        await p.channel.transport.sleep(0.5)
+        await p.channel.send(0, Message("ask"))
+        return (await p.mailbox.find("model", 0)).body.tolist(), p.channel.now()
 
-    assert play(compute, ask, start=(7.0,), compute=Compute(10.0)) == {0: 10.0, 1: (7.0, 0.5)}
+    assert play(compute, ask) == {0: 10.0, 1: ([0.0, 0.0], 1.0)}
 
 
 def test_two_who_wait_for_each_other_answer_meanwhile():
-    async def both(w):
+    async def both(p):
         async def tell(m):
-            await w.send(m.src, Message("answer", count=w.rank))
+            await p.channel.send(m.src, Message("answer", count=p.me.rank))
 
-        await w.send(1 - w.rank, Message("ask"))
-        return (await w.engine.mailbox.find("answer", 1 - w.rank, handlers={"ask": tell})).count
+        await p.channel.send(1 - p.me.rank, Message("ask"))
+        return (await p.mailbox.find("answer", 1 - p.me.rank, handlers={"ask": tell})).count
 
     assert play(both, both) == {0: 1, 1: 0}
 
 
 def test_waiting_with_handlers_still_notices_that_the_other_has_gone():
-    async def wait(w):
+    async def wait(p):
         heard = []
         with pytest.raises(PeerLost, match="worker 1 left before it sent 'answer'"):
-            await w.engine.mailbox.find("answer", 1, handlers={"word": noting(w, heard)})
+            await p.mailbox.find("answer", 1, handlers={"word": noting(p, heard)})
         return heard
 
-    assert play(wait, say("word", after=1.0))[0] == [("word", 0, 1.0)]
+    assert play(wait, say("word", after=1.0))[0] == [("word", 0, 1.25)]
 
 
 def test_a_gradient_that_takes_no_time_deals_with_what_is_there():
-    async def compute(w):
+    async def compute(p):
         heard = []
-        await w.recv("first", src=1)
-        await w.engine.gradients.next({"word": noting(w, heard)})
+        await p.mailbox.find("first", 1)
+        await computed(p, 0.0, word=noting(p, heard))
         return heard
 
-    assert play(compute, say("word", "first"))[0] == [("word", 0, 0.0)]
+    assert play(compute, say("word", "first"))[0] == [("word", 0, 0.25)]
 
 
 class StepsByItself(VectorReplica):

@@ -603,3 +603,36 @@ def test_averages_under_way_are_told_apart_in_whatever_order_they_are_taken():
         return [(await second).item(), between.item(), (await first).item()]
 
     assert play(part, part)[0] == play(part, part)[1] == [10.5, 100.5, 1.5]
+
+
+# -- rounds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("takes_late", [False, True])
+def test_what_nobody_took_in_a_round_that_is_over_is_dropped_unless_it_is_taken_late(takes_late):
+    async def listen(w):
+        kept = []
+        async for _ in w.rounds(takes_late=takes_late):
+            await w.grad()
+            w.here([1])
+            kept.append(len(w.engine.rounds._held))
+        return kept
+
+    async def speak(w):
+        async for t in w.rounds():
+            await w.grad()
+            await w.give(t, [0], vector(float(t)))
+
+    said = play(listen, speak, steps=6, compute=Compute(1.0, slow={0: 1.5}))[0]
+    assert (max(said) <= 3, said[-1] >= 5) == (not takes_late, takes_late)
+
+
+def test_samples_count_as_merged_after_each_round():
+    async def work(w):
+        counts = []
+        async for _ in w.rounds():
+            await w.grad()
+            counts.append(w.engine.merged)
+        return counts, w.engine.merged
+
+    assert play(work, work, steps=3, compute=Compute(1.0))[0] == ([0.0, 2.0, 4.0], 6.0)

@@ -296,7 +296,7 @@ def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_the_l
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_server_killed_when_all_workers_have_left_comes_back_and_waits_for_nobody(crews, tmp_path):
     def the_server_once_it_is_alone(crew: Crew) -> Member | None:
         return crew.members[WORKERS] if all(m.report for m in crew.members[:WORKERS]) else None

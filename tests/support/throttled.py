@@ -1,8 +1,9 @@
-"""A task whose steps are slow while a file exists, so that its run is not over before a test has acted."""
+"""A task whose steps are as slow as a file says, so that its run is not over before a test has acted."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,19 +12,23 @@ from torch import Tensor
 from shoal.core.task import Task
 
 PAUSE_SECONDS = 0.2
-"""How long a batch takes at least, while the file exists: few batches, so that little is to be computed."""
+"""How long a batch takes at least, by default: few batches, so that little is to be computed."""
+
+LOOK_SECONDS = 0.02
+"""How often a batch that is held up looks whether it still is."""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Leaves the inputs of a batch as they are, after a while."""
+    """Leaves the inputs of a batch as they are, after the seconds that a file says, if it is there."""
 
-    file: str
-    seconds: float
+    file: Path
 
     def __call__(self, x: Tensor) -> Tensor:
-        if Path(self.file).exists():
-            time.sleep(self.seconds)
+        began = time.monotonic()
+        with suppress(FileNotFoundError):
+            while (left := float(self.file.read_text()) - (time.monotonic() - began)) > 0:
+                time.sleep(min(left, LOOK_SECONDS))
         return x
 
 
@@ -32,12 +37,17 @@ class Throttle:
 
     def __init__(self, file: Path, seconds: float = PAUSE_SECONDS) -> None:
         self._file = file
-        self._seconds = seconds
-        file.touch()
+        self.slow(seconds)
 
     def task(self, task: Task) -> Task:
         """The same task, but slow for now."""
-        return replace(task, augment=Pause(str(self._file), self._seconds))
+        return replace(task, augment=Pause(self._file))
+
+    def slow(self, seconds: float) -> None:
+        """From now on, also for the batch that is held up now, a batch takes so long at least."""
+        written = self._file.with_suffix(".new")
+        written.write_text(str(seconds))
+        written.replace(self._file)  # so that nobody reads half of it
 
     def release(self) -> None:
         """Let the run go at full speed."""

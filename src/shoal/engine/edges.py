@@ -17,7 +17,7 @@ from shoal.core.replica import LastDeal, Redeals, Replica, TellsPlace
 from shoal.core.transport import Message
 from shoal.engine.averages import Averages
 from shoal.engine.channel import Channel
-from shoal.engine.elastic_messages import Dealt, Join, RunOver, Settled, StateHead, StatePart
+from shoal.engine.elastic_messages import Change, Dealt, Join, RunOver, Settled, StateHead, StatePart
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.membership import Membership
 from shoal.engine.membership_errors import RunIsOver
@@ -194,11 +194,13 @@ class Edges:
         members, keeper, asks_at = self._membership, self._identity.keeper, self._channel.waited
         handlers = {
             **members.handlers,
+            Change().tag: self._note_change,
             StateHead().tag: self._note_head,
             StatePart().tag: self._note_part,
             RunOver().tag: self._note_end,
         }
-        while not self._has_state:
+        self._arrival = None
+        while members.is_joining:
             if (
                 self._is_over
                 or self._mailbox.has_left(keeper)
@@ -209,27 +211,33 @@ class Edges:
                 await self._channel.tell(keeper, Join(seq=int(members.may_get_state), version=members.epoch))
                 asks_at = self._channel.waited + ASK_SECONDS
             await self._mailbox.attend(handlers, asks_at - self._channel.waited)
-        assert self._arrival is not None
-        state = self._arrival.state()
+        return self._deal_again({}, range(len(members.dealt)))
+
+    async def _take_part(self) -> None:
+        """Once the state is whole: before the next message, which may begin another epoch."""
+        here, members = self._arrival, self._membership
+        if here is None or not here.is_whole or here.epoch != members.epoch:
+            return
+        self._arrival = None
+        state = here.state()
         self._take_over(state)
         members.enter(state["completed"], RoundOutcome.of_state(state["outcome"], self._replica.x))
         self._begin_block()
         await members.reports.tell(Settled(version=members.epoch))
-        self._arrival = None
-        return self._deal_again({}, range(len(members.dealt)))
 
-    @property
-    def _has_state(self) -> bool:
-        here = self._arrival
-        return here is not None and here.is_whole and here.epoch == self._membership.epoch
+    async def _note_change(self, m: Message) -> None:
+        await self._membership.handlers[m.tag](m)
+        await self._take_part()
 
     async def _note_head(self, m: Message) -> None:
         if m.version >= self._membership.epoch:  # it may come before the keeper's word of that epoch
             self._arrival = StateArrival(m)
+            await self._take_part()
 
     async def _note_part(self, m: Message) -> None:
         if self._arrival is not None and m.version == self._arrival.epoch:
             self._arrival.add(m)
+            await self._take_part()
 
     async def _note_end(self, m: Message) -> None:
         self.close()
