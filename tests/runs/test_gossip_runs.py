@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import math
 import os
 import re
 import signal
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import shoal
+from one_kill import run_with_a_kill
 from sampling import mostly_soak
 from shoal.api.script import run_script
 from shoal.launch.environment import Place
@@ -88,33 +88,12 @@ def test_a_compressed_run_sends_less_and_learns():
     assert half.test_accuracy > synchronous() - 4
 
 
-def run_with_a_kill(word, transport, victim, crews, caplog, tmp_path, *, returns: bool) -> shoal.Result:
-    """A run in which that worker is killed after twenty steps.
-
-    If it `returns`, the others stand still until it is back, and are slow until it trains again.
-    """
-    killed = []
+def run_digits_with_a_kill(word, transport, victim, crews, caplog, tmp_path, *, returns) -> shoal.Result:
     throttle = Throttle(tmp_path / "slow", seconds=0.05)
-
-    def kill(event: dict[str, object]) -> None:
-        # Its own event, so that a warning can say how many steps it leaves undone.
-        member = crews[0].members[victim]
-        if event["rank"] == victim and 20 < event["step"] < event["steps"] and not killed:  # type: ignore[operator]
-            killed.append(event)
-            throttle.slow(math.inf)
-            os.kill(member.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        if event.get("fault") == f"worker {victim} is back":
-            throttle.slow(0.5)
-        if killed and (not returns or (member.incarnation and member.first_progress)):
-            throttle.release()
-
     task = throttle.task(TASKS.make("digits"))
+    settings = {"workers": 4, "epochs": EPOCHS, "transport": transport}
     with caplog.at_level(logging.WARNING, logger="shoal"):
-        result = shoal.run(
-            task, word, workers=4, epochs=EPOCHS, transport=transport, timeout=60, on_progress=kill
-        )
-    assert killed, "the run was over before the kill"
-    return result
+        return run_with_a_kill(task, word, victim, crews, throttle, returns=returns, **settings)
 
 
 @pytest.mark.slow
@@ -123,7 +102,7 @@ def run_with_a_kill(word, transport, victim, crews, caplog, tmp_path, *, returns
     [w if w == "gossip" else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
 )
 def test_a_killed_worker_comes_back_with_the_model_of_another(word, crews, caplog, tmp_path):
-    result = run_with_a_kill(word, "processes", 2, crews, caplog, tmp_path, returns=True)
+    result = run_digits_with_a_kill(word, "processes", 2, crews, caplog, tmp_path, returns=True)
     assert "worker 2 was ended by SIGKILL; the other 3 go on, and it is started again" in caplog.text
     assert result.workers == 4
     assert result.nodes[2]["steps"] > 0
@@ -138,7 +117,7 @@ def test_a_killed_worker_comes_back_with_the_model_of_another(word, crews, caplo
 )
 @pytest.mark.soak
 def test_over_gloo_a_killed_worker_is_done_without(word, victim, crews, caplog, tmp_path):
-    result = run_with_a_kill(word, "gloo", victim, crews, caplog, tmp_path, returns=False)
+    result = run_digits_with_a_kill(word, "gloo", victim, crews, caplog, tmp_path, returns=False)
     said = rf"worker {victim} was ended by SIGKILL; the other 3 go on\. Nobody does its last \d+ steps"
     assert re.search(said, caplog.text)
     assert result.workers == 3

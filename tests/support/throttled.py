@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,17 @@ class Pause:
         return x
 
 
+@dataclass(frozen=True)
+class SlowLoss:
+    """The same loss, after the same pause: for tasks that may not change their inputs."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    pause: Pause
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(self.pause(outputs), labels)
+
+
 class Throttle:
     """Makes tasks slow, until it is released."""
 
@@ -42,6 +54,10 @@ class Throttle:
     def task(self, task: Task) -> Task:
         """The same task, but slow for now."""
         return replace(task, augment=Pause(self._file))
+
+    def task_with_slow_loss(self, task: Task) -> Task:
+        """The same where the loss takes the time, in tests of the model, too."""
+        return replace(task, loss=SlowLoss(task.loss, Pause(self._file)))
 
     def slow(self, seconds: float) -> None:
         """From now on, also for the batch that is held up now, a batch takes so long at least."""

@@ -1,4 +1,4 @@
-"""Recovery: whether nodes restart after a crash, and where a server keeps its journal."""
+"""Recovery: which nodes restart after a crash, and where a server keeps its journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.core.words import REJOINING
 from shoal.storage.journal import Journal
 
 RECOVERY_SECONDS = 60.0
-"""How long workers wait for a crashed server to restart."""
+"""How long workers wait for a crashed server to restart, and a server without workers for one of them."""
 
 
 def message_limit(vector_bytes: int) -> int:
@@ -22,25 +22,27 @@ def message_limit(vector_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Recovery:
-    """How the nodes of a run restart. Servers keep journals in `folder`; without it no node restarts."""
+    """How the nodes of a run restart. Servers keep journals in `folder`; without it they do not restart."""
 
     transport: str
     durability: str = "memory"
     folder: str = ""
+    workers_return: bool = False  # whether workers restart though servers do not
 
     @property
-    def rejoins(self) -> bool:
-        """Whether a crashed node can restart and join the run again."""
+    def servers_return(self) -> bool:
+        """Whether a crashed server restarts and joins the run again."""
         return self.transport in REJOINING and bool(self.folder)
 
     def settings(self, me: NodeIdentity, layout: Layout, vector_bytes: int) -> dict[str, Any]:
         """The arguments of Engine for the node `me` of a model with this layout and size."""
         log = None
-        if me.is_server and self.rejoins:
+        waits = self.servers_return or (me.is_server and self.workers_return)
+        if me.is_server and self.servers_return:
             folder = Path(self.folder) / f"server-{me.rank - me.workers}"
             log = Journal(folder, self.durability, message_limit(vector_bytes))
         return {
-            "recovery": RECOVERY_SECONDS if self.rejoins else 0.0,
+            "recovery": RECOVERY_SECONDS if waits else 0.0,
             "log": log,
             "layout": layout,
             "begins": me.own_slice(layout.numel).start if me.is_server else 0,

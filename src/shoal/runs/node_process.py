@@ -216,7 +216,8 @@ def _join(
 ) -> Engine:
     """Build this process's node and connect it to the others."""
     me = plan.identity(rank, incarnation)
-    recovery = Recovery(plan.transport, plan.durability, folder if plan.restarts else "")
+    journals = folder if plan.servers_return else ""
+    recovery = Recovery(plan.transport, plan.durability, journals, plan.workers_return)
     replica: ServedReplica | ModuleReplica
     task = plan.scaled_task(data)
     if me.is_server:

@@ -221,7 +221,8 @@ class Plan:
     @property
     def workers_return(self) -> bool:
         """Whether a worker that dies is restarted."""
-        return self.is_elastic or self._peers_return or (bool(self.strategy.servers) and self.restarts)
+        served = bool(self.strategy.servers) and self.transport in REJOINING
+        return self.is_elastic or self._peers_return or served
 
     @property
     def all_leave_models(self) -> bool:
@@ -236,7 +237,7 @@ class Plan:
         return self.transport == "processes" and self.workers > 1 and alike and whole
 
     @property
-    def restarts(self) -> bool:
+    def servers_return(self) -> bool:
         """Whether a server that dies is restarted."""
         return self.transport in REJOINING and self.strategy.recovers != "none"
 

@@ -143,7 +143,7 @@ def _crew(
         listener,
         plan.timeout,
         plan.patience,
-        plan.restarts or plan.is_elastic,
+        plan.servers_return or plan.is_elastic,
         goes_on=plan.strategy.survives,
         takes_over=servers > 0 or plan.is_elastic,
         workers_return=plan.workers_return,
