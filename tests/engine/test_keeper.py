@@ -91,6 +91,23 @@ def test_below_the_least_number_it_waits():
     assert roster.is_due
 
 
+def test_below_the_least_number_one_that_was_cut_off_and_is_there_counts():
+    roster = Roster(range(3), least=3)
+    roster.suspect(0, 2, epoch=0)
+    assert not roster.is_due
+    roster.suspect(2, 0, epoch=0)  # so it is there, and waits for an epoch without one of the two
+    assert roster.is_due and [*roster.members] == [0, 1]
+    roster.begin_epoch()
+    roster.suspect(0, 1, epoch=1)
+    assert not roster.is_due, "worker 2 is yet to ask"
+    assert roster.admit(2, 0)
+    assert not roster.is_due
+    roster.suspect(1, 0, epoch=1)
+    assert roster.is_due
+    roster.lose(1)
+    assert not roster.is_due, "it has died since"
+
+
 def test_below_the_least_number_a_run_that_is_over_ends_without_the_others():
     roster = Roster(range(3), least=3)
     roster.is_over = True

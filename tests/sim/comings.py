@@ -41,6 +41,8 @@ class Schedule:
     compute: Compute
     collective: str
     begins_with: int
+    min_workers: int = 1
+    relays: bool = False
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
@@ -78,7 +80,16 @@ class Schedule:
         )
         if dice.random() < 0.5:
             run = run.beginning_with(dice.randint(spared + 1, workers), dice)
-        return run if dice.random() < 0.7 else run.leaving([k for k in mortal if k < workers], dice)
+        if dice.random() >= 0.7:
+            run = run.leaving([k for k in mortal if k < workers], dice)
+        if dice.random() < 0.3:
+            run = run.waiting_for(dice)
+        return replace(run, relays=dice.random() < 0.3)
+
+    def waiting_for(self, dice: random.Random) -> Schedule:
+        """The same, where too few wait for more: no more than come back, for those who say goodbye do not."""
+        stay = self.begins_with - len({rank for rank, _ in self.faults.leaves})
+        return replace(self, min_workers=dice.randint(1, max(1, stay)))
 
     def leaving(self, mortal: list[int], dice: random.Random) -> Schedule:
         """The same, where one or two say goodbye, unless they have died."""
@@ -114,6 +125,8 @@ def verdict(schedule: Schedule, kind: type[Tally] = Tally) -> str:
             schedule.faults,
             workers=schedule.workers,
             begins_with=schedule.begins_with,
+            min_workers=schedule.min_workers,
+            relays=schedule.relays,
             samples=schedule.samples,
             batch=schedule.batch,
             epochs=schedule.epochs,

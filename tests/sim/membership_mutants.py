@@ -417,6 +417,28 @@ OPEN_PLACES = [*MUTANTS][-3:]
 """Mutants that only runs with more places than workers at the start can catch."""
 
 
+# -- messages through the keeper ---------------------------------------------------------------------------
+
+
+@mutant(first=69)
+def what_was_lost_with_the_keeper_is_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    live = Keeper.live
+
+    async def unknowing(self):
+        self._relays = False
+        await live(self)
+
+    patch.setattr(Keeper, "live", unknowing)
+
+
+# -- too few ---------------------------------------------------------------------------------------------
+
+
+@mutant(first=45)
+def one_that_was_cut_off_does_not_count_as_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Roster, "_there", property(lambda self: len({*self.members, *self.joiners})))
+
+
 # -- goodbyes ----------------------------------------------------------------------------------------------
 
 

@@ -136,6 +136,22 @@ def test_the_last_worker_goes_on_alone_and_takes_the_others_back():
     assert all(w.x.eq(2).all() for w in at_the_end(run))
 
 
+def test_too_few_wait_until_one_that_was_killed_is_back():
+    run = tally(at(2.5, restart_after=50.0), min_workers=4)
+    assert [w.rank for w in at_the_end(run)] == [0, 1, 2, 3]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+    assert run.worker(1).samples > 0
+    assert run.seconds > 52.5
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_too_few_wait_no_longer_than_until_one_that_was_cut_off_is_back(rank):
+    faults = Faults(noticed_after=0.1, patience=0.5).partition([rank], 2.5, 3.0)
+    run = tally(faults, min_workers=4)
+    assert [w.rank for w in at_the_end(run)] == [0, 1, 2, 3]
+    assert all(w.x.eq(2).all() for w in at_the_end(run))
+
+
 @pytest.mark.parametrize("period", [1, 3])
 def test_one_that_joins_beyond_the_first_workers_takes_part(period):
     run = tally(Faults().join(3, 2.5).join(2, 4.2), begins_with=2, period=period)

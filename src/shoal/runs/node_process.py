@@ -203,6 +203,11 @@ def _leave_model(
     return [(snapshot.seconds, snapshot.samples) for snapshot in snapshots]
 
 
+def _recovery(plan: Plan, folder: str) -> Recovery:
+    journals = folder if plan.servers_return else ""
+    return Recovery(plan.transport, plan.durability, journals, plan.workers_return)
+
+
 def _join(
     plan: Plan,
     rank: int,
@@ -216,8 +221,6 @@ def _join(
 ) -> Engine:
     """Build this process's node and connect it to the others."""
     me = plan.identity(rank, incarnation)
-    journals = folder if plan.servers_return else ""
-    recovery = Recovery(plan.transport, plan.durability, journals, plan.workers_return)
     replica: ServedReplica | ModuleReplica
     task = plan.scaled_task(data)
     if me.is_server:
@@ -254,5 +257,5 @@ def _join(
         between_steps=between_steps,
         balanced=plan.balance,
         observers=observers,
-        **recovery.settings(me, layout, vector_bytes),
+        **_recovery(plan, folder).settings(me, layout, vector_bytes),
     )

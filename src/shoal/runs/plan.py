@@ -115,9 +115,8 @@ class Plan:
             check_portions(STRATEGIES.name_of(self.strategy), self.checkpoint, self.task)
             check_nothing_is_drawn(self.task, build_model(self.task, self.seed))
         self._check_layout()
-        check_membership(
-            self.min_workers, self.spares, self.workers, elastic=self.is_elastic, returns=self.workers_return
-        )
+        returns, waits = self.workers_return, self.may_be_elastic
+        check_membership(self.min_workers, self.spares, self.workers, elastic=waits, returns=returns)
         if self.max_workers is not None:
             word = STRATEGIES.name_of(self.strategy)
             check_places(self.max_workers, self.workers, self.transport, word, elastic=self.is_elastic)

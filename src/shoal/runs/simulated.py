@@ -111,6 +111,7 @@ def _simulate(
         between_steps=between_steps,
         balanced=plan.balance,
         elastic=faults is not None and plan.may_be_elastic,
+        min_workers=plan.min_workers,
         observers=(curve, Ticker(listener, began)),
     )
     if (before := plan.edge_before(folder)) is not None:

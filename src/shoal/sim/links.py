@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from shoal.core.transport import JOINED, LEFT, LOST, Message
+from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
 from shoal.sim.faults import Partition
 from shoal.sim.kernel import Kernel
 
 Pair: TypeAlias = "tuple[int, int]"
 """Two nodes, the lower rank first."""
+
+Connection: TypeAlias = "tuple[int, int]"
+"""How many between these two broke before it, and how often the relay had died."""
 
 
 class End(Protocol):
@@ -47,11 +50,16 @@ class Links:
     What is sent over a link that is cut is held back. If the link heals in time it arrives then; if not, the
     connection breaks: both nodes are told that the other is lost, what was under way is dropped, and when the
     link heals both are told that the other is back, in the same incarnation if it was not restarted.
+
+    With a `relay`, what other nodes send each other is lost while that node is away, and what was under way
+    when it died; they are not told.
     """
 
     def __init__(self, kernel: Kernel, ends: Sequence[End]) -> None:
         self.is_used = False
         self.on_break: Callable[[int, int], None] = lambda one, other: None  # of a connection
+        self._relay: int | None = None
+        self._deaths_of_relay = 0
         self._kernel = kernel
         self._ends = ends
         self._sides: list[frozenset[int]] = []  # one side of each partition that lasts
@@ -68,23 +76,42 @@ class Links:
             self._kernel.at(begin + patience, partial(self._break, partition.ranks))
         self._kernel.at(end, partial(self._heal, partition.ranks))
 
-    def connection(self, src: int, dst: int) -> int:
-        """The number of the connection that a message is sent over."""
-        return self._connections[_pair(src, dst)]
+    def pass_through(self, relay: int) -> None:
+        """Have that node relay what the others send each other."""
+        self.is_used, self._relay = True, relay
+
+    def lose_relayed(self, dead: int) -> None:
+        """That node has died: if it is the relay, what it was to pass on is lost."""
+        self._deaths_of_relay += dead == self._relay
+
+    def connection(self, src: int, dst: int) -> Connection:
+        """The connection that a message is sent over."""
+        return self._connections[_pair(src, dst)], self._deaths_of_relay
 
     def is_broken(self, one: int, other: int) -> bool:
         """Whether these two have been told that the other is lost."""
         return _pair(one, other) in self._broken
 
-    def arrive(self, src: int, dst: int, connection: int, m: Message) -> None:
+    def arrive(self, src: int, dst: int, connection: Connection, m: Message) -> None:
         """A message arrives at the far end of a link, if the link and its connection are still there."""
         pair = _pair(src, dst)
-        if connection != self._connections[pair] or pair in self._broken:
+        number, deaths_of_relay = connection
+        if (
+            number != self._connections[pair]
+            or pair in self._broken
+            or self._is_lost(pair, m, deaths_of_relay)
+        ):
             return
         if self._is_cut(pair):
             self._held[pair].append((dst, m))
         else:
             self._ends[dst].deliver(m)
+
+    def _is_lost(self, pair: Pair, m: Message, deaths_of_relay: int) -> bool:
+        """Whether a message that the relay was to pass on is lost with it."""
+        if self._relay is None or self._relay in pair or m.tag in NOTICES:
+            return False
+        return self._ends[self._relay].is_gone or deaths_of_relay != self._deaths_of_relay
 
     def _break(self, side: frozenset[int]) -> None:
         for pair in self._across(side):

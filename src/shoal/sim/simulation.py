@@ -50,10 +50,11 @@ class Simulation:
     default one each. Each server consists of `shards` nodes and starts with the parameters `centre`, by
     default those of worker 0; `served(identity)` makes the replica of such a node, by default one with plain
     SGD. `disk(rank)` makes the log of a server. An elastic run may begin with fewer workers than it has
-    places: `begins_with` of them; `Faults().join(…)` has others come. With `batch`, a gradient of `batch`
-    samples takes the time that `compute` says, and others take more or less; without it all take the same.
-    `machine` says what takes time beside gradients and wires: without it, nothing does. The same arguments
-    give the same run, bit for bit: see `digest`.
+    places: `begins_with` of them; `Faults().join(…)` has others come. With fewer than `min_workers` those who
+    are left wait for more. If its keeper `relays`, what workers send each other is lost with the keeper, as
+    over gRPC. With `batch`, a gradient of `batch` samples takes the time that `compute` says, and others take
+    more or less; without it all take the same. `machine` says what takes time beside gradients and wires:
+    without it, nothing does. The same arguments give the same run, bit for bit: see `digest`.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Simulation:
         balanced: bool = False,
         elastic: bool = False,
         begins_with: int | None = None,
+        min_workers: int = 1,
+        relays: bool = False,
         observers: Sequence[Instrument] = (),
     ) -> None:
         if workers < 1:
@@ -94,10 +97,10 @@ class Simulation:
         self.kernel = Kernel()
         self._replica = replica
         self._served = served or self._plainly_served
-        self._steps = steps
+        self._steps, self._batch = steps, batch
         self._shards, self._elastic, self._begins_with = shards, elastic, begins_with
+        self._min_workers, self._relays = min_workers, relays
         self._compute = compute or Compute()
-        self._batch = batch
         self._faults = faults or Faults()
         self._check_faults(nodes, disk is not None)
         self._compute.check(workers)
@@ -164,6 +167,8 @@ class Simulation:
         for end, other in combinations([*self._ends[: self.workers], keeper], 2):
             end.acquaint(other)
         self._ends.append(keeper)
+        if self._relays:
+            self._switch.links.pass_through(keeper.rank)
         return self._keeper(0)
 
     def _keeper(self, incarnation: int) -> Keeper:
@@ -171,7 +176,7 @@ class Simulation:
         me = self.identity(len(self._ends) - 1, incarnation)
         channel = Channel(self._ends[me.rank], me)
         mailbox = Mailbox(channel, me, Progress(me.workers), recovery=self._faults.recovery)
-        return Keeper(me, channel, mailbox, self._disks[me.rank])
+        return Keeper(me, channel, mailbox, self._disks[me.rank], self._min_workers, self._relays)
 
     def _plainly_served(self, me: NodeIdentity) -> Parameters:
         return Parameters.of_server(me, self._centre)
@@ -328,6 +333,7 @@ class Simulation:
     def _bury(self, rank: int) -> None:
         """Handle the crash of a node: its peers notice it, and it may restart."""
         self._ends[rank].vanish(self._faults.noticed_after)
+        self._switch.links.lose_relayed(rank)
         if rank in self._disks:
             if self._ends[rank].is_writing:
                 self._disks[rank].undo_snapshot()
