@@ -70,7 +70,8 @@ class Comings:
                 "loop would do its first steps again. Read the data through shoal.shard(loader), or begin "
                 "your loop with step training.resumed_from"
             )
-        if (difference := self._data.passes.difference) is not None:
+        own, others = self._data.passes.goes_on or (None, None)
+        if own and others and (difference := own.difference(others)) is not None:
             raise ValueError(f"{came}, and it {difference}: all workers must go through the same data")
         if self._steps_alike:
             drive(tell_options(self._engine, self._members.others, self._replica.options))

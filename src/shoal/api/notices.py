@@ -69,6 +69,7 @@ class Notices:
         if self._same_weights is not None and self._steps_alike:
             drive(self._same_weights.look())
         self._look_at_data(self._replica.passes.mark)
+        self._compare_with_saved()
         self._look_for_equal_batches()
         if self._looks_for_unused and (name := self._replica.without_gradient):
             self._check_zeros(name, optimizer)
@@ -119,6 +120,24 @@ class Notices:
     def _look_at_data(self, mark: PassMark | None) -> None:
         if self._same_data is not None and not self._same_data.is_over:
             drive(self._same_data.look(mark))
+
+    def _compare_with_saved(self) -> None:
+        """In a run that was resumed: raise ValueError for other data, and warn of another order."""
+        pair, self._replica.passes.goes_on = self._replica.passes.goes_on, None
+        if pair is None or self._engine.incarnation:
+            return
+        own, saved = pair
+        if not own.is_as_long_as(saved):
+            raise ValueError(
+                f"this run goes on from a checkpoint in a pass over {saved}, and its loop now reads {own}: "
+                "resume with the same data and batches, or begin a new run in another folder"
+            )
+        if not own.is_in_order(saved):
+            warnings.warn(
+                f"this run goes on from a checkpoint in a pass over {saved}, which come in another order "
+                "now: some come twice in this pass, and some never. Seed what shuffles or chooses them",
+                stacklevel=4,
+            )
 
     def _look_for_equal_batches(self) -> None:
         if self._first is None:

@@ -60,6 +60,14 @@ class PassMark(NamedTuple):
             return f"reads {self}, which are not those of the others or have another order"
         return None
 
+    def is_as_long_as(self, saved: PassMark) -> bool:
+        """Whether it has as many items in a batch and in all as the same pass had when it was saved."""
+        return self.number != saved.number or self[1:4] == saved[1:4]
+
+    def is_in_order(self, saved: PassMark) -> bool:
+        """Whether it has the items that the same pass had when it was saved, as far as one can tell."""
+        return self.number != saved.number or self.digest == saved.digest
+
 
 def _chosen(dataset: object, depth: int = 8) -> Iterator[list[Any]]:
     """Some indices of a subset, as random_split makes them, and of those inside it."""
@@ -155,8 +163,10 @@ class Passes:
         self._order: Sequence[Any] | None = None
         self._is_shared = True
         self.mark: PassMark | None = None  # of the pass that the loop has begun last, if all share it
-        self._theirs: PassMark | None = None  # that of the worker that this one got its state from
-        self.difference: str | None = None  # between the two, if there is one
+        self._theirs: PassMark | None = None  # in the state that this worker goes on from
+        self.goes_on: tuple[PassMark, PassMark] | None = (
+            None  # the pass that goes on from there, and that one
+        )
         self._log: deque[tuple[int, Dealing, int]] = deque()  # since the last average: step, what was dealt
         self._known_from: float = 0  # the first step of which it is known what was dealt
 
@@ -186,7 +196,7 @@ class Passes:
         self._order, self._is_shared, self._reading = order, shared, number
         self.mark = PassMark.of(number, order, batch, drop_last, dataset) if shared else None
         if self.mark is not None and self._theirs is not None:
-            self.difference, self._theirs = self.mark.difference(self._theirs), None
+            self.goes_on, self._theirs = (self.mark, self._theirs), None
         self.dealing = self._dealt(batch, drop_last)
         if not self._taken and not self._again:
             self.dealing.check_is_enough()
