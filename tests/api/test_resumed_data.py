@@ -33,13 +33,13 @@ class Shuffled:
         return len(self._order)
 
 
-def train(folder, *, samples=40, batch=4, seed=0, epochs=2, stop_after=None):
-    """Train, and save every three steps; returns the samples that it learnt from."""
+def train(folder, *, samples=40, batch=4, seed=0, epochs=2, every=3, stop_after=None):
+    """Train, and save every few steps; returns the samples that it learnt from."""
     model, seen = nn.Linear(1, 1), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(torch.arange(samples).float()[:, None])
     loader = DataLoader(data, batch_size=batch, sampler=Shuffled(samples, seed))
-    training = attach_at(Place(checkpoint=str(folder), every=3), model, optimizer, "sync")
+    training = attach_at(Place(checkpoint=str(folder), every=every), model, optimizer, "sync")
     for _ in range(epochs):
         for (x,) in shoal.shard(loader):
             if len(seen) == stop_after:
@@ -66,6 +66,21 @@ def test_more_or_fewer_samples_are_refused(tmp_path, stop_after):
     train(tmp_path, stop_after=stop_after)
     with pytest.raises(ValueError, match=r"a pass over 40 samples .*, and its loop now reads 48 samples"):
         train(tmp_path, samples=48)
+
+
+@pytest.mark.parametrize("change", [{"batch": 8}, {"samples": 32}])
+def test_so_they_are_where_no_step_is_left(tmp_path, change):
+    train(tmp_path, epochs=1, stop_after=8)
+    with pytest.raises(ValueError, match="goes on from a checkpoint"):
+        train(tmp_path, epochs=1, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "batches"), [({"batch": 2}, 20), ({"batch": 10}, 4), ({"samples": 80}, 20), ({"seed": 1}, 10)]
+)
+def test_where_a_pass_was_done_the_next_may_be_another(tmp_path, change, batches):
+    train(tmp_path, epochs=1, every=10)
+    assert len(train(tmp_path, epochs=2, **change)) == batches
 
 
 def test_another_order_is_told(tmp_path):

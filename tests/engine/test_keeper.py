@@ -91,23 +91,6 @@ def test_below_the_least_number_it_waits():
     assert roster.is_due
 
 
-def test_below_the_least_number_one_that_was_cut_off_and_is_there_counts():
-    roster = Roster(range(3), least=3)
-    roster.suspect(0, 2, epoch=0)
-    assert not roster.is_due
-    roster.suspect(2, 0, epoch=0)  # so it is there, and waits for an epoch without one of the two
-    assert roster.is_due and [*roster.members] == [0, 1]
-    roster.begin_epoch()
-    roster.suspect(0, 1, epoch=1)
-    assert not roster.is_due, "worker 2 is yet to ask"
-    assert roster.admit(2, 0)
-    assert not roster.is_due
-    roster.suspect(1, 0, epoch=1)
-    assert roster.is_due
-    roster.lose(1)
-    assert not roster.is_due, "it has died since"
-
-
 def test_below_the_least_number_a_run_that_is_over_ends_without_the_others():
     roster = Roster(range(3), least=3)
     roster.is_over = True
@@ -248,7 +231,20 @@ def test_below_the_least_number_it_says_that_training_waits():
     script = Script(Suspects(src=0, seq=1), Join(src=1, incarnation=1), *goodbye(0, 1))
     keep(script, least=2, on_wait=said.append)
     assert said == ["training waits: it needs 2 workers, and 1 are there"]
-    assert script.said[0] == (0, "change", 1, [[0, 0], [1, 1], [1, 1]])
+    assert script.said[:2] == [
+        (1, "change", 0, [[0, 0], [], []]),  # who is dead does not hear it
+        (0, "change", 1, [[0, 0], [1, 1], [1, 1]]),
+    ]
+
+
+def test_below_the_least_number_one_that_was_cut_off_is_told_and_counts_when_it_asks():
+    script = Script(Suspects(src=0, seq=1), Suspects(src=1, seq=0), Join(src=1, seq=1), *goodbye(0, 1))
+    keep(script, least=2)
+    assert script.said[:3] == [
+        (1, "change", 0, [[0, 0], [], []]),
+        (0, "change", 1, [[0, 0], [1, 0], [1, 1]]),
+        (1, "change", 1, [[0, 0], [1, 0], [1, 1]]),
+    ]
 
 
 def test_who_comes_when_the_run_is_over_is_told():

@@ -184,7 +184,7 @@ def test_a_worker_that_takes_over_finds_out_that_its_data_or_its_order_is_anothe
         taker = Passes(1, 2)
         taker.load(giver.state())
         taker.begin(*others, **options)
-        return taker.goes_on and taker.goes_on[0].difference(taker.goes_on[1])
+        return taker.goes_on and taker.goes_on.own.difference(taker.goes_on.theirs)
 
     assert difference(0, order, batch=2) is None
     assert difference(1, order[::-1], batch=2) is None  # of another pass

@@ -435,8 +435,14 @@ def what_was_lost_with_the_keeper_is_not_sent_again(patch: pytest.MonkeyPatch) -
 
 
 @mutant(first=45)
-def one_that_was_cut_off_does_not_count_as_there(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Roster, "_there", property(lambda self: len({*self.members, *self.joiners})))
+def one_that_was_cut_off_believes_in_its_epoch(patch: pytest.MonkeyPatch) -> None:
+    change = Membership._change
+
+    async def later_ones(self, m):
+        if m.version > self.epoch:
+            await change(self, m)
+
+    patch.setattr(Membership, "_change", later_ones)
 
 
 # -- goodbyes ----------------------------------------------------------------------------------------------

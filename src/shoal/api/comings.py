@@ -70,8 +70,8 @@ class Comings:
                 "loop would do its first steps again. Read the data through shoal.shard(loader), or begin "
                 "your loop with step training.resumed_from"
             )
-        own, others = self._data.passes.goes_on or (None, None)
-        if own and others and (difference := own.difference(others)) is not None:
+        goes_on = self._data.passes.goes_on
+        if goes_on and (difference := goes_on.own.difference(goes_on.theirs)) is not None:
             raise ValueError(f"{came}, and it {difference}: all workers must go through the same data")
         if self._steps_alike:
             drive(tell_options(self._engine, self._members.others, self._replica.options))

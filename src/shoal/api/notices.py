@@ -91,6 +91,7 @@ class Notices:
     def before_end(self) -> None:
         """No step follows; the other workers are still there."""
         self._look_at_data(None)
+        self._compare_with_saved()
         self._look_for_equal_batches()
         if self._same_weights is not None and self._engine.membership is None:
             drive(self._same_weights.compare())
@@ -123,11 +124,11 @@ class Notices:
 
     def _compare_with_saved(self) -> None:
         """In a run that was resumed: raise ValueError for other data, and warn of another order."""
-        pair, self._replica.passes.goes_on = self._replica.passes.goes_on, None
-        if pair is None or self._engine.incarnation:
+        goes_on, self._replica.passes.goes_on = self._replica.passes.goes_on, None
+        if goes_on is None or goes_on.was_done or self._engine.incarnation:
             return
-        own, saved = pair
-        if not own.is_as_long_as(saved):
+        own, saved, _ = goes_on
+        if not own.is_cut_like(saved):
             raise ValueError(
                 f"this run goes on from a checkpoint in a pass over {saved}, and its loop now reads {own}: "
                 "resume with the same data and batches, or begin a new run in another folder"

@@ -60,6 +60,7 @@ class Change(Message):
     """A new epoch: its members, who have state, and its joiners, who are to get some unless they have it.
 
     A part for each has their ranks and incarnations; a third, the joiners and the epochs that let them in.
+    A worker of this epoch that is not in the lists was dropped, while too few are left to begin another.
     """
 
     tag: str = "change"

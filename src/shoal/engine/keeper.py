@@ -34,7 +34,6 @@ class Roster:
         self.is_over = False  # whether a worker has finished: nobody may join any more
         self.has_changed = False
         self.evicted: set[int] = set()  # who may not know that they are no longer in it
-        self.returning: set[int] = set()  # of these, who is there, and asks to join when it knows
         self._least = least
         self._let_in: dict[int, int] = {}  # who joined -> the first epoch that lists it
 
@@ -43,20 +42,15 @@ class Roster:
         self.members.pop(rank, None)
         self.joiners.pop(rank, None)
         self.evicted.add(rank)
-        self.returning.discard(rank)
         self.has_changed = True
 
     def suspect(self, rank: int, suspected: int, epoch: int) -> None:
         """That worker lost its connection to another in this epoch, and needs one without it.
 
         An older suspicion may be of somebody who has come back since, and so may one of whom the next epoch
-        lets in. Of two that suspect each other, the first to say so goes on, and the other is there.
+        lets in. Of two that suspect each other, the first to say so goes on.
         """
-        if epoch != self.epoch:
-            return
-        if rank in self.evicted:
-            self.returning.add(rank)
-        elif rank in self.members and self._let_in.get(suspected, 0) <= epoch:
+        if epoch == self.epoch and rank in self.members and self._let_in.get(suspected, 0) <= epoch:
             self.lose(suspected)
 
     def leave(self, rank: int) -> None:
@@ -92,22 +86,18 @@ class Roster:
     @property
     def is_due(self) -> bool:
         """Whether there is a change to tell of."""
-        return self.has_changed and (self.is_over or self._there >= self._least)
-
-    @property
-    def _there(self) -> int:
-        return len({*self.members, *self.joiners, *self.returning})
+        return self.has_changed and (self.is_over or len(self.members) + len(self.joiners) >= self._least)
 
     @property
     def shortage(self) -> str:
         """Why there is no change to tell of although there was one."""
-        return f"training waits: it needs {self._least} workers, and {self._there} are there"
+        there = len(self.members) + len(self.joiners)
+        return f"training waits: it needs {self._least} workers, and {there} are there"
 
     def begin_epoch(self) -> None:
         """Make what has changed a new epoch."""
         self.epoch += 1
         self.has_changed = False
-        self.returning.clear()
 
     @property
     def lists(self) -> tuple[list[tuple[int, int]], ...]:
@@ -175,14 +165,16 @@ class Keeper:
                 self._keep()
                 self._has_told = False
                 self._stateless.clear()
+            there = {*self.roster.members, *self.roster.joiners}
             if not self._has_told:
-                there = {*self.roster.members, *self.roster.joiners}
                 await self._tell(there)
-                await self._tell(self.roster.evicted - there)  # who leaves does so when the others know
-                self.roster.evicted.clear()
                 self._has_told = True
             elif self.roster.has_changed:
                 self._on_wait(self.roster.shortage)
+            await self._tell(
+                self.roster.evicted - there
+            )  # who leaves does so now, who was cut off joins again
+            self.roster.evicted.clear()
             await self._hear(await self.mailbox.next())
             while self.mailbox.has_arrived():
                 await self._hear(await self.mailbox.next())
@@ -240,9 +232,7 @@ class Keeper:
         elif m.tag == Finished().tag:
             roster.is_over = True
             self._keep()
-        elif isinstance(m, Lost):  # if a member is, the others say so: this keeper itself may be cut off
-            roster.returning.discard(rank)
-        else:
+        elif not isinstance(m, Lost):  # if a member is, the others say so: this keeper itself may be cut off
             self.channel.note_fault(f"the keeper knows no message {m.tag!r}")
 
     async def _let_go(self, m: Message) -> None:

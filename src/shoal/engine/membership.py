@@ -64,6 +64,7 @@ class Membership:
         self.since_edge: list[tuple[int, ...]] = []  # the contributors of each round since the last edge
         self.keeps = 1  # outcomes of so many rounds: others may be so many behind
         self._identity, self._channel, self._mailbox, self._group = identity, channel, mailbox, group
+        self._me = identity.rank, identity.incarnation  # not one who died and had this rank
         self._roll: dict[int, int] = {}  # rank -> rounds completed
         self._state_of = 0  # the epoch in which this worker got its state
         self._has_called = True  # whether the roll of this epoch is complete
@@ -108,8 +109,7 @@ class Membership:
         self.size = len(outcome.contributors)
         self.since_edge.append(outcome.contributors)
         self._outcomes[self.completed] = outcome
-        for old in [n for n in self._outcomes if n <= self.completed - self.keeps]:
-            del self._outcomes[old]
+        self._outcomes = {n: o for n, o in self._outcomes.items() if n > self.completed - self.keeps}
         return outcome.average, outcome.total
 
     async def _attempt(self, formation: Formation) -> RoundOutcome | None:
@@ -213,10 +213,10 @@ class Membership:
         await self._mailbox.attend(self.handlers, 0.0)
 
     async def _change(self, m: Message) -> None:
-        if m.version <= self.epoch:
-            return
-        known = self._mailbox.incarnations
         listed = [[(rank, number) for rank, number in part.view(-1, 2).tolist()] for part in m.parts]
+        known, is_in = self._mailbox.incarnations, self._me in (*listed[0], *listed[1])
+        if m.version <= self.epoch and (is_in or self.is_joining or m.version < self.epoch):
+            return  # else it was dropped, and too few are left to begin another epoch
         is_early = any(incarnation > known.get(rank, 0) for rank, incarnation in (*listed[0], *listed[1]))
         if is_early and not self.is_joining:  # a joiner never hears of those that died before it came
             self._early_change = m  # until this worker has heard that they are back
@@ -244,14 +244,13 @@ class Membership:
         self.reports.begin_epoch(epoch)
         self._joins_at = math.inf
         self._ends.let_in(let_in)
-        me = (self._identity.rank, self._identity.incarnation)  # not one who died and had this rank
-        has_state = not self.is_joining and me in joiners and dict(let_in)[me[0]] <= self._state_of
-        self.is_joining = not (me in members or has_state)
+        is_back = self._me in joiners and dict(let_in)[self._me[0]] <= self._state_of
+        self.is_joining = not (self._me in members or (is_back and not self.is_joining))
 
     @property
     def _is_listed(self) -> bool:
         """Whether this epoch lists this worker itself, and not one before it that had its rank."""
-        return self._listed.get(self._identity.rank) == self._identity.incarnation
+        return self._me in self._listed.items()
 
     async def _answer_roll(self) -> None:
         """Say where this worker is to all who are there in this epoch."""

@@ -27,7 +27,7 @@ class Recovery:
     transport: str
     durability: str = "memory"
     folder: str = ""
-    workers_return: bool = False  # whether workers restart though servers do not
+    workers_return: bool = False  # whether workers restart, whatever servers do
 
     @property
     def servers_return(self) -> bool:

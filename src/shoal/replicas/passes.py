@@ -50,7 +50,8 @@ class PassMark(NamedTuple):
             if self.items is None
             else f"{self.items} {'batches' if self.batch is None else 'samples'}"
         )
-        return items + ("" if self.batch is None else f" in batches of {self.batch}")
+        whole = "whole " if self.drop_last else ""
+        return items + ("" if self.batch is None else f" in {whole}batches of {self.batch}")
 
     def difference(self, theirs: PassMark) -> str | None:
         """How this differs from that of the others, in words; None if it does not, as far as one can tell."""
@@ -60,13 +61,22 @@ class PassMark(NamedTuple):
             return f"reads {self}, which are not those of the others or have another order"
         return None
 
-    def is_as_long_as(self, saved: PassMark) -> bool:
-        """Whether it has as many items in a batch and in all as the same pass had when it was saved."""
-        return self.number != saved.number or self[1:4] == saved[1:4]
+    def is_cut_like(self, saved: PassMark) -> bool:
+        """Whether it has as many samples, in batches of one size, as the same pass when it was saved."""
+        chosen_by_the_loader = self.batch is saved.batch is None  # then batches may be as many as they like
+        return self.number != saved.number or chosen_by_the_loader or self[1:4] == saved[1:4]
 
     def is_in_order(self, saved: PassMark) -> bool:
         """Whether it has the items that the same pass had when it was saved, as far as one can tell."""
-        return self.number != saved.number or self.digest == saved.digest
+        return self.number != saved.number or (self.items, self.digest) == (saved.items, saved.digest)
+
+
+class GoesOn(NamedTuple):
+    """A pass that goes on where another process, or this worker's predecessor, was in it."""
+
+    own: PassMark
+    theirs: PassMark
+    was_done: bool  # whether nothing of it was left
 
 
 def _chosen(dataset: object, depth: int = 8) -> Iterator[list[Any]]:
@@ -164,9 +174,7 @@ class Passes:
         self._is_shared = True
         self.mark: PassMark | None = None  # of the pass that the loop has begun last, if all share it
         self._theirs: PassMark | None = None  # in the state that this worker goes on from
-        self.goes_on: tuple[PassMark, PassMark] | None = (
-            None  # the pass that goes on from there, and that one
-        )
+        self.goes_on: GoesOn | None = None  # what came of that
         self._log: deque[tuple[int, Dealing, int]] = deque()  # since the last average: step, what was dealt
         self._known_from: float = 0  # the first step of which it is known what was dealt
 
@@ -196,7 +204,7 @@ class Passes:
         self._order, self._is_shared, self._reading = order, shared, number
         self.mark = PassMark.of(number, order, batch, drop_last, dataset) if shared else None
         if self.mark is not None and self._theirs is not None:
-            self.goes_on, self._theirs = (self.mark, self._theirs), None
+            self._go_on_from(self._theirs)
         self.dealing = self._dealt(batch, drop_last)
         if not self._taken and not self._again:
             self.dealing.check_is_enough()
@@ -279,7 +287,7 @@ class Passes:
             "done": self.done,
             "shared": self._is_shared,
             "batches": self.batches,
-            "mark": self.mark and list(self.mark),
+            "mark": list(mark) if (mark := self.mark or self._theirs) else None,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -295,6 +303,21 @@ class Passes:
             self.dealing = self._dealt(self.dealing.batch, self.dealing.drop_last)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _go_on_from(self, theirs: PassMark) -> None:
+        """The loop begins the pass in which this worker's state was taken, or a later one."""
+        assert self.mark is not None
+        self._theirs = None
+        self.goes_on = GoesOn(self.mark, theirs, self._was_done(theirs))
+        if self.goes_on.was_done and not self.mark.is_cut_like(theirs):
+            self._taken, self._again, self.done = len(self._order or ()), [], 0
+
+    def _was_done(self, theirs: PassMark) -> bool:
+        """Whether nothing was left of that pass, which is the one that begins."""
+        if theirs.items is None or self.mark is None or theirs.number != self.mark.number:
+            return False
+        rest = range(theirs.items - self._taken + len(self._again))
+        return self.done >= Dealing(rest, theirs.batch, theirs.drop_last, self.workers).steps
 
     def _settle(self) -> None:
         """Count the steps of this dealing as taken."""

@@ -92,6 +92,7 @@ def _simulate(
     between_steps = plan.between_steps(Control(), model, data)
     place: dict[str, Any] = {"workers": plan.workers, "seed": plan.seed}
     task = plan.scaled_task(data)
+    elastic = faults is not None and plan.may_be_elastic
     simulation = Simulation(
         plan.strategy,
         partial(build_replica, task, model, data, plan.strategy, leg=plan.leg, **place),
@@ -110,8 +111,8 @@ def _simulate(
         mean=_choose_mean(plan, virtual),
         between_steps=between_steps,
         balanced=plan.balance,
-        elastic=faults is not None and plan.may_be_elastic,
-        min_workers=plan.min_workers,
+        elastic=elastic,
+        min_workers=plan.min_workers if elastic else 1,  # else nobody goes
         observers=(curve, Ticker(listener, began)),
     )
     if (before := plan.edge_before(folder)) is not None:

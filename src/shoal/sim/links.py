@@ -82,7 +82,10 @@ class Links:
 
     def lose_relayed(self, dead: int) -> None:
         """That node has died: if it is the relay, what it was to pass on is lost."""
-        self._deaths_of_relay += dead == self._relay
+        if dead == self._relay:
+            self._deaths_of_relay += 1
+            for pair in [pair for pair in self._held if dead not in pair]:
+                del self._held[pair]
 
     def connection(self, src: int, dst: int) -> Connection:
         """The connection that a message is sent over."""

@@ -51,10 +51,10 @@ class Simulation:
     default those of worker 0; `served(identity)` makes the replica of such a node, by default one with plain
     SGD. `disk(rank)` makes the log of a server. An elastic run may begin with fewer workers than it has
     places: `begins_with` of them; `Faults().join(…)` has others come. With fewer than `min_workers` those who
-    are left wait for more. If its keeper `relays`, what workers send each other is lost with the keeper, as
-    over gRPC. With `batch`, a gradient of `batch` samples takes the time that `compute` says, and others take
-    more or less; without it all take the same. `machine` says what takes time beside gradients and wires:
-    without it, nothing does. The same arguments give the same run, bit for bit: see `digest`.
+    are left wait for more. If its keeper `relays`, what workers send each other is lost with the keeper. With
+    `batch`, a gradient of `batch` samples takes the time that `compute` says, and others take more or less;
+    without it all take the same. `machine` says what takes time beside gradients and wires: without it,
+    nothing does. The same arguments give the same run, bit for bit: see `digest`.
     """
 
     def __init__(
@@ -143,8 +143,10 @@ class Simulation:
 
     def _check_faults(self, nodes: int, servers_write: bool) -> None:
         elastic = self._elastic
-        if self._faults.leaves and not elastic:
-            raise ValueError("workers leave an elastic run alone")
+        if not elastic and (self._faults.leaves or self._relays or self._min_workers > 1):
+            raise ValueError(
+                "workers leave an elastic run alone, and it alone has a keeper that waits or relays"
+            )
         writers = [*(range(self.workers, nodes) if servers_write else ()), *([nodes] if elastic else ())]
         self._faults.check(self.workers, nodes + elastic, writers, self._open_places())
         if self._faults.partitions and self.strategy.one_sided:
