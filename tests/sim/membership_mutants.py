@@ -445,6 +445,11 @@ def one_that_was_cut_off_believes_in_its_epoch(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Membership, "_change", later_ones)
 
 
+@mutant(first=3591)
+def who_is_dropped_hears_of_it_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeper, "_let_know", Keeper._tell)
+
+
 # -- goodbyes ----------------------------------------------------------------------------------------------
 
 

@@ -113,6 +113,7 @@ class Roster:
             "joiners": self.joiners,
             "let_in": self._let_in,
             "is_over": self.is_over,
+            "has_changed": self.has_changed,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -120,6 +121,7 @@ class Roster:
         self.epoch, self.is_over = state["epoch"], state["is_over"]
         self.members, self.joiners = dict(state["members"]), dict(state["joiners"])
         self._let_in = dict(state["let_in"])
+        self.has_changed = state["has_changed"]
 
 
 class Keeper:
@@ -158,7 +160,7 @@ class Keeper:
                 self.roster.load(saved)
             self.roster.evicted.update(range(self.identity.workers))
             self._has_told = False  # the one before may have died in the middle of telling
-            self.roster.has_changed = self._relays
+            self.roster.has_changed |= self._relays
         while await self._may_go_on():
             if self.roster.is_due:
                 self.roster.begin_epoch()
@@ -171,9 +173,7 @@ class Keeper:
                 self._has_told = True
             elif self.roster.has_changed:
                 self._on_wait(self.roster.shortage)
-            await self._tell(
-                self.roster.evicted - there
-            )  # who leaves does so now, who was cut off joins again
+            await self._let_know(self.roster.evicted - there)
             self.roster.evicted.clear()
             await self._hear(await self.mailbox.next())
             while self.mailbox.has_arrived():
@@ -242,6 +242,12 @@ class Keeper:
         self.roster.lose(m.src)
         if not self.roster.is_due:
             await self.channel.tell(m.src, RunOver())
+
+    async def _let_know(self, dropped: set[int]) -> None:
+        """Tell those who are no longer in it: who leaves goes then, and who was cut off joins again."""
+        if dropped and self.roster.has_changed:  # in no epoch yet
+            self._keep()
+        await self._tell(dropped)
 
     def _keep(self) -> None:
         if self._log is not None:
