@@ -20,6 +20,9 @@ from shoal.core.codec import Identity
 from shoal.launch.join import choose_mean
 from shoal.sim import Compute, Faults, Network
 
+KEEPS_FROM = 6000
+"""The first seed of those whose keeper may wait for more workers, and may relay their messages."""
+
 COLLECTIVES = ("stripes", "ring", "tree", "butterfly", "rabenseifner")
 
 
@@ -82,9 +85,11 @@ class Schedule:
             run = run.beginning_with(dice.randint(spared + 1, workers), dice)
         if dice.random() >= 0.7:
             run = run.leaving([k for k in mortal if k < workers], dice)
-        if dice.random() < 0.3:
+        if seed < KEEPS_FROM:
+            return run
+        if dice.random() < 0.5:
             run = run.waiting_for(dice)
-        return replace(run, relays=dice.random() < 0.3)
+        return replace(run, relays=dice.random() < 0.5)
 
     def waiting_for(self, dice: random.Random) -> Schedule:
         """The same, where too few wait for more: no more than come back, for those who say goodbye do not."""

@@ -156,7 +156,7 @@ def the_state_lacks_what_is_dealt_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateArrival, "state", without)
 
 
-@mutant(first=55)
+@mutant(first=167)
 def a_new_incarnation_takes_itself_for_the_member_that_died(patch: pytest.MonkeyPatch) -> None:
     change = Membership._change
 
@@ -198,7 +198,7 @@ def a_lost_member_is_not_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "lose", lambda self, rank: None)
 
 
-@mutant(first=509)
+@mutant(first=1)
 def a_joiner_forgets_its_state_when_the_keeper_calls_it_one(patch: pytest.MonkeyPatch) -> None:
     begin = Membership._begin_epoch
 
@@ -258,7 +258,7 @@ def who_has_ended_and_left_is_waited_for_in_the_roll(patch: pytest.MonkeyPatch) 
     patch.setattr(Membership, "_note_finished", not_in_the_roll)
 
 
-@mutant(first=5908)
+@mutant(first=39)
 def a_joiner_with_state_that_has_ended_has_not(patch: pytest.MonkeyPatch) -> None:
     let_in = Ends.let_in
 
@@ -363,7 +363,7 @@ def one_that_is_cut_off_to_the_end_waits_for_ever(patch: pytest.MonkeyPatch) -> 
 # -- slow disks --------------------------------------------------------------------------------------------
 
 
-@mutant(first=249)
+@mutant(first=587)
 def the_keeper_tells_before_it_has_written(patch: pytest.MonkeyPatch) -> None:
     keep, tell = Keeper._keep, Keeper._tell
 
@@ -417,24 +417,10 @@ OPEN_PLACES = [*MUTANTS][-3:]
 """Mutants that only runs with more places than workers at the start can catch."""
 
 
-# -- messages through the keeper ---------------------------------------------------------------------------
-
-
-@mutant(first=69)
-def what_was_lost_with_the_keeper_is_not_sent_again(patch: pytest.MonkeyPatch) -> None:
-    live = Keeper.live
-
-    async def unknowing(self):
-        self._relays = False
-        await live(self)
-
-    patch.setattr(Keeper, "live", unknowing)
-
-
 # -- too few ---------------------------------------------------------------------------------------------
 
 
-@mutant(first=45)
+@mutant(first=6107)
 def one_that_was_cut_off_believes_in_its_epoch(patch: pytest.MonkeyPatch) -> None:
     change = Membership._change
 
@@ -445,7 +431,7 @@ def one_that_was_cut_off_believes_in_its_epoch(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Membership, "_change", later_ones)
 
 
-@mutant(first=3591)
+@mutant(first=6664)
 def who_is_dropped_hears_of_it_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "_let_know", Keeper._tell)
 

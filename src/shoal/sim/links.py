@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
 from typing import Any, Protocol, TypeAlias
 
 from shoal.core.transport import JOINED, LEFT, LOST, NOTICES, Message
@@ -51,15 +52,16 @@ class Links:
     connection breaks: both nodes are told that the other is lost, what was under way is dropped, and when the
     link heals both are told that the other is back, in the same incarnation if it was not restarted.
 
-    With a `relay`, what other nodes send each other is lost while that node is away, and what was under way
-    when it died; they are not told.
+    With a `relay`, which passes on what the others send each other, their connections break when it dies and
+    are there again with its successor.
     """
 
     def __init__(self, kernel: Kernel, ends: Sequence[End]) -> None:
         self.is_used = False
         self.on_break: Callable[[int, int], None] = lambda one, other: None  # of a connection
         self._relay: int | None = None
-        self._deaths_of_relay = 0
+        self._deaths_of_relay = self._noticed_deaths = 0
+        self._misses_relay = False  # whether the others know that it is away
         self._kernel = kernel
         self._ends = ends
         self._sides: list[frozenset[int]] = []  # one side of each partition that lasts
@@ -80,12 +82,31 @@ class Links:
         """Have that node relay what the others send each other."""
         self.is_used, self._relay = True, relay
 
-    def lose_relayed(self, dead: int) -> None:
+    def lose(self, rank: int, noticed_after: float) -> None:
         """That node has died: if it is the relay, what it was to pass on is lost."""
-        if dead == self._relay:
+        if rank == self._relay:
             self._deaths_of_relay += 1
-            for pair in [pair for pair in self._held if dead not in pair]:
-                del self._held[pair]
+            for pair in self._relayed():
+                self._held.pop(pair, None)
+            self._kernel.after(noticed_after, partial(self._miss_relay, self._deaths_of_relay))
+
+    def regain(self, rank: int) -> None:
+        """That node is there again."""
+        if rank == self._relay:
+            self._miss_relay(self._deaths_of_relay)
+            self._misses_relay = False
+            self._restore(self._relayed())
+
+    def _miss_relay(self, deaths: int) -> None:
+        """The others notice that the relay has died so many times, with its successor at the latest."""
+        if deaths > self._noticed_deaths:
+            self._noticed_deaths, self._misses_relay = deaths, True
+            self._cut_connections(self._relayed())
+
+    def _relayed(self) -> Iterator[Pair]:
+        """The links that the relay stands for."""
+        ranks = [rank for rank in range(len(self._ends)) if rank != self._relay]
+        return (pair for pair in combinations(ranks, 2) if self._ends[pair[0]].knows(pair[1]))
 
     def connection(self, src: int, dst: int) -> Connection:
         """The connection that a message is sent over."""
@@ -117,7 +138,10 @@ class Links:
         return self._ends[self._relay].is_gone or deaths_of_relay != self._deaths_of_relay
 
     def _break(self, side: frozenset[int]) -> None:
-        for pair in self._across(side):
+        self._cut_connections(self._across(side))
+
+    def _cut_connections(self, pairs: Iterable[Pair]) -> None:
+        for pair in pairs:
             if pair not in self._broken:
                 self._broken.add(pair)
                 self._connections[pair] += 1
@@ -128,9 +152,12 @@ class Links:
 
     def _heal(self, side: frozenset[int]) -> None:
         self._sides.remove(side)
-        for pair in self._across(side):
+        self._restore(self._across(side))
+
+    def _restore(self, pairs: Iterable[Pair]) -> None:
+        for pair in pairs:
             if self._is_cut(pair):
-                continue  # by another partition
+                continue  # by another partition, or by the relay's death
             for dst, m in self._held.pop(pair, ()):
                 self._ends[dst].deliver(m)
             if pair in self._broken:
@@ -147,7 +174,8 @@ class Links:
 
     def _is_cut(self, pair: Pair) -> bool:
         one, other = pair
-        return any((one in side) != (other in side) for side in self._sides)
+        is_apart = self._misses_relay and self._relay not in pair
+        return is_apart or any((one in side) != (other in side) for side in self._sides)
 
 
 def _pair(one: int, other: int) -> Pair:

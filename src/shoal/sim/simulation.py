@@ -51,7 +51,7 @@ class Simulation:
     default those of worker 0; `served(identity)` makes the replica of such a node, by default one with plain
     SGD. `disk(rank)` makes the log of a server. An elastic run may begin with fewer workers than it has
     places: `begins_with` of them; `Faults().join(…)` has others come. With fewer than `min_workers` those who
-    are left wait for more. If its keeper `relays`, what workers send each other is lost with the keeper. With
+    are left wait for more. If its keeper `relays`, workers lose each other when it dies, as over gRPC. With
     `batch`, a gradient of `batch` samples takes the time that `compute` says, and others take more or less;
     without it all take the same. `machine` says what takes time beside gradients and wires: without it,
     nothing does. The same arguments give the same run, bit for bit: see `digest`.
@@ -335,7 +335,7 @@ class Simulation:
     def _bury(self, rank: int) -> None:
         """Handle the crash of a node: its peers notice it, and it may restart."""
         self._ends[rank].vanish(self._faults.noticed_after)
-        self._switch.links.lose_relayed(rank)
+        self._switch.links.lose(rank, self._faults.noticed_after)
         if rank in self._disks:
             if self._ends[rank].is_writing:
                 self._disks[rank].undo_snapshot()
@@ -348,6 +348,7 @@ class Simulation:
             assert self.keeper is not None, "somebody has died in its place"
             incarnation = self.keeper.identity.incarnation + 1
             self._ends[rank].revive(incarnation)
+            self._switch.links.regain(rank)
             self.keeper = self._keeper(incarnation)
             self._spawn_keeper(self.keeper)
         else:
