@@ -247,6 +247,12 @@ def test_below_the_least_number_one_that_was_cut_off_is_told_and_counts_when_it_
     ]
 
 
+def test_one_that_gets_its_state_after_it_was_dropped_is_told():
+    script = Script(Suspects(src=0, seq=1), Settled(src=1), *goodbye(0, 1))
+    keep(script, least=2)
+    assert script.said[:2] == [(1, "change", 0, [[0, 0], [], []])] * 2
+
+
 def test_who_comes_when_the_run_is_over_is_told():
     script = Script(Finished(src=0), Join(src=1, incarnation=1), *goodbye(0, 1))
     keep(script)

@@ -64,7 +64,7 @@ class Roster:
 
     def admit(self, rank: int, incarnation: int) -> bool:
         """That process wants to join; whether it may."""
-        if self.joiners.get(rank) == incarnation or self.members.get(rank) == incarnation:
+        if self.holds(rank, incarnation):
             return True  # it asks again; others may have given it its state by now
         if self.is_over or not (self.members or self.joiners):
             return False
@@ -72,6 +72,10 @@ class Roster:
         self.joiners[rank] = incarnation
         self._let_in[rank] = self.epoch + 1
         return True
+
+    def holds(self, rank: int, incarnation: int) -> bool:
+        """Whether that process is in it."""
+        return self.joiners.get(rank) == incarnation or self.members.get(rank) == incarnation
 
     def settle(self, rank: int, incarnation: int, epoch: int) -> None:
         """That joiner has had its state since that epoch: if it was let in by then it has missed no round."""
@@ -229,6 +233,8 @@ class Keeper:
         elif m.tag == Settled().tag:
             roster.settle(rank, m.incarnation, m.version)
             self._keep()
+            if not roster.holds(rank, m.incarnation):  # it was dropped before, while it asked to join
+                await self._tell([rank])
         elif m.tag == Finished().tag:
             roster.is_over = True
             self._keep()
