@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from shoal import BMUF, EASGD, Compute, Network, run
 from shoal.core.task import Task
@@ -41,6 +42,13 @@ DIMENSIONS = 10
 BATCH = PERIOD = 4
 NETWORK = Network.parse("1Gbit,100us")
 COMPUTE = Compute.parse("20ms,10%")
+
+
+class Bowl(Quadratic):
+    """Tells no loss: to compute it would take a sixth of the run, and says nothing of the simulator."""
+
+    def loss(self, rank: int, step: int, x: Tensor, gradient: Tensor) -> float:
+        return 0.0
 
 
 def sleep(events: int) -> int:
@@ -62,7 +70,7 @@ def easgd(workers: int, steps: int) -> Simulation:
     """EASGD workers that exchange with the server at every fourth step."""
     return simulate(
         EASGD(period=4),
-        Quadratic(lr=0.1, targets=(1.0, -1.0)),
+        Bowl(lr=0.1, targets=(1.0, -1.0)),
         workers=workers,
         steps=steps,
         start=[0.0] * DIMENSIONS,
