@@ -36,10 +36,7 @@ IN_ROUNDS = [
 TRANSPORTS = ["processes", "gloo"]
 MOSTLY = ["processes", pytest.param("gloo", marks=pytest.mark.soak)]  # what differs is tested elsewhere
 EPOCHS = 15
-POINTS = {
-    "gossip": 8,  # of accuracy that it may be behind: it moves two thirds as far
-    "adpsgd": 6,  # without a killed worker's samples 0 to 1 behind, and once in twenty runs under load 4.4
-}
+POINTS = {"gossip": 8}  # of accuracy that it may be behind: it moves two thirds as far
 LOOP = Path(__file__).with_name("uneven_loop.py")
 
 
@@ -65,7 +62,7 @@ def test_they_learn_about_as_much_as_synchronous_training(word, transport):
     result = shoal.run("digits", word, workers=4, epochs=10, transport=transport)
     assert result.test_accuracy > synchronous() - POINTS.get(word, 4)
     assert result.samples == result.curve[-1]["samples"] == 10 * 1437
-    assert len(result.curve) > 5  # of twenty: one at most for each step of worker 0, which may be slow
+    assert len(result.curve) > 10
     assert result.wait_fraction < 0.9
 
 
