@@ -22,11 +22,13 @@ def run_with_a_kill(
     *,
     returns: bool,
     after: int = 20,
+    pause: float = 0.0,
     **settings: Any,
 ) -> shoal.Result:
     """A run of that task, which `throttle` slows, in which that worker is killed after so many steps.
 
-    If it `returns`, the others stand still until it is back, and are slow until it trains again.
+    If it `returns`, the others stand still until it is back, and are slow until it trains again. A batch
+    takes `pause` seconds at least from then on.
     """
     killed = False
 
@@ -41,7 +43,7 @@ def run_with_a_kill(
         if event.get("fault") == f"worker {victim} is back":
             throttle.slow(0.5)
         if killed and (not returns or (member.incarnation and member.first_progress)):
-            throttle.release()
+            throttle.slow(pause)
 
     result = shoal.run(task, strategy, timeout=60, on_progress=kill, **settings)
     assert killed, "the run was over before the kill"
