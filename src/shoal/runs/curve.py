@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +20,13 @@ from shoal.engine.engine import Engine, Instrument
 from shoal.replicas.module import EnsembleModel
 from shoal.runs.evaluation import Buffers, evaluate, load_mean_buffers
 from shoal.vocabulary.node import Node
-from shoal.vocabulary.strategy import Strategy
+from shoal.vocabulary.strategy import Decentral, Strategy
 
 POINTS = 20
 MOST_BYTES = 512 * 2**20
+
+Pace: TypeAlias = "list[tuple[float, int]]"
+"""Seconds since the run began, and the samples that a worker had computed gradients of by then."""
 
 
 @dataclass
@@ -38,10 +43,15 @@ class Curve(Instrument):
 
     The copies are tested after the run, so that tests take none of its time. Of a large model there are fewer
     copies, to keep them below half a gigabyte. `samples` is the number of samples of the whole run.
+
+    Where workers go at their own pace, none knows how many samples the others have done. There `paces` has
+    what each did by when, for `count_all`.
     """
 
     def __init__(self, strategy: Strategy, samples: float, points: int = POINTS) -> None:
         self.snapshots: dict[int, list[Snapshot]] = {}  # by rank
+        self.paces: defaultdict[int, Pace] = defaultdict(list)  # by rank
+        self._own_pace = isinstance(strategy, Decentral) and not strategy.in_rounds
         self._strategy = strategy
         self._samples = samples
         self._began: dict[int, float] = {}
@@ -55,12 +65,16 @@ class Curve(Instrument):
         `whole_bytes` is the size of a model of which this node is a part: all parts are copied equally often.
         """
         self._began[engine.rank] = engine.channel.now() - elapsed
+        if self._own_pace:
+            self._note_pace(engine)
         room = max(1, MOST_BYTES // max(1, whole_bytes or engine.x.nbytes))
         self._spacing = self._samples / max(1, min(self._points, room))
         if self._points and holds_solution(self._strategy, engine):
             self._take(engine)
 
     def step(self, engine: Engine) -> None:
+        if self._own_pace:
+            self._note_pace(engine)
         self._look(engine)
 
     def update(self, engine: Engine) -> None:
@@ -77,11 +91,40 @@ class Curve(Instrument):
         if engine.merged >= self._next[engine.rank] and holds_solution(self._strategy, engine):
             self._take(engine)
 
+    def _note_pace(self, engine: Engine) -> None:
+        """The last mark moves with the worker, until it is as far from the one before as copies are."""
+        pace, own = self.paces[engine.rank], engine.progress.samples
+        if pace and own < pace[-1][1]:  # it was started again: what it did before does not count
+            pace.clear()
+        if len(pace) > 1 and own - pace[-2][1] < self._spacing / engine.identity.workers:
+            pace.pop()
+        pace.append((self._seconds(engine), own))
+
+    def _seconds(self, engine: Engine) -> float:
+        return engine.channel.now() - self._began[engine.rank]
+
     def _take(self, engine: Engine) -> None:
-        seconds = engine.channel.now() - self._began[engine.rank]
+        seconds = self._seconds(engine)
         copy = self._strategy.solution(Node(engine)).detach().clone()
         self.snapshots.setdefault(engine.rank, []).append(Snapshot(seconds, engine.merged, copy))
         self._next[engine.rank] = engine.merged + self._spacing
+
+
+def count_all(copies: Sequence[Snapshot], paces: Sequence[Pace]) -> list[Snapshot]:
+    """The copies, each but the last with the samples that all workers had done by then, from their paces."""
+    if not paces:
+        return list(copies)
+    counted = [replace(c, samples=round(sum(_done(p, c.seconds) for p in paces))) for c in copies[:-1]]
+    return [*(c for c in counted if c.samples < copies[-1].samples), copies[-1]]
+
+
+def _done(pace: Pace, seconds: float) -> float:
+    """Samples of a worker by that time: between two marks as if it had gone evenly."""
+    k = bisect_right(pace, seconds, key=itemgetter(0))
+    if k in (0, len(pace)):
+        return pace[k and -1][1]
+    (t0, n0), (t1, n1) = pace[k - 1], pace[k]
+    return n0 + (n1 - n0) * (seconds - t0) / (t1 - t0)
 
 
 def join_slices(slices: Sequence[Sequence[Snapshot]], independent: bool = False) -> list[Snapshot]:

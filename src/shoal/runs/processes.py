@@ -32,7 +32,7 @@ from shoal.launch.stop_signals import ctrl_c_ignored, stopped_by, temporary_fold
 from shoal.replicas.module import (
     build_member,
 )
-from shoal.runs.curve import Snapshot, holders, put_together
+from shoal.runs.curve import Snapshot, count_all, holders, put_together
 from shoal.runs.group_processes import join_processes, position_folder, whole_snapshots
 from shoal.runs.joined_legs import LegOutcome, summarise_legs
 from shoal.runs.node_process import keeper_process, live, node_process, nodes_folder, spare_process
@@ -173,19 +173,21 @@ def gather(
     """Test the snapshots that the nodes have written, and return the final model and the learning curve."""
     there = [number // plan.group for number, said in enumerate(reports) if "snapshots" in said]
     ranks = there if plan.all_leave_models else holders(plan.strategy, plan.workers, plan.servers, there)
+    paces = [said.pop("pace") for said in reports if "pace" in said][:: plan.group]  # one of each group
     modules, copies = [], []
     for rank in ranks:
         if not reports[rank * plan.group]:
             raise WorkerFailed(f"{plan.name_of(rank)} ended without a report")
         modules.append(build_member(plan.task, plan.strategy, rank, plan.seed))
         if plan.group > 1:
-            copies.append(list(whole_snapshots(plan, rank, reports, folder, modules[-1])))
-            continue
-        left = load_model(folder / f"solution-{rank}.safetensors")
-        times = reports[rank].pop("snapshots")
-        copies.append([Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)])
-        for name, buffer in named_buffers(modules[-1]):
-            buffer.copy_(left[f"buffer.{name}"])
+            taken = list(whole_snapshots(plan, rank, reports, folder, modules[-1]))
+        else:
+            left = load_model(folder / f"solution-{rank}.safetensors")
+            times = reports[rank].pop("snapshots")
+            taken = [Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)]
+            for name, buffer in named_buffers(modules[-1]):
+                buffer.copy_(left[f"buffer.{name}"])
+        copies.append(count_all(taken, paces))
     if plan.all_leave_models:  # whoever was the first worker at the time took the copies of then
         once = {copy.samples: copy for copy in chain(*copies)}
         modules, copies = modules[:1], [[once[samples] for samples in sorted(once)]]

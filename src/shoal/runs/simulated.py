@@ -27,7 +27,7 @@ from shoal.launch.crew import Listener
 from shoal.launch.join import choose_mean
 from shoal.launch.stop_signals import temporary_folder
 from shoal.replicas.module import build_model, build_replica, build_served, module_of
-from shoal.runs.curve import Curve, holders, put_together
+from shoal.runs.curve import Curve, count_all, holders, put_together
 from shoal.runs.evaluation import Buffers
 from shoal.runs.joined_legs import LegOutcome, summarise_legs
 from shoal.runs.plan import Plan
@@ -141,7 +141,7 @@ def _tested(
     ranks = _holders(plan, simulation)
     for rank in ranks:
         curve.end(simulation.nodes[rank])
-    copies = [curve.snapshots[rank] for rank in ranks]
+    copies = [count_all(curve.snapshots[rank], list(curve.paces.values())) for rank in ranks]
     if simulation.keeper is not None:  # whoever was the first at a time has taken the copy
         copies = [sorted(chain(*curve.snapshots.values()), key=attrgetter("samples"))]
     modules, buffers = _modules(simulation, ranks, model), _buffers(simulation, model)
