@@ -38,7 +38,7 @@ def test_a_copy_of_all_samples_is_replaced_by_the_last() -> None:
     assert [copy.samples for copy in count_all(copies, [[(0.0, 0), (2.0, 80)]])] == [0.0, 80.0]
 
 
-def test_without_paces_the_copies_say_how_many() -> None:
+def test_without_counts_the_copies_say_how_many() -> None:
     copies = snapshots((0.0, 0.0), (1.0, 40.0))
     assert count_all(copies, []) == copies
 
@@ -57,8 +57,8 @@ def test_a_slow_worker_counts_what_the_others_do(word: str) -> None:
 
 
 @pytest.mark.slow
-def test_real_processes_tell_their_paces() -> None:
+def test_real_processes_tell_their_counts() -> None:
     result = shoal.run(blobs(), "adpsgd", workers=3, epochs=4)
     assert all(before["samples"] < after["samples"] for before, after in pairwise(result.curve))
     assert result.curve[-1]["samples"] == result.samples
-    assert all("pace" not in node for node in result.nodes)
+    assert all("counts" not in node for node in result.nodes)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from statistics import fmean
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from shoal.vocabulary.strategy import Decentral, Strategy
 POINTS = 20
 MOST_BYTES = 512 * 2**20
 
-Pace: TypeAlias = "list[tuple[float, int]]"
+Counts: TypeAlias = "list[tuple[float, int]]"
 """Seconds since the run began, and the samples that a worker had computed gradients of by then."""
 
 
@@ -44,13 +43,13 @@ class Curve(Instrument):
     The copies are tested after the run, so that tests take none of its time. Of a large model there are fewer
     copies, to keep them below half a gigabyte. `samples` is the number of samples of the whole run.
 
-    Where workers go at their own pace, none knows how many samples the others have done. There `paces` has
-    what each did by when, for `count_all`.
+    Where workers go at their own pace, none knows how many samples the others have done. There `counts` has
+    how many each had done by when, for `count_all`.
     """
 
     def __init__(self, strategy: Strategy, samples: float, points: int = POINTS) -> None:
         self.snapshots: dict[int, list[Snapshot]] = {}  # by rank
-        self.paces: defaultdict[int, Pace] = defaultdict(list)  # by rank
+        self.counts: defaultdict[int, Counts] = defaultdict(list)  # by rank
         self._own_pace = isinstance(strategy, Decentral) and not strategy.in_rounds
         self._strategy = strategy
         self._samples = samples
@@ -66,7 +65,7 @@ class Curve(Instrument):
         """
         self._began[engine.rank] = engine.channel.now() - elapsed
         if self._own_pace:
-            self._note_pace(engine)
+            self._count(engine)
         room = max(1, MOST_BYTES // max(1, whole_bytes or engine.x.nbytes))
         self._spacing = self._samples / max(1, min(self._points, room))
         if self._points and holds_solution(self._strategy, engine):
@@ -74,7 +73,7 @@ class Curve(Instrument):
 
     def step(self, engine: Engine) -> None:
         if self._own_pace:
-            self._note_pace(engine)
+            self._count(engine)
         self._look(engine)
 
     def update(self, engine: Engine) -> None:
@@ -91,14 +90,14 @@ class Curve(Instrument):
         if engine.merged >= self._next[engine.rank] and holds_solution(self._strategy, engine):
             self._take(engine)
 
-    def _note_pace(self, engine: Engine) -> None:
-        """The last mark moves with the worker, until it is as far from the one before as copies are."""
-        pace, own = self.paces[engine.rank], engine.progress.samples
-        if pace and own < pace[-1][1]:  # it was started again: what it did before does not count
-            pace.clear()
-        if len(pace) > 1 and own - pace[-2][1] < self._spacing / engine.identity.workers:
-            pace.pop()
-        pace.append((self._seconds(engine), own))
+    def _count(self, engine: Engine) -> None:
+        """Note how many this worker has done; counts are as far apart as copies, but for the last."""
+        counts, own = self.counts[engine.rank], engine.progress.samples
+        if counts and own < counts[-1][1]:  # it was started again: what it did before does not count
+            counts.clear()
+        if len(counts) > 1 and own - counts[-2][1] < self._spacing / engine.identity.workers:
+            counts.pop()
+        counts.append((self._seconds(engine), own))
 
     def _seconds(self, engine: Engine) -> float:
         return engine.channel.now() - self._began[engine.rank]
@@ -110,21 +109,14 @@ class Curve(Instrument):
         self._next[engine.rank] = engine.merged + self._spacing
 
 
-def count_all(copies: Sequence[Snapshot], paces: Sequence[Pace]) -> list[Snapshot]:
-    """The copies, each but the last with the samples that all workers had done by then, from their paces."""
-    if not paces:
+def count_all(copies: Sequence[Snapshot], counts: Sequence[Counts]) -> list[Snapshot]:
+    """The copies, each but the last with the samples of all workers by then: between counts as if evenly."""
+    if not counts:
         return list(copies)
-    counted = [replace(c, samples=round(sum(_done(p, c.seconds) for p in paces))) for c in copies[:-1]]
+    seconds = [copy.seconds for copy in copies[:-1]]
+    done = sum(np.interp(seconds, *np.array(own).T) for own in counts)
+    counted = [replace(c, samples=round(n)) for c, n in zip(copies, done, strict=False)]
     return [*(c for c in counted if c.samples < copies[-1].samples), copies[-1]]
-
-
-def _done(pace: Pace, seconds: float) -> float:
-    """Samples of a worker by that time: between two marks as if it had gone evenly."""
-    k = bisect_right(pace, seconds, key=itemgetter(0))
-    if k in (0, len(pace)):
-        return pace[k and -1][1]
-    (t0, n0), (t1, n1) = pace[k - 1], pace[k]
-    return n0 + (n1 - n0) * (seconds - t0) / (t1 - t0)
 
 
 def join_slices(slices: Sequence[Sequence[Snapshot]], independent: bool = False) -> list[Snapshot]:

@@ -178,8 +178,8 @@ def _ended(
     """Leave the trained model in the folder, and the run. Returns the report."""
     rank = engine.rank
     holds = plan.all_leave_models or holds_solution(plan.strategy, engine)
-    if curve.paces:
-        outcome["pace"] = curve.paces[rank]
+    if curve.counts:
+        outcome["counts"] = curve.counts[rank]
     if holds:
         curve.end(engine)
     drive(engine.transport.close())  # not after a failure: peers notice that by the lost connection

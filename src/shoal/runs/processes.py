@@ -173,7 +173,7 @@ def gather(
     """Test the snapshots that the nodes have written, and return the final model and the learning curve."""
     there = [number // plan.group for number, said in enumerate(reports) if "snapshots" in said]
     ranks = there if plan.all_leave_models else holders(plan.strategy, plan.workers, plan.servers, there)
-    paces = [said.pop("pace") for said in reports if "pace" in said][:: plan.group]  # one of each group
+    counts = [said.pop("counts") for said in reports if "counts" in said][:: plan.group]  # one of each group
     modules, copies = [], []
     for rank in ranks:
         if not reports[rank * plan.group]:
@@ -187,7 +187,7 @@ def gather(
             taken = [Snapshot(s, n, left[str(i)]) for i, (s, n) in enumerate(times)]
             for name, buffer in named_buffers(modules[-1]):
                 buffer.copy_(left[f"buffer.{name}"])
-        copies.append(count_all(taken, paces))
+        copies.append(count_all(taken, counts))
     if plan.all_leave_models:  # whoever was the first worker at the time took the copies of then
         once = {copy.samples: copy for copy in chain(*copies)}
         modules, copies = modules[:1], [[once[samples] for samples in sorted(once)]]

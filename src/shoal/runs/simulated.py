@@ -141,7 +141,7 @@ def _tested(
     ranks = _holders(plan, simulation)
     for rank in ranks:
         curve.end(simulation.nodes[rank])
-    copies = [count_all(curve.snapshots[rank], list(curve.paces.values())) for rank in ranks]
+    copies = [count_all(curve.snapshots[rank], list(curve.counts.values())) for rank in ranks]
     if simulation.keeper is not None:  # whoever was the first at a time has taken the copy
         copies = [sorted(chain(*curve.snapshots.values()), key=attrgetter("samples"))]
     modules, buffers = _modules(simulation, ranks, model), _buffers(simulation, model)
