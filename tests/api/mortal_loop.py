@@ -33,6 +33,8 @@ parser.add_argument("--gamma", type=float, default=1.0, help="by which the learn
 parser.add_argument("--per-batch", default="", help="step the scheduler at every batch; and when it is back")
 parser.add_argument("--stop-after", type=int, default=-1, help="steps, after which all processes vanish")
 parser.add_argument("--uneven", type=int, default=-1, help="the rank that skips its first batch")
+parser.add_argument("--accumulate", type=int, default=1, help="batches of a step")
+parser.add_argument("--frozen", action="store_true", help="a layer that is not trained, and not alike")
 parser.add_argument("--hurry", type=Path, help="a file; when it is there, steps take no time any more")
 parser.add_argument(
     "--returns", type=Path, help="a folder: the others wait for those who note there that they die"
@@ -71,6 +73,8 @@ class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.counts = nn.Parameter(torch.zeros(args.samples + (odd == "model"), dtype=torch.float64))
+        if args.frozen:
+            self.frozen = nn.Parameter(torch.rand(3), requires_grad=False)
         self.register_buffer("running_mean", torch.zeros(1))
         self.register_buffer("marker", torch.zeros(1, dtype=torch.int64))
 
@@ -121,7 +125,7 @@ if odd == "rate":
     optimizer.param_groups[0]["lr"] = 0.5
 if me.incarnation:
     print(f"goes on from {training.engine.t}, marked {int(model.marker)}")
-step = training.engine.t
+step, read = training.engine.t, 0
 if args.per_batch == "right":
     for _ in range(training.resumed_from or 0):
         schedule.step()
@@ -135,8 +139,12 @@ for _ in range(args.epochs):
         if args.uneven == me.rank and step == 0:
             args.uneven = -1
             continue
-        optimizer.zero_grad()
+        read += 1
+        if read % args.accumulate == 1 or args.accumulate == 1:
+            optimizer.zero_grad()
         model(ids).backward()
+        if read % args.accumulate:
+            continue
         perish(str(step))
         optimizer.step()
         step += 1
@@ -155,5 +163,7 @@ perish("end")
 training.finish()
 if training.is_first:
     print("is first")
+if args.frozen:
+    print(f"frozen {model.frozen.tolist()}")
 print(f"buffers {float(model.running_mean):g} {int(model.marker)}")
 print("weights " + model.counts.detach().float().numpy().tobytes().hex())

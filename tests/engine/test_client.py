@@ -54,6 +54,24 @@ def test_refusals_are_faults_until_there_are_too_many():
     assert play(work, serving(refuse, MOST_REFUSALS), servers=1)[0] == MOST_REFUSALS
 
 
+def test_a_look_takes_no_number_from_what_is_trained_on():
+    """A run that is resumed may look more often; its pushes must have the numbers that the server knows."""
+    asked = []
+
+    def answer(m):
+        asked.append((m.tag, m.seq))
+        return Ack(seq=m.seq) if isinstance(m, Push) else Reply(parts=(vector(5.0, 6.0),), seq=m.seq)
+
+    async def work(p):
+        for _ in range(2):
+            assert (await p.client.look()).tolist() == [5.0, 6.0]
+            await (await p.client.start_push(SERVER, vector(1.0, 1.0), 1.0, None))()
+        return p.mailbox.state()
+
+    assert play(work, serving(answer, 4), servers=1)[0] == {"1": 2}
+    assert asked == [("look", -1), ("push", 1), ("look", -2), ("push", 2)]
+
+
 # -- pulls from several shards ---------------------------------------------------------------------
 
 

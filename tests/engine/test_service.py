@@ -1,11 +1,14 @@
 """A service applies every push once, and tells its algorithm who still contributes."""
 
+from dataclasses import replace
+
 import torch
 
-from parts import nothing, play, vector
+from parts import Parts, nothing, play, vector
 from shoal.core.identity import SERVER
+from shoal.engine.channel import Channel
 from shoal.engine.pool import Pool
-from shoal.engine.protocol import Checkpointed, Fewer, Pull, Push
+from shoal.engine.protocol import BatchesRead, Checkpointed, Fewer, Look, Pull, Push, Where
 from shoal.engine.service import Keeping, Service
 
 
@@ -87,3 +90,36 @@ def test_those_who_are_stopped_first_have_the_rest_of_their_shares_in_the_checkp
     pool.load(rest[0])
     assert pool.shares == [4, 4]
     assert len(rest) == 1
+
+
+def test_one_that_is_back_hears_where_it_was_and_the_others_wait_until_it_is_done():
+    async def work(p):
+        assert await p.client.take_more() is None
+        return p.channel.now()
+
+    async def die_and_return(p):
+        for clock in (1, 2):
+            await p.channel.tell(2, BatchesRead(seq=3 * clock))
+            p.progress.go_to(clock)
+            await (await p.client.start_push(SERVER, vector(1.0, 1.0), 4.0, None))()
+        await p.channel.tell(2, BatchesRead(seq=9))  # and dies before it pushes
+        successor = replace(p.me, incarnation=1)
+        again = Parts(successor, Channel(p.channel.transport, successor), p.replica)
+        said = [
+            (await again.mailbox.answer(await again.mailbox.ask(2, asked))).body.tolist()
+            for asked in (Where(), Look(count=1.0), Look())
+        ]
+        await p.channel.transport.sleep(50.0)
+        assert await again.client.take_more() is None
+        return said
+
+    async def serve_loops(p):
+        service = service_of(p, steps=0)
+        service.beside = [vector(7.0)]
+        async for m in service.messages():
+            if isinstance(m, Push):
+                p.replica.x.add_(m.body)
+
+    said = play(work, die_and_return, serve_loops, servers=1)
+    assert said[1] == [[2, 6, 1], [7.0], [2.0, 2.0]]
+    assert said[0] > 50.0

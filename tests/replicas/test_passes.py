@@ -198,3 +198,43 @@ def test_a_worker_that_takes_over_finds_out_that_its_data_or_its_order_is_anothe
         "reads a stream in batches of 2, and the others read 12 samples in batches of 2"
     )
     assert difference(0, order[:6], batch=2, shared=False) is None  # a share of its own
+
+
+@pytest.mark.parametrize("done", range(13))
+def test_one_that_is_started_again_skips_what_its_predecessor_has_done(done):
+    """Two workers, 11 samples in batches of 2: steps of 2, and of the remainder; 3 steps a pass, 2 passes."""
+
+    def read(passes, least):
+        """The batches of two passes from the one on that the loop is given."""
+        found = []
+        for number in range(PASSES):
+            if passes.begin(number, list(range(11)), 2):
+                for batch in passes.left():
+                    passes.take(len(found), 0)
+                    found.append(batch)
+        return found[least:]
+
+    whole, successor = Passes(1, 2), Passes(1, 2)
+    successor.skip(done)
+    batches = read(whole, done)
+    assert read(successor, 0) == batches
+    assert successor.batches == whole.batches
+
+
+@pytest.mark.parametrize("done", [0, 1, 4, 7])
+def test_so_it_does_in_a_stream_whose_length_nobody_knows(done):
+    """Worker 1 of 2 has the batches 1, 3 and 5 of a stream of 7."""
+
+    def read(passes):
+        found = []
+        for number in range(PASSES):
+            passes.begin(number, None)
+            for index in range(7):
+                if passes.is_own(index) and not passes.skips():
+                    passes.take(0, 0)
+                    found.append((number, index))
+        return found
+
+    whole, successor = Passes(1, 2), Passes(1, 2)
+    successor.skip(done)
+    assert read(successor) == read(whole)[done:]

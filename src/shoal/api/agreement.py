@@ -30,20 +30,28 @@ async def start_alike(engine: Engine, tensors: Sequence[Tensor]) -> None:
     """Take over worker 0's tensors. Raises ValueError where one has another size or dtype."""
     me = engine.identity
     for mine in tensors:
-        flat = mine.detach().reshape(-1)
-        travels = flat.to(torch.uint8) if mine.dtype == torch.bool else flat
-        if me.rank == 0:
-            for rank in me.others_at_first:
-                await engine.channel.send(rank, Message(START, (travels,)))
+        if me.rank:
+            take_start(me, mine, (await engine.mailbox.find(START, 0)).body)
             continue
-        start = (await engine.mailbox.find(START, 0)).body
-        if start.numel() != mine.numel() or start.dtype != travels.dtype:
-            raise ValueError(
-                f"worker 0 sent a tensor of {start.numel():,} elements ({start.dtype}) for one of "
-                f"{mine.numel():,} ({travels.dtype}) at {me.name}; all processes must build the same "
-                "model"
-            )
-        mine.copy_(start.view(mine.shape))
+        for rank in me.others_at_first:
+            await engine.channel.send(rank, Message(START, (as_sent(mine),)))
+
+
+def as_sent(tensor: Tensor) -> Tensor:
+    """A tensor as it travels: flat, and numbers instead of booleans."""
+    flat = tensor.detach().reshape(-1)
+    return flat.to(torch.uint8) if tensor.dtype == torch.bool else flat
+
+
+def take_start(me: NodeIdentity, mine: Tensor, start: Tensor) -> None:
+    """Copy to `mine` what worker 0 began with. Raises ValueError where that has another size or dtype."""
+    like = as_sent(mine)
+    if start.numel() != mine.numel() or start.dtype != like.dtype:
+        raise ValueError(
+            f"worker 0 sent a tensor of {start.numel():,} elements ({start.dtype}) for one of "
+            f"{mine.numel():,} ({like.dtype}) at {me.name}; all processes must build the same model"
+        )
+    mine.copy_(start.view(mine.shape))
 
 
 async def check_alike(engine: Engine, options: Sequence[str]) -> None:
@@ -115,7 +123,7 @@ async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
         try:
             merged = [(await mailbox.find(BUFFERS, 0)).body for _ in range(1 + len(others))]
         except PeerLost as loss:
-            warnings.warn(f"{me.name} keeps its own buffers, which others may not have: {loss}", stacklevel=6)
+            warnings.warn(f"{me.name} keeps its own buffers, which others may not have: {loss}", stacklevel=5)
             return
         _share_out(merged[0], means)
         for buffer, at_first in zip(others, merged[1:], strict=True):

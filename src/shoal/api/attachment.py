@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.api.agreement import check_alike, largest_message, merge_buffers, start_alike
+from shoal.api.agreement import as_sent, check_alike, largest_message, merge_buffers, start_alike
 from shoal.api.comings import Comings
 from shoal.api.group_pace import GroupPace
 from shoal.api.loop_data import LoopData
 from shoal.api.notices import Notices
+from shoal.api.own_place import OwnPlace, describe_undone, find_place
 from shoal.api.same_model import check_same, describe
 from shoal.api.saves import saves_of
+from shoal.api.shown_solution import ShownSolution
 from shoal.core.codec import Codec
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import NoMoreSteps
@@ -28,6 +30,7 @@ from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_mean, connect
 from shoal.launch.keeper_process import announce
+from shoal.launch.recovery import RECOVERY_SECONDS
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.passes import Passes
 from shoal.replicas.wrapped import rebind, unwrap_optimizer
@@ -88,29 +91,30 @@ class Attachment:
         self._between_steps = saves_of(place, strategy, codec, self._control, model, self._replica)
         self.engine = engine = self._join(place, me, codec)
         self._resumed_from: int | None = None
-        if not place.incarnation:  # a restarted server recovers from its log, a worker gets the others' state
-            self._start_together()
-        elif not me.is_server:
-            engine.coding.rehearse()
+        self._start(place)
         self.data = LoopData(engine, self._replica, self._idle)
         self._pace = GroupPace(engine, self._replica, groups)
-        self._comings = self._see_comings()
+        self._place = OwnPlace(engine, self.data, self._control, self.abandon)
+        self._comings = None
+        if engine.membership is not None:  # workers come and go
+            self._comings = Comings(engine, strategy, self._replica, self.data, model, buffers)
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
-        self._control.tell("ready", survives=strategy.survives)
+        returns = place.returns and not strategy.survives
+        self._control.tell("ready", survives=strategy.survives, returns=returns)
         elapsed, finished, _ = self._control.await_go()
         engine.excuse(finished)
         self._began = engine.channel.now() - elapsed
         self._life = strategy.live(Node(engine))
-        self._shows_common = self._ended = False  # the strategy has ended: it has nothing more to do
+        self._shown = ShownSolution(engine, self._replica, strategy)
+        self._ended = False  # the strategy has ended: it has nothing more to do
         self._released = False  # the model and the optimizer are the user's again
         self._failure: Exception | None = None
         if not me.is_server:
             self._taken = [self._take_over(n, optimizer) for n, optimizer in enumerate(optimizers)]
             rebind(self._given)
             self._go_on(lambda: self._life.send(None))
-            if me.incarnation:  # it has the state of the others now
-                self._resumed_from = engine.t
+            self._resumed_from = engine.t if me.incarnation else self._resumed_from
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
         """Build this process's node and connect it to the others."""
@@ -142,14 +146,17 @@ class Attachment:
             **place.recovery.settings(me, self._replica.layout, x.nbytes),
         )
 
-    def _see_comings(self) -> Comings | None:
-        """What looks after a loop whose workers come and go; None if they do not."""
+    def _start(self, place: Place) -> None:
+        """Start with the others or, where they are under way, find out where; a server has its log."""
         engine = self.engine
-        if engine.membership is None:
-            return None
-        comings = Comings(engine, self._strategy, self._replica, self.data, self._model, self._buffers)
-        engine.last_round = comings.last_round
-        return comings
+        if engine.is_server and place.returns and place.recovery.servers_return:
+            engine.service.reached.awaits_seconds = RECOVERY_SECONDS
+        if not place.incarnation:
+            self._start_together()
+        elif not engine.is_server:
+            engine.coding.rehearse()
+            if engine.identity.servers:
+                drive(find_place(engine, self._replica, self._control))
 
     def _start_together(self) -> None:
         """Start from worker 0's weights, or from a checkpoint."""
@@ -160,6 +167,7 @@ class Attachment:
             drive(check_alike(engine, self._replica.options))
         if engine.is_server:
             engine.x.copy_(self._replica.x[engine.identity.own_slice(self._replica.x.numel())])
+            engine.service.beside = [as_sent(tensor) for tensor in self._replica.untrained]
         engine.meter.reset()  # do not count the messages so far
         self._resumed_from = drive(self._between_steps.resume(engine))
         self._replica.agree()
@@ -188,13 +196,13 @@ class Attachment:
         """
         if self._comings is not None:
             return self._comings.is_first
-        return all(self.engine.mailbox.has_lost(rank) for rank in range(self.rank))
+        before = range(self.rank)
+        return not self._place.is_back and all(self.engine.mailbox.has_lost(rank) for rank in before)
 
     @property
     def resumed_from(self) -> int | None:
         """The step at which this worker goes on: that of a checkpoint, or of the others if it came back."""
-        if self._comings is not None:
-            self._comings.knows_its_place = True
+        self._place.was_asked = True
         return self._resumed_from
 
     @property
@@ -221,8 +229,9 @@ class Attachment:
                 pass  # the strategy may continue without data while other workers have some
             self._replica.agree()
             self._notices.before_end()
-            if self.engine.membership is None:
-                self._merge_buffers()
+            if self.engine.membership is None and not self._strategy.independent:
+                with torch.no_grad():
+                    drive(merge_buffers(self.engine, self._model, self._buffers))
         except BaseException:
             self.abandon()
             raise
@@ -243,25 +252,8 @@ class Attachment:
         if self._released:
             yield self._model
             return
-        self._replica.enter()  # what the loop has changed since the last step comes back afterwards
-        own, outside, self._shows_common = self._replica.x.clone(), self._shows_common, True
-        try:
-            self._show(self._common())
+        with self._shown.in_model():
             yield self._model
-        finally:
-            self._show(own)
-            self._shows_common = outside
-
-    @torch.no_grad()
-    def _show(self, solution: Tensor) -> None:
-        """Have the model compute with these parameters."""
-        self._replica.x.copy_(solution)
-        self._replica.agree()
-
-    def _common(self) -> Tensor:
-        if self._strategy.servers:
-            return drive(self.engine.client.look())
-        return self._strategy.solution(self.node)
 
     def abandon(self) -> None:
         """Release the model and leave the run without a result; workers that wait for this one give up."""
@@ -304,6 +296,8 @@ class Attachment:
     def serve(self) -> None:
         """Run the strategy's server until every worker has left."""
         drive(self._life)
+        if (undone := describe_undone(self.engine)) is not None:
+            self._control.announce(undone)
         self._released = True
         self._close()
 
@@ -326,10 +320,9 @@ class Attachment:
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             self._replica.turn_to(number)
             loss = None if closure is None else self._replica.evaluate(closure)
-            if self._shows_common:
+            if self._shown.is_shown:
                 raise ValueError("optimizer.step() inside common_model(): train outside of the block")
-            if self._comings is not None:
-                self._comings.before_step()
+            self._before_step()
             self._notices.before_step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
@@ -345,11 +338,22 @@ class Attachment:
             else:
                 setattr(optimizer, AMP, scales_itself)
 
+        if self.engine.incarnation or self._resumed_from is not None:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # or schedulers warn
         # an earlier learning-rate scheduler looks for the attribute it set on the step it wrapped
         step.__dict__.update(getattr(original, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         setattr(optimizer, AMP, True)  # GradScaler then always calls step(), and leaves skipping to us
         return give_back
+
+    def _before_step(self) -> None:
+        """See to it that a loop of a worker that was, or may be, started again goes on where it should."""
+        if self._place.is_back:
+            self._place.check()
+            if self._comings is not None:
+                self._comings.check()
+        if self.engine.identity.servers:
+            drive(self._place.tell_batches())
 
     def _idle(self) -> None:
         """Take a step in which this worker has no batch, and others have."""
@@ -359,11 +363,6 @@ class Attachment:
         finally:
             self._replica.is_idle = False
         self._pace.end_step()
-
-    def _merge_buffers(self) -> None:
-        if not self._strategy.independent:
-            with torch.no_grad():
-                drive(merge_buffers(self.engine, self._model, self._buffers))
 
     def _give_back(self) -> None:
         """Restore the user's optimizers and model."""

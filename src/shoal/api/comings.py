@@ -36,19 +36,18 @@ class Comings:
         buffers: str,
     ) -> None:
         assert engine.membership is not None, "nobody comes or goes in this run"
-        self.knows_its_place = not engine.incarnation  # whether the loop goes on where the others are
         self._engine = engine
         self._members = members = engine.membership
         self._replica = replica
         self._data = data
         self._model, self._buffers = model, buffers
-        self._is_back = engine.incarnation > 0  # and has taken no step yet
         self._steps_alike = strategy.sends is Sends.MEAN_GRADIENTS
         self._told_lost = 0
         name = type(strategy).__name__
         self._same_weights = SameWeights(engine, replica, name) if strategy.ends_equal else None
         if self._steps_alike:
             members.handlers[OPTIONS] = self._compare
+        engine.last_round = self.last_round
 
     @property
     def is_first(self) -> bool:
@@ -58,20 +57,11 @@ class Comings:
             return self._engine.rank == min(self._members.present) and not self._engine.incarnation
         return self._engine.rank == min(last.contributors)
 
-    def before_step(self) -> None:
-        """Raise ValueError if this worker came back, and its loop cannot know where the others are."""
-        if not self._is_back:
-            return
-        self._is_back, step = False, self._engine.t
-        came = f"{self._engine.name} {how_it_came(self._engine.identity, self._engine.rank)}"
-        if not (self.knows_its_place or self._data.has_begun):
-            raise ValueError(
-                f"{came} while the others are before step {step}, and its "
-                "loop would do its first steps again. Read the data through shoal.shard(loader), or begin "
-                "your loop with step training.resumed_from"
-            )
+    def check(self) -> None:
+        """Before the first step of a worker that is back: raise ValueError if it reads other data."""
         goes_on = self._data.passes.goes_on
         if goes_on and (difference := goes_on.own.difference(goes_on.theirs)) is not None:
+            came = f"{self._engine.name} {how_it_came(self._engine.identity, self._engine.rank)}"
             raise ValueError(f"{came}, and it {difference}: all workers must go through the same data")
         if self._steps_alike:
             drive(tell_options(self._engine, self._members.others, self._replica.options))

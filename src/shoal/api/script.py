@@ -82,9 +82,11 @@ def run_script(
     each, is_here = group or 1, hosts is None and group is None
     opened = _open_places(max_workers, workers, place, strategy, is_here=is_here)
     kept = _may_come_and_go(place, strategy, workers + opened, is_here=is_here)
+    served = is_here and strategy is not None and bool(strategy.servers) and place.transport in REJOINING
+    returns = kept or served
     check_membership(min_workers, spares, workers, elastic=kept, returns=kept)
     place = replace(place, nodes=nodes + opened, begins_with=workers if opened else None)
-    shared = replace(place, group=each, launched="shoal", keeper=kept)
+    shared = replace(place, group=each, launched="shoal", keeper=kept, returns=returns)
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
     told = script, arguments, shared, names, on_output
     here = partial(_on_this_host, *told, min_workers, spares, sets_variables=group is not None)
@@ -103,7 +105,7 @@ def run_script(
             and (strategy is None or strategy.recovers != "none"),
             goes_on=strategy is not None and strategy.survives,
             takes_over=kept,
-            workers_return=kept,
+            workers_return=returns,
             ends_because=_why_it_ends(place, strategy, hosts),
             has_keeper=kept,
             group=each,

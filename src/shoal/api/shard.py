@@ -137,7 +137,7 @@ class Shard:
         for index, batch in enumerate(self._loader):
             if not index:
                 data.passes.note_first(_digest(batch))
-            if data.passes.is_own(index):
+            if data.passes.is_own(index) and not data.passes.skips():
                 data.hand_out(count_samples(batch))
                 yield batch
         if data.passes.is_short(index + 1):

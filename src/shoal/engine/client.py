@@ -73,6 +73,7 @@ class Client:
         self._streams: dict[Question, str] = {}  # of pushes begun that the server may drop
         self._told: list[Question] = []  # servers that were told that this worker is idle, or busy again
         self._refusals = 0  # in a row
+        self._looks = 0
         self.end: int | None = None  # a step after all those of workers that have done batches of others
         self._shards: dict[tuple[int, int], list[tuple[int, slice]]] = {}  # as long as nobody is gone
         self._spare: Tensor | None = None
@@ -164,7 +165,9 @@ class Client:
         """The first server's newest model, which this worker's next push has nothing to do with."""
         out = torch.empty_like(self._replica.x)
         shards = self._shards_of(SERVER, out.numel())
-        questions = [(await self._mailbox.ask(rank, Look()), part) for rank, part in shards]
+        self._looks += 1  # numbered apart: who resumes may look more often, and must push by the same numbers
+        asked = [(rank, part, Look(seq=-self._looks)) for rank, part in shards]
+        questions = [(await self._mailbox.ask(rank, m), part) for rank, part, m in asked]
         for question, part in questions:
             out[part].copy_((await self._hear(question)).body)
         return out

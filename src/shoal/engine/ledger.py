@@ -70,19 +70,16 @@ class Ledger:
             account.forgotten = max(account.forgotten, oldest)
             del account.answers[oldest]
 
-    def forget_all_but(self, kind: type[Message]) -> None:
-        """Forget the answers of other kinds."""
+    def start_over(self) -> None:
+        """All clients resume from a checkpoint, as first incarnations: only their pushes stay known."""
         for account in self._accounts.values():
-            account.answers = {seq: a for seq, a in account.answers.items() if isinstance(a, kind)}
+            account.incarnation = 0
+            account.answers = {seq: a for seq, a in account.answers.items() if isinstance(a, Ack)}
 
     def fence(self, rank: int, since: int = 0) -> None:
         """Take nothing more from this client until it comes back as a later incarnation, `since` or after."""
         account = self._accounts.get(rank, _NONE)
         self._accounts[rank] = Account(max(since, account.incarnation + 1))
-
-    def has_fenced_any(self, ranks: range) -> bool:
-        """Whether one of these was ever given up on."""
-        return any(rank in ranks and account.incarnation > 0 for rank, account in self._accounts.items())
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""

@@ -50,3 +50,9 @@ class Keeping:
     load: Callable[[dict[str, Any]], None]
     checkpoint: Callable[[], Awaitable[None]] | None = None
     log: Log | None = None
+
+
+def describe_return(log: Log, name: str, version: int) -> str:
+    """What is said when a server goes on from its predecessor's log."""
+    lost = "nothing" if log.keeps_every_update else "every update after that one"
+    return f"{name} died and came back at version {version}; {lost} was lost"

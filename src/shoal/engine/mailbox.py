@@ -188,8 +188,8 @@ class Mailbox:
 
     async def ask(self, dst: int, m: Message) -> Question:
         """Send a request; `answer` waits for its answer. Its tensors must not change until then."""
-        before = self._numbers.get(dst, self._identity.incarnation << 40)  # no two incarnations ask alike
-        m.seq = self._numbers[dst] = before + 1
+        if m.seq >= 0:  # else it has a number of its own; no two incarnations ask alike
+            m.seq = self._numbers[dst] = self._numbers.get(dst, self._identity.incarnation << 40) + 1
         if not self._open:
             self._asked_at = self._channel.waited
         self._open[dst, m.seq] = m

@@ -6,6 +6,7 @@ A request is repeated until it is answered; a server acts on it once, whatever t
     Pull   ->  Reply (state, version)                   answered by the algorithm, at once or later
     News   ->  Reply (parts of the state, version)      what changed since `version`; as a Pull otherwise
     Look   ->  Reply (state, version)                   answered at once, whatever the algorithm does
+    Where  ->  Numbers (clock, batches, tensors)        how far a worker is that was started again
     More   ->  Grant (owner, place, clock) | Over       a batch of a worker that died; held until there is one
     Idle   ->  Ack                                      to the servers that keep no pool; so is Busy
     Instruction  ->  Numbers                            acted on once, as the algorithm says
@@ -90,9 +91,19 @@ class News(Pull):
 
 @dataclass(slots=True)
 class Look(Request, Message):
-    """A request for the newest state, to look at: the algorithm is not told of it."""
+    """A request for the newest state, to look at: the algorithm is not told of it.
+
+    With `count` a request for that one of the tensors that are not trained, from 1.
+    """
 
     tag: str = "look"
+
+
+@dataclass(slots=True)
+class Where(Request, Message):
+    """A worker of a user's own loop that was started again asks where its predecessor was."""
+
+    tag: str = "where"
 
 
 @dataclass(slots=True)
@@ -177,7 +188,7 @@ class Over(Answer, Message):
 
 @dataclass(slots=True)
 class Numbers(Answer, Message):
-    """What came of an instruction."""
+    """What came of an instruction, or where a worker was."""
 
     tag: str = "numbers"
 
@@ -197,6 +208,13 @@ class Report(Message):
     """`count` more samples of this worker are in the model, though it pushed nothing here."""
 
     tag: str = "noted"
+
+
+@dataclass(slots=True)
+class BatchesRead(Message):
+    """Of a user's own loop that takes several for a step: `seq` are behind what this worker pushes next."""
+
+    tag: str = "batches"
 
 
 @dataclass(slots=True)
@@ -354,28 +372,9 @@ class Speed(Message):
 _KINDS: dict[str, type[Message]] = {
     kind().tag: kind
     for kind in (
-        *(
-            Push,
-            PushWithNumbers,
-            Pull,
-            News,
-            Look,
-            More,
-            Idle,
-            Busy,
-            Instruction,
-            Ack,
-            Late,
-            Refused,
-            FencedOff,
-            Reply,
-            Grant,
-            Over,
-            Numbers,
-            Wait,
-            Report,
-            Checkpointed,
-        ),
+        *(Push, PushWithNumbers, Pull, News, Look, Where, More, Idle, Busy, Instruction),
+        *(Ack, Late, Refused, FencedOff, Reply, Grant, Over, Numbers, Wait),
+        *(Report, BatchesRead, Checkpointed),
         *(Fewer, RolledBack, Left, Lost, Joined),
     )
 }

@@ -20,13 +20,14 @@ from shoal.core.transport import Message
 from shoal.engine.channel import Channel
 from shoal.engine.coding import Coding
 from shoal.engine.ledger import Ledger
-from shoal.engine.log import Keeping, Log
+from shoal.engine.log import Keeping, describe_return
 from shoal.engine.mailbox import Mailbox
 from shoal.engine.one_sided import OneSided
 from shoal.engine.pool import HandsOut, Pool
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import (
     Ack,
+    BatchesRead,
     Busy,
     Checkpointed,
     Fewer,
@@ -51,14 +52,16 @@ from shoal.engine.protocol import (
     Request,
     RolledBack,
     Wait,
+    Where,
     typed,
 )
 from shoal.engine.push_reader import PushReader
+from shoal.engine.reached import Reached
 from shoal.engine.savers import Savers
 
 _SHOWN = (Push, Pull, Report, Instruction)  # the algorithm sees these
-_CONTRIBUTES = (*_SHOWN, Busy)  # whoever sends these has more to do
-_OURS = (Request, Report, Checkpointed, Notice)  # all others are the algorithm's own, and pass through
+_CONTRIBUTES = (*_SHOWN, Busy, BatchesRead, Where)  # whoever sends these has more to do
+_OURS = (Request, Report, BatchesRead, Checkpointed, Notice)  # others pass through: the algorithm's
 
 
 class Service:
@@ -88,7 +91,8 @@ class Service:
         self._keeping, self._log = keeping, keeping.log
         self._pool, self._ledger = pool, Ledger()
         self.samples = 0.0  # of all workers, that they have handed over
-        self._pushed: dict[int, int] = {}  # worker -> its clock at its last push
+        self.reached = Reached()
+        self.beside: Sequence[Tensor] = ()  # tensors of the model that are not trained, for who is back
         self._lost: set[int] = set()
         self._left: set[int] = set()  # in order: they were told that all is done
         self._held: dict[int, Message] = {}  # worker -> its request for more, not answered yet
@@ -150,10 +154,10 @@ class Service:
 
     def resume(self) -> None:
         """Serve workers that all start over from a checkpoint: nobody is gone, done or waiting."""
-        for gone in (self._held, self._left, self._lost):
+        for gone in (self._held, self._left, self._lost, self.reached.awaited):
             gone.clear()
         self._mailbox.forget_departures()
-        self._ledger.forget_all_but(Ack)
+        self._ledger.start_over()
         self.active = set(range(self._identity.workers))
         self._progress.start_over()
 
@@ -174,7 +178,7 @@ class Service:
             "ledger": self._ledger.state(),
             "samples": self.samples,
             "savers": {str(rank): incarnation for rank, incarnation in self.savers.members.items()},
-            "pushed": {str(rank): clock for rank, clock in self._pushed.items()},
+            **self.reached.state(),
             "pool": None if self._pool is None else self._pool.state(),
             "held": [[m.src, m.seq, m.clock, m.incarnation] for m in self._held.values()],
             "active": sorted(self.active),
@@ -186,7 +190,7 @@ class Service:
         """Go on from what `state` gave."""
         self._ledger.load(state["ledger"])
         self.samples = state["samples"]
-        self._pushed = {int(rank): clock for rank, clock in state["pushed"].items()}
+        self.reached.load(state)
         if self._pool is not None and state["pool"] is not None:
             self._pool.load(state["pool"])
         self._held = {
@@ -211,7 +215,8 @@ class Service:
             yield m
         self._replaying = False
         if self._identity.incarnation and log is not None:
-            self._channel.note_fault(self._describe_return(log))
+            name, version = self._identity.name, self._progress.version
+            self._channel.note_fault(describe_return(log, name, version))
             if not log.keeps_every_update:
                 news = RolledBack(src=self._identity.rank)
                 log.append(news)
@@ -231,11 +236,6 @@ class Service:
             return True
         return not self._left and await self._mailbox.sees_a_return()
 
-    def _describe_return(self, log: Log) -> str:
-        name, version = self._identity.name, self._progress.version
-        lost = "nothing" if log.keeps_every_update else "every update after that one"
-        return f"{name} died and came back at version {version}; {lost} was lost"
-
     async def _accepts(self, m: Message) -> bool:
         """Whether to act on this message; if so it is written to the log, and a push is decoded."""
         if isinstance(m, Checkpointed):
@@ -244,13 +244,13 @@ class Service:
                 await self._save_if_all_have()
             return False
         if isinstance(m, Look):
-            await self.reply(m, self._replica.x)
+            await self.reply(m, self.beside[int(m.count) - 1] if m.count else self._replica.x)
             return False
         if isinstance(m, Request) and (known := self._ledger.answer_to(m)) is not None:
             self._answers.append((m.src, known))
             await self._flush()
             return False
-        if isinstance(m, Report) and self._ledger.has_fenced(m):
+        if isinstance(m, (Report, BatchesRead)) and self._ledger.has_fenced(m):
             return False
         if isinstance(m, More) and self._ledger.has_gone_on(m):  # a late copy of what was rolled back
             return False
@@ -294,11 +294,6 @@ class Service:
         waits = rank not in self.active if self._pool is None else rank in self._held
         return waits or rank in self._lost or rank in self._left
 
-    @property
-    def has_lost_any(self) -> bool:
-        """Whether a worker was ever given up."""
-        return self._ledger.has_fenced_any(range(self._identity.workers))
-
     # -- who contributes -----------------------------------------------------------------------
 
     def _track(self, m: Message) -> bool:
@@ -313,7 +308,7 @@ class Service:
             if m.src in self._held:
                 self._answers.append((m.src, Wait(seq=m.seq)))
             self._held[m.src] = m
-        elif isinstance(m, (Push, Report, Busy)) and m.src < self._identity.workers:
+        elif isinstance(m, (Push, Report, Busy, Where)) and m.src < self._identity.workers:
             self.active.add(m.src)
         if isinstance(m, _CONTRIBUTES) or m.src not in self.active:
             return False
@@ -338,6 +333,7 @@ class Service:
             self._left.add(m.src)
         else:
             self._lost.add(m.src)
+            self.reached.lose(m.src)
             self.savers.forget(m.src)
             self._ledger.fence(m.src, m.incarnation + 1)
         is_stopped = isinstance(m, Left) and self.savers.has_saved(m.src)  # and has the rest in a checkpoint
@@ -351,13 +347,16 @@ class Service:
         version = self._progress.version
         if self._pool is not None and m.src < self._identity.workers and isinstance(m, (Push, More, Report)):
             self._pool.commit(m.src, m.clock)
-        if isinstance(m, Push):
-            self._pushed[m.src] = m.clock
+        if isinstance(m, (Push, Report)):
+            self.reached.note(m)
             self.samples += m.count if m.src < self._identity.workers else 0.0
-            if self._ledger.answer_to(m) is None:  # else the algorithm has dropped it
-                self._conclude(m, Ack(seq=m.seq, version=version))
-        elif isinstance(m, Report):
-            self.samples += m.count
+        if isinstance(m, Push) and self._ledger.answer_to(m) is None:  # else the algorithm has dropped it
+            self._conclude(m, Ack(seq=m.seq, version=version))
+        elif isinstance(m, BatchesRead):
+            self.reached.hear(m)
+        elif isinstance(m, Where):
+            where = torch.tensor([*self.reached.come_back(m.src), len(self.beside)])
+            self._answers.append((m.src, Numbers(parts=(where,), seq=m.seq)))
         elif isinstance(m, (Idle, Busy)):  # to say it twice does no harm
             self._answers.append((m.src, Ack(seq=m.seq, version=version)))
         if self._held:
@@ -369,7 +368,8 @@ class Service:
         """Answer those who asked for more, where there is more or nothing is left to come."""
         if self._pool is None or not (self._pool.has_free or self._pool.finished):
             return
-        if self._pool.finished and not self.active:
+        if self._pool.finished and not (self.active or self.reached.awaits_any(self._mailbox.lost_for)):
+            self.reached.undone = self._lost.copy()
             held, self._held, end = self._held, {}, self._end()
             for m in held.values():
                 self._conclude(m, Over(parts=end, seq=m.seq))

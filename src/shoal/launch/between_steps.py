@@ -107,7 +107,8 @@ class BetweenSteps:
     async def __call__(self, engine: Engine) -> None:
         """Save a checkpoint if one is due. Raises Interrupted, after saving, at the step where all stop."""
         if engine.is_server:
-            if not (engine.service.has_lost_any and self._checkpoints and self._checkpoints.is_bound):
+            is_full = len(engine.members) == engine.identity.workers
+            if is_full or not (self._checkpoints and self._checkpoints.is_bound):
                 self._save(engine)  # else nobody could go on from it
             return
         stopping = await self._stops_here(engine)

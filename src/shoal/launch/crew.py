@@ -209,7 +209,8 @@ class Crew:
         event = said.pop("event")
         if event == "ready":
             if said.get("survives"):  # a strategy that perhaps only the script names
-                self.goes_on, self.takes_over, self.workers_return = True, False, False
+                self.goes_on, self.takes_over = True, False
+            self.workers_return = self.workers_return and said.get("returns", True)
             member.ready = not member.incarnation or self._may_come_back()
             if member.incarnation and member.ready:
                 self._welcome(member)

@@ -54,7 +54,7 @@ class Place:
     store: str = ""  # folder of the run's FileStore and journals, if `shoal run` started the process
     store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
     keeper: bool = False  # whether `shoal run` started one, so that workers may come and go
-    returns: bool = True  # whether a worker that is started again finds its place in its loop
+    returns: bool = True  # whether a killed worker is started again, and finds its place in its loop
     joins: bool = False  # whether this is a worker of a run that was started elsewhere
     spare: bool = False  # whether this process waits to take the place of a worker that is killed
     on_host: int | None = None  # nodes on this host, if `shoal run` started the process

@@ -163,6 +163,7 @@ class Passes:
     def __init__(self, place: int = 0, workers: int = 1) -> None:
         self.place, self.workers = place, workers
         self.batches = 0  # that this worker was dealt in all
+        self._to_skip = 0  # batches that come next, and that this worker's predecessor has done
         self.lost = 0  # batches that died with a worker: nobody can deal them again
         self.dealing: Dealing | None = None  # that the loop reads at present
         self.done = 0  # steps of it
@@ -208,6 +209,8 @@ class Passes:
         self.dealing = self._dealt(batch, drop_last)
         if not self._taken and not self._again:
             self.dealing.check_is_enough()
+        if self._to_skip and order is not None:
+            self._skip_now(min(self._to_skip, sum(map(bool, self.left()))))
         return True
 
     def is_at(self, number: int) -> bool:
@@ -226,6 +229,17 @@ class Passes:
             return False
         place = self.place if self._is_shared else 0
         return index == self._taken + self.done * self.dealing.workers + place
+
+    def skip(self, batches: int) -> None:
+        """This worker was started again, and its predecessor has done its first so many batches."""
+        self._to_skip = batches
+
+    def skips(self) -> bool:
+        """Whether the batch of a stream that comes next was done by this worker's predecessor."""
+        if self._to_skip:
+            self._skip_now(1)
+            return True
+        return False
 
     def is_short(self, length: int) -> bool:
         """Whether a stream of that length has a batch for others in this step, and none for this worker."""
@@ -318,6 +332,11 @@ class Passes:
             return False
         rest = range(theirs.items - self._taken + len(self._again))
         return self.done >= Dealing(rest, theirs.batch, theirs.drop_last, self.workers).steps
+
+    def _skip_now(self, batches: int) -> None:
+        self._to_skip -= batches
+        self.done += batches
+        self.batches += batches
 
     def _settle(self) -> None:
         """Count the steps of this dealing as taken."""

@@ -1,0 +1,98 @@
+"""OwnPlace: where the loop of a worker goes on that was started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from shoal.api.agreement import how_it_came, take_start
+from shoal.api.loop_data import LoopData
+from shoal.core.transport import Message
+from shoal.engine.engine import Engine
+from shoal.engine.membership_errors import RunIsOver
+from shoal.engine.protocol import BatchesRead, Look, Where
+from shoal.launch.control import Control
+from shoal.replicas.attached import AttachedReplica
+
+
+async def find_place(engine: Engine, replica: AttachedReplica, control: Control) -> None:
+    """Go on where this worker's predecessor was, as the first server knows it.
+
+    What that had not pushed yet is done again. Tensors that are not trained are those that worker 0 began
+    with.
+    """
+    clock, batches, beside = (await _answer(engine, Where())).tolist()
+    engine.progress.go_to(clock)
+    engine.meter.steps = clock
+    replica.passes.skip(batches)
+    untrained = replica.untrained
+    if len(untrained) > beside:
+        control.announce(
+            f"{engine.name} was started again, and a server before it: frozen parameters and buffers of "
+            f"{engine.name} are as its script has made them"
+        )
+    with torch.no_grad():
+        for number, mine in enumerate(untrained[:beside], start=1):
+            take_start(engine.identity, mine, await _answer(engine, Look(count=float(number))))
+
+
+async def _answer(engine: Engine, m: Message) -> torch.Tensor:
+    question = await engine.mailbox.ask(engine.identity.workers, m)
+    return (await engine.mailbox.answer(question)).body
+
+
+def describe_undone(engine: Engine) -> str | None:
+    """At the end of the first server's run: what of lost workers nobody has done, if they were awaited."""
+    me, reached = engine.identity, engine.service.reached
+    if not (reached.undone and reached.awaits_seconds):
+        return None
+    lost = [f"{me.name_of(rank)} from its step {reached.clock(rank)} on" for rank in sorted(reached.undone)]
+    names = " and ".join(lost)
+    return f"nobody has done what was left of the data of {names}: it did not come back in time"
+
+
+class OwnPlace:
+    """Whether a loop goes on where it should, and what a server must know for its successor to do so.
+
+    `leave` has this worker leave the run.
+    """
+
+    def __init__(self, engine: Engine, data: LoopData, control: Control, leave: Callable[[], None]) -> None:
+        self.is_back = engine.incarnation > 0  # and has taken no step yet
+        self.was_asked = False  # for the step to go on at
+        self._engine = engine
+        self._data = data
+        self._control = control
+        self._leave = leave
+        self._tells = False  # since a step has taken another number of batches than one
+
+    def check(self) -> None:
+        """Before the first step of a worker that is back: raise an error if its loop began anew.
+
+        That is a ValueError, or RunIsOver where there is a server: then the others go on without it.
+        """
+        self.is_back, engine = False, self._engine
+        if self.was_asked or self._data.has_begun:
+            return
+        came = f"{engine.name} {how_it_came(engine.identity, engine.rank)}"
+        advice = "Read the data through shoal.shard(loader), or begin with step training.resumed_from"
+        if engine.membership is not None:
+            raise ValueError(
+                f"{came} while the others are before step {engine.t}, and its loop would do its first steps "
+                f"again. {advice}"
+            )
+        self._control.announce(
+            f"{came} at step {engine.t} and leaves, because its loop would do its first steps again; the "
+            f"others go on. {advice}"
+        )
+        self._leave()
+        raise RunIsOver
+
+    async def tell_batches(self) -> None:
+        """Before a step: have the first server know how far the loop has read, if it could not tell."""
+        batches = self._data.passes.batches
+        self._tells = self._tells or (self._data.has_begun and batches != self._engine.t + 1)
+        if self._tells:
+            first = self._engine.identity.workers
+            await self._engine.channel.send(first, BatchesRead(seq=batches))

@@ -1,0 +1,78 @@
+"""Reached: how far each worker is, as a server knows it, and where one that was started again goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from shoal.core.transport import Message
+from shoal.engine.protocol import BatchesRead, Push
+
+MOST_FUTILE = 3
+"""How often in a row a worker may be lost before it has pushed anything, and still be awaited."""
+
+
+class Reached:
+    """The clock of each worker at its last push or report, and the batches that its loop had read by then.
+
+    These are as many as the clock says, where a step takes one batch.
+    """
+
+    def __init__(self) -> None:
+        self.awaits_seconds = 0.0  # for how long a lost worker's batches are left for its successor
+        self.awaited: set[int] = set()  # workers that were lost, and whose successors have not come yet
+        self.undone: set[int] = set()  # in the end: workers that were lost, and nobody has done their batches
+        self.pushed: dict[int, int] = {}  # worker -> its clock at its last push
+        self._in_model: dict[int, tuple[int, int]] = {}  # worker -> clock and batches of what is in the model
+        self._read: dict[int, int] = {}  # worker -> batches behind its next push, where it said so
+        self._futile: Counter[int] = Counter()  # worker -> losses since its last push
+
+    def hear(self, m: BatchesRead) -> None:
+        """A worker's loop has read so many batches; those of its next push are among them."""
+        self._read[m.src] = m.seq
+
+    def note(self, m: Message) -> None:
+        """A push, or a report of what needs none, is in the model."""
+        if isinstance(m, Push):
+            self.pushed[m.src] = m.clock
+        self._in_model[m.src] = m.clock, self._read.get(m.src, m.clock)
+        self._futile.pop(m.src, None)
+
+    def lose(self, rank: int) -> None:
+        """A worker is lost; what it had read and not pushed, its successor reads again."""
+        self._read.pop(rank, None)
+        self._futile[rank] += 1
+        if self._futile[rank] <= MOST_FUTILE:
+            self.awaited.add(rank)
+
+    def clock(self, rank: int) -> int:
+        """How far a worker is in the model."""
+        return self._in_model.get(rank, (0, 0))[0]
+
+    def come_back(self, rank: int) -> tuple[int, int]:
+        """A successor is there: the clock at which it goes on, and the batches that it skips."""
+        self.awaited.discard(rank)
+        return self._in_model.get(rank, (0, 0))
+
+    def awaits_any(self, lost_for: Callable[[int], float]) -> bool:
+        """Whether there is one to wait for; `lost_for` says how long a worker is away."""
+        return any(lost_for(rank) < self.awaits_seconds for rank in self.awaited)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {
+            "awaited": sorted(self.awaited),
+            "pushed": {str(rank): clock for rank, clock in self.pushed.items()},
+            "in_model": {str(rank): list(place) for rank, place in self._in_model.items()},
+            "read": {str(rank): batches for rank, batches in self._read.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.pushed = {int(rank): clock for rank, clock in state["pushed"].items()}
+        self.awaited = set(state.get("awaited", ()))
+        as_pushed = {rank: (clock, clock) for rank, clock in state["pushed"].items()}  # older checkpoints
+        in_model, read = state.get("in_model", as_pushed), state.get("read", {})
+        self._in_model = {int(rank): (clock, batches) for rank, (clock, batches) in in_model.items()}
+        self._read = {int(rank): batches for rank, batches in read.items()}
