@@ -281,7 +281,7 @@ def leaves_early(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a server loses updates in silence", 80.2, memory=True)
 def silent_loss(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Service, "_describe_return", lambda self, log: "")
+    patch.setattr("shoal.engine.service.describe_return", lambda log, name, version: "")
 
 
 @mutant("a worker goes back in silence", 29.2, memory=True)
