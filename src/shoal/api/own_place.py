@@ -94,5 +94,5 @@ class OwnPlace:
         batches = self._data.passes.batches
         self._tells = self._tells or (self._data.has_begun and batches != self._engine.t + 1)
         if self._tells:
-            first = self._engine.identity.workers
-            await self._engine.channel.send(first, BatchesRead(seq=batches))
+            first, clock = self._engine.identity.workers, self._engine.t
+            await self._engine.channel.send(first, BatchesRead(seq=batches, clock=clock))
