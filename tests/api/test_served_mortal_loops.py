@@ -38,6 +38,7 @@ def counts(*words, folder, strategy="asgd", **place):
             (["--kill", "1:4"], "hogwild"),
             (["--kill", "0:4", "1:4", "2:4"], "asgd"),
             (["--kill", "1:end"], "asgd"),
+            (["--kill", "0:end"], "asgd"),
             (["--kill", "1:7", "--data", "stream"], "asgd"),
             (["--kill", "1:8"], "ssp"),
             (["--kill", "1:7"], "downpour"),
@@ -92,11 +93,12 @@ def test_the_others_do_not_wait_for_ever_for_one_that_always_dies(tmp_path, capl
     assert "nobody has done what was left of the data of worker 1 from its step 3 on" in caplog.text
 
 
-def test_a_loop_that_would_begin_anew_leaves_and_the_others_go_on(tmp_path, caplog):
+@pytest.mark.parametrize("rank", mostly_soak([0, 1], few=1))
+def test_a_loop_that_would_begin_anew_leaves_and_the_others_go_on(rank, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "shoal"):
-        _, printed = counts("--kill", "1:3", "--data", "own", folder=tmp_path)
-    assert "weights" not in printed[1]
-    assert "worker 1 was started again at step 3 and leaves" in caplog.text
+        _, printed = counts("--kill", f"{rank}:3", "--data", "own", folder=tmp_path)
+    assert "weights" not in printed[rank]
+    assert f"worker {rank} was started again at step 3 and leaves" in caplog.text
 
 
 @pytest.mark.soak

@@ -108,9 +108,10 @@ def largest_message(model: nn.Module, untrained: Iterable[Tensor]) -> int:
     return max(8 * merged, *(t.nbytes for t in untrained), 0)
 
 
-async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
+async def merge_buffers(engine: Engine, model: nn.Module, how: str, weight: float) -> None:
     """Give all workers the same buffers, once training is over. Those that have gone do not count.
 
+    `weight` is that of this worker's running statistics: 1, or less for one that was started again.
     With "mean", running statistics are averaged; all others are worker 0's. With "first" all are worker 0's.
     Without worker 0 every worker keeps its own.
     """
@@ -119,7 +120,7 @@ async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
     if how == "own" or not (means or others) or me.workers == 1:
         return
     if me.rank:
-        await engine.channel.send(0, Message(BUFFERS, (_joined(means),)))
+        await engine.channel.send(0, Message(BUFFERS, (_joined(means),), count=weight))
         try:
             merged = [(await mailbox.find(BUFFERS, 0)).body for _ in range(1 + len(others))]
         except PeerLost as loss:
@@ -129,12 +130,16 @@ async def merge_buffers(engine: Engine, model: nn.Module, how: str) -> None:
         for buffer, at_first in zip(others, merged[1:], strict=True):
             buffer.copy_(at_first.view(buffer.dtype).view(buffer.shape))
         return
-    there, total = [], _joined(means)
+    there, total, weights = [], _joined(means), weight
+    total *= weight
     for rank in range(1, me.workers):
         with suppress(PeerLost):
-            total += (await mailbox.find(BUFFERS, rank)).body
+            m = await mailbox.find(BUFFERS, rank)
+            total.add_(m.body, alpha=m.count)
+            weights += m.count
             there.append(rank)
-    _share_out(total.div_(1 + len(there)), means)
+    total = total.div_(weights) if weights else _joined(means)
+    _share_out(total, means)
     for rank in there:
         for part in (total, *map(_bits, others)):
             await engine.channel.send(rank, Message(BUFFERS, (part,)))

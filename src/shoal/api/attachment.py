@@ -157,6 +157,7 @@ class Attachment:
             engine.coding.rehearse()
             if engine.identity.servers:
                 drive(find_place(engine, self._replica, self._control))
+                self._between_steps.begin_at(engine.t)
 
     def _start_together(self) -> None:
         """Start from worker 0's weights, or from a checkpoint."""
@@ -196,8 +197,7 @@ class Attachment:
         """
         if self._comings is not None:
             return self._comings.is_first
-        before = range(self.rank)
-        return not self._place.is_back and all(self.engine.mailbox.has_lost(rank) for rank in before)
+        return self._place.is_first
 
     @property
     def resumed_from(self) -> int | None:
@@ -224,6 +224,7 @@ class Attachment:
             raise self._failure
         if self._released:
             return
+        self._place.end_loop()
         try:
             while not self._ended and self._go_on(lambda: self._life.throw(NoMoreSteps())):
                 pass  # the strategy may continue without data while other workers have some
@@ -231,7 +232,7 @@ class Attachment:
             self._notices.before_end()
             if self.engine.membership is None and not self._strategy.independent:
                 with torch.no_grad():
-                    drive(merge_buffers(self.engine, self._model, self._buffers))
+                    drive(merge_buffers(self.engine, self._model, self._buffers, self._place.part_done))
         except BaseException:
             self.abandon()
             raise

@@ -47,7 +47,7 @@ def describe_undone(engine: Engine) -> str | None:
     me, reached = engine.identity, engine.service.reached
     if not (reached.undone and reached.awaits_seconds):
         return None
-    lost = [f"{me.name_of(rank)} from its step {reached.clock(rank)} on" for rank in sorted(reached.undone)]
+    lost = [f"{me.name_of(rank)} from its step {reached.clock(rank)} on" for rank in reached.undone]
     names = " and ".join(lost)
     return f"nobody has done what was left of the data of {names}: it did not come back in time"
 
@@ -60,12 +60,36 @@ class OwnPlace:
 
     def __init__(self, engine: Engine, data: LoopData, control: Control, leave: Callable[[], None]) -> None:
         self.is_back = engine.incarnation > 0  # and has taken no step yet
+        self._began = engine.t if engine.incarnation else 0
         self.was_asked = False  # for the step to go on at
         self._engine = engine
         self._data = data
         self._control = control
         self._leave = leave
         self._tells = False  # since a step has taken another number of batches than one
+        self._left_before: set[int] | None = None  # workers that had left before this loop ended
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first of those that are there, where no average says who is."""
+        return not self.is_back and all(map(self._is_gone, range(self._engine.rank)))
+
+    @property
+    def part_done(self) -> float:
+        """Which part of this worker's steps this process has done: the rest was its predecessor's."""
+        return 1.0 - self._began / self._engine.t if self._began else 1.0
+
+    def _is_gone(self, rank: int) -> bool:
+        """Whether a worker was lost or, where there is a server, has left before the end."""
+        mailbox, servers = self._engine.mailbox, self._engine.identity.servers
+        early = mailbox.has_left(rank) if self._left_before is None else rank in self._left_before
+        return mailbox.has_lost(rank) or (servers > 0 and early)
+
+    def end_loop(self) -> None:
+        """The loop has ended, with or without a step of this process."""
+        self.is_back = False
+        if self._left_before is None:
+            self._left_before = set(filter(self._engine.mailbox.has_left, range(self._engine.rank)))
 
     def check(self) -> None:
         """Before the first step of a worker that is back: raise an error if its loop began anew.
@@ -73,7 +97,7 @@ class OwnPlace:
         That is a ValueError, or RunIsOver where there is a server: then the others go on without it.
         """
         self.is_back, engine = False, self._engine
-        if self.was_asked or self._data.has_begun:
+        if self.was_asked or self._data.has_begun or not engine.t:
             return
         came = f"{engine.name} {how_it_came(engine.identity, engine.rank)}"
         advice = "Read the data through shoal.shard(loader), or begin with step training.resumed_from"

@@ -112,7 +112,7 @@ def run_script(
             spares=_spares(spares, start, on_output),
         )
         reports = joined([report for report in crew.see_through() if "role" in report])
-    if not reports:
+    if not any(report["role"] == "worker" for report in reports):
         raise _no_result(script, nodes, were_ready=any(member.ready for member in crew.members[:nodes]))
     config = script_config(script, arguments, workers, strategy, place, hosts, group, max_workers)
     return summarise(config, [*reports, *crew.visitors.reports_like(reports[0])])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.core.transport import Message
-from shoal.engine.protocol import BatchesRead, Push
+from shoal.engine.protocol import BatchesRead, Joined, Lost, Push
 
 MOST_FUTILE = 3
 """How often in a row a worker may be lost before it has pushed anything, and still be awaited."""
@@ -19,18 +19,22 @@ class Reached:
     These are as many as the clock says, where a step takes one batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int, now: Callable[[], float]) -> None:
         self.awaits_seconds = 0.0  # for how long a lost worker's batches are left for its successor
-        self.awaited: set[int] = set()  # workers that were lost, and whose successors have not come yet
-        self.undone: set[int] = set()  # in the end: workers that were lost, and nobody has done their batches
+        self.undone: list[int] = []  # in the end: workers that were lost, and nobody has done their batches
         self.pushed: dict[int, int] = {}  # worker -> its clock at its last push
         self._in_model: dict[int, tuple[int, int]] = {}  # worker -> clock and batches of what is in the model
         self._read: dict[int, int] = {}  # worker -> batches behind its next push, where it said so
+        self._workers, self._now = workers, now
+        self._awaited: dict[int, float] = {}  # lost workers, not back yet -> since when
         self._futile: Counter[int] = Counter()  # worker -> losses since its last push
 
-    def hear(self, m: BatchesRead) -> None:
-        """A worker's loop has read so many batches; those of its next push are among them."""
-        self._read[m.src] = m.seq
+    def hear(self, m: Message) -> None:
+        """A message has come: of batches that a loop has read, or else a sign that its sender is there."""
+        if isinstance(m, BatchesRead):
+            self._read[m.src] = m.seq  # those of its next push are among them
+        if not isinstance(m, (Lost, Joined)):
+            self._awaited.pop(m.src, None)
 
     def note(self, m: Message) -> None:
         """A push, or a report of what needs none, is in the model."""
@@ -40,29 +44,38 @@ class Reached:
         self._futile.pop(m.src, None)
 
     def lose(self, rank: int) -> None:
-        """A worker is lost; what it had read and not pushed, its successor reads again."""
+        """A peer is lost; what a worker had read and not pushed, its successor reads again."""
         self._read.pop(rank, None)
         self._futile[rank] += 1
-        if self._futile[rank] <= MOST_FUTILE:
-            self.awaited.add(rank)
+        if rank < self._workers and self._futile[rank] <= MOST_FUTILE:
+            self._awaited.setdefault(rank, self._now())
 
     def clock(self, rank: int) -> int:
         """How far a worker is in the model."""
         return self._in_model.get(rank, (0, 0))[0]
 
-    def come_back(self, rank: int) -> tuple[int, int]:
-        """A successor is there: the clock at which it goes on, and the batches that it skips."""
-        self.awaited.discard(rank)
+    def where(self, rank: int) -> tuple[int, int]:
+        """The clock at which the successor of a worker goes on, and the batches that it skips."""
         return self._in_model.get(rank, (0, 0))
 
-    def awaits_any(self, lost_for: Callable[[int], float]) -> bool:
-        """Whether there is one to wait for; `lost_for` says how long a worker is away."""
-        return any(lost_for(rank) < self.awaits_seconds for rank in self.awaited)
+    @property
+    def awaits_any(self) -> bool:
+        """Whether there is a lost worker to wait for."""
+        return any(self._now() < since + self.awaits_seconds for since in self._awaited.values())
+
+    def end(self, lost: set[int]) -> None:
+        """All is done but for these, of whom some may be servers."""
+        self.undone = sorted(rank for rank in lost if rank < self._workers)
+
+    def start_over(self) -> None:
+        """All workers resume from a checkpoint."""
+        self._awaited.clear()
+        self._read.clear()
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
         return {
-            "awaited": sorted(self.awaited),
+            "awaited": sorted(self._awaited),
             "pushed": {str(rank): clock for rank, clock in self.pushed.items()},
             "in_model": {str(rank): list(place) for rank, place in self._in_model.items()},
             "read": {str(rank): batches for rank, batches in self._read.items()},
@@ -71,7 +84,7 @@ class Reached:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self.pushed = {int(rank): clock for rank, clock in state["pushed"].items()}
-        self.awaited = set(state.get("awaited", ()))
+        self._awaited = dict.fromkeys(state.get("awaited", ()), self._now())
         as_pushed = {rank: (clock, clock) for rank, clock in state["pushed"].items()}  # older checkpoints
         in_model, read = state.get("in_model", as_pushed), state.get("read", {})
         self._in_model = {int(rank): (clock, batches) for rank, (clock, batches) in in_model.items()}

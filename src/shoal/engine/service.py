@@ -91,7 +91,7 @@ class Service:
         self._keeping, self._log = keeping, keeping.log
         self._pool, self._ledger = pool, Ledger()
         self.samples = 0.0  # of all workers, that they have handed over
-        self.reached = Reached()
+        self.reached = Reached(identity.workers, channel.now)
         self.beside: Sequence[Tensor] = ()  # tensors of the model that are not trained, for who is back
         self._lost: set[int] = set()
         self._left: set[int] = set()  # in order: they were told that all is done
@@ -154,10 +154,11 @@ class Service:
 
     def resume(self) -> None:
         """Serve workers that all start over from a checkpoint: nobody is gone, done or waiting."""
-        for gone in (self._held, self._left, self._lost, self.reached.awaited):
+        for gone in (self._held, self._left, self._lost):
             gone.clear()
         self._mailbox.forget_departures()
         self._ledger.start_over()
+        self.reached.start_over()
         self.active = set(range(self._identity.workers))
         self._progress.start_over()
 
@@ -304,6 +305,7 @@ class Service:
                 self.savers.note_clock(m.src, m.clock)
         elif m.src not in self._lost:
             self._bury(m)
+        self.reached.hear(m)
         if isinstance(m, More):
             if m.src in self._held:
                 self._answers.append((m.src, Wait(seq=m.seq)))
@@ -352,10 +354,8 @@ class Service:
             self.samples += m.count if m.src < self._identity.workers else 0.0
         if isinstance(m, Push) and self._ledger.answer_to(m) is None:  # else the algorithm has dropped it
             self._conclude(m, Ack(seq=m.seq, version=version))
-        elif isinstance(m, BatchesRead):
-            self.reached.hear(m)
         elif isinstance(m, Where):
-            where = torch.tensor([*self.reached.come_back(m.src), len(self.beside)])
+            where = torch.tensor([*self.reached.where(m.src), len(self.beside)])
             self._answers.append((m.src, Numbers(parts=(where,), seq=m.seq)))
         elif isinstance(m, (Idle, Busy)):  # to say it twice does no harm
             self._answers.append((m.src, Ack(seq=m.seq, version=version)))
@@ -368,8 +368,8 @@ class Service:
         """Answer those who asked for more, where there is more or nothing is left to come."""
         if self._pool is None or not (self._pool.has_free or self._pool.finished):
             return
-        if self._pool.finished and not (self.active or self.reached.awaits_any(self._mailbox.lost_for)):
-            self.reached.undone = self._lost.copy()
+        if self._pool.finished and not (self.active or self.reached.awaits_any):
+            self.reached.end(self._lost)
             held, self._held, end = self._held, {}, self._end()
             for m in held.values():
                 self._conclude(m, Over(parts=end, seq=m.seq))

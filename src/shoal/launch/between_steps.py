@@ -188,6 +188,10 @@ class BetweenSteps:
             self._control.tell("dealt", deal=_as_json(deal))
         return step
 
+    def begin_at(self, step: int) -> None:
+        """The loop of a worker that was started again goes on here: its predecessor has saved this step."""
+        self._begin = step
+
     def rejoin(self, engine: Engine, deal: Any) -> None:
         """Have a worker that was started again know how the data is dealt, if the run was resumed."""
         if deal is not None and not engine.is_server and engine.membership is None:

@@ -320,7 +320,8 @@ class Crew:
         """End workers that were started again and are not ready when the run is over; then the keeper."""
         workers = [m for m in self.members if m.rank < self.workers]
         late = [m for m in workers if m.incarnation and not (m.ready or m.ended)]
-        done = any(m.report for m in workers) and all(m.report or m.ended or m in late for m in workers)
+        done = bool(self._stop_asked) or any(m.report for m in workers)
+        done = done and all(m.report or m.ended or m in late for m in workers)
         alone = self.has_keeper and all(m.ended for m in self.members[:-1]) and self._has_heard_visitors()
         for m in [*(late if done or self._is_over else ()), *(self.members[-1:] if alone else ())]:
             m.ended = True
