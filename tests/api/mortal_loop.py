@@ -34,6 +34,7 @@ parser.add_argument("--per-batch", default="", help="step the scheduler at every
 parser.add_argument("--stop-after", type=int, default=-1, help="steps, after which all processes vanish")
 parser.add_argument("--uneven", type=int, default=-1, help="the rank that skips its first batch")
 parser.add_argument("--accumulate", type=int, default=1, help="batches of a step")
+parser.add_argument("--most", type=int, default=-1, help="steps of a pass, which the loop then leaves")
 parser.add_argument("--frozen", action="store_true", help="a layer that is not trained, and not alike")
 parser.add_argument("--hurry", type=Path, help="a file; when it is there, steps take no time any more")
 parser.add_argument(
@@ -152,6 +153,8 @@ for _ in range(args.epochs):
             os._exit(9)
         if args.per_batch:
             schedule.step()
+        if args.most > 0 and step % args.most == 0:
+            break
     model.eval()
     perish("eval")
     with torch.no_grad(), training.common_model():

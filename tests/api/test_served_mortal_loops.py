@@ -102,6 +102,14 @@ def test_a_loop_that_would_begin_anew_leaves_and_the_others_go_on(rank, tmp_path
 
 
 @pytest.mark.soak
+def test_a_loop_that_leaves_its_passes_early_leaves_and_the_others_go_on(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "shoal"):
+        _, printed = counts("--kill", "1:5", "--most", "3", folder=tmp_path)
+    assert "weights" not in printed[1]
+    assert "nobody knows which batches it has done" in caplog.text
+
+
+@pytest.mark.soak
 def test_after_a_return_checkpoints_are_saved_as_before(tmp_path):
     saves = {"checkpoint": str(tmp_path / "saved"), "every": 2}
     waits = tmp_path / "waits"

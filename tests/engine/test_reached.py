@@ -1,7 +1,7 @@
 """Where the successor of a worker goes on: after what is in the model, and not after what was only read."""
 
 from shoal.engine.protocol import BatchesRead, Joined, Lost, Push, Report, Where
-from shoal.engine.reached import MOST_FUTILE, Reached
+from shoal.engine.reached import MOST_FUTILE, UNKNOWN, Reached
 
 WORKERS = 2
 
@@ -55,6 +55,17 @@ def test_a_lost_worker_is_awaited_for_a_while_and_until_its_successor_is_heard_o
     assert not reached.awaits_any
     clock.seconds = 6.0
     reached.hear(Where(src=0))
+    assert not reached.awaits_any
+
+
+def test_one_whose_place_nobody_knows_is_not_awaited():
+    reached = made(60.0)
+    reached.hear(BatchesRead(src=0, seq=UNKNOWN))
+    reached.note(Push(src=0, clock=2))
+    reached.lose(0)
+    reached.hear(Where(src=0))
+    assert reached.where(0) == (2, UNKNOWN)
+    reached.lose(0)
     assert not reached.awaits_any
 
 

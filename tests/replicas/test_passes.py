@@ -238,3 +238,14 @@ def test_so_it_does_in_a_stream_whose_length_nobody_knows(done):
     whole, successor = Passes(1, 2), Passes(1, 2)
     successor.skip(done)
     assert read(successor) == read(whole)[done:]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_it_is_known_that_a_loop_has_left_a_pass_early(whole):
+    passes = Passes(0, 2)
+    passes.begin(0, list(range(11)), 2)
+    for _ in range(len(passes.left()) - (not whole)):
+        passes.take(0, 0)
+    assert not passes.leaves_early
+    passes.begin(1, list(range(11)), 2)
+    assert passes.leaves_early != whole

@@ -12,6 +12,7 @@ from shoal.core.transport import Message
 from shoal.engine.engine import Engine
 from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.protocol import BatchesRead, Look, Where
+from shoal.engine.reached import UNKNOWN
 from shoal.launch.control import Control
 from shoal.replicas.attached import AttachedReplica
 
@@ -20,9 +21,15 @@ async def find_place(engine: Engine, replica: AttachedReplica, control: Control)
     """Go on where this worker's predecessor was, as the first server knows it.
 
     What that had not pushed yet is done again. Tensors that are not trained are those that worker 0 began
-    with.
+    with. Raises RunIsOver where nobody knows the place.
     """
     clock, batches, beside = (await _answer(engine, Where())).tolist()
+    if batches == UNKNOWN:
+        control.announce(
+            f"{engine.name} was started again and leaves, because its loop has left a pass over its data "
+            "before the end: nobody knows which batches it has done. The others go on"
+        )
+        raise RunIsOver
     engine.progress.go_to(clock)
     engine.meter.steps = clock
     replica.passes.skip(batches)
@@ -115,7 +122,8 @@ class OwnPlace:
 
     async def tell_batches(self) -> None:
         """Before a step: have the first server know how far the loop has read, if it could not tell."""
-        batches = self._data.passes.batches
+        passes = self._data.passes
+        batches = UNKNOWN if passes.leaves_early else passes.batches
         self._tells = self._tells or (self._data.has_begun and batches != self._engine.t + 1)
         if self._tells:
             first, clock = self._engine.identity.workers, self._engine.t

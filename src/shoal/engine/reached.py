@@ -13,6 +13,10 @@ MOST_FUTILE = 3
 """How often in a row a worker may be lost before it has pushed anything, and still be awaited."""
 
 
+UNKNOWN = -1
+"""In the place of the batches that a loop has read, if it has left a pass before its end."""
+
+
 class Reached:
     """The clock of each worker at its last push or report, and the batches that its loop had read by then.
 
@@ -55,8 +59,14 @@ class Reached:
         return self._in_model.get(rank, (0, 0))[0]
 
     def where(self, rank: int) -> tuple[int, int]:
-        """The clock at which the successor of a worker goes on, and the batches that it skips."""
-        return self._in_model.get(rank, (0, 0))
+        """The clock at which the successor of a worker goes on, and the batches that it skips.
+
+        These are UNKNOWN where only their number is known, and not which: then it cannot go on, and leaves.
+        """
+        clock, batches = self._in_model.get(rank, (0, 0))
+        if batches == UNKNOWN:
+            self._futile[rank] = MOST_FUTILE
+        return clock, batches
 
     @property
     def awaits_any(self) -> bool:

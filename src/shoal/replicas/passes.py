@@ -163,6 +163,7 @@ class Passes:
     def __init__(self, place: int = 0, workers: int = 1) -> None:
         self.place, self.workers = place, workers
         self.batches = 0  # that this worker was dealt in all
+        self.leaves_early = False  # whether the loop has left a pass before its end
         self._to_skip = 0  # batches that come next, and that this worker's predecessor has done
         self.lost = 0  # batches that died with a worker: nobody can deal them again
         self.dealing: Dealing | None = None  # that the loop reads at present
@@ -200,6 +201,8 @@ class Passes:
         if number < self._number:
             return False
         if number > self._number:
+            is_known = self.dealing is not None and self.dealing.items is not None
+            self.leaves_early = self.leaves_early or (is_known and any(self.left()))
             self._settle()
             self._number, self._taken = number, 0
         self._order, self._is_shared, self._reading = order, shared, number
