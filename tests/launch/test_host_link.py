@@ -16,9 +16,9 @@ from scripts import final_weights
 from shoal.api.script import run_script
 from shoal.core.errors import Unavailable, WorkerFailed
 from shoal.launch import agent as agent_module
+from shoal.launch.agent_call import explain, ssh_command, start_command
 from shoal.launch.environment import Place
 from shoal.launch.fleet import Fleet
-from shoal.launch.host_link import explain, ssh_command, start_command
 from shoal.launch.hosts import HostList, parse_hosts
 from shoal.strategies import STRATEGIES
 
@@ -167,7 +167,7 @@ def test_a_host_without_an_agent_is_refused_in_one_sentence(options, sentence):
 
 @pytest.mark.slow
 def test_another_shoal_is_refused(monkeypatch):
-    monkeypatch.setattr("shoal.launch.fleet.version", lambda: "9.9, code 00000000")
+    monkeypatch.setattr("shoal.launch.host_link.version", lambda: "9.9, code 00000000")
     with pytest.raises(Unavailable, match=r"has another Shoal \(.*\) than this one \(9.9, code 00000000\)"):
         connect(here(1))
 

@@ -18,7 +18,7 @@ from shoal.launch.keeper_process import tell_model
 from shoal.launch.member import Member
 from shoal.launch.newcomer import leave_address, take_part
 from shoal.launch.place_call import PlaceCall
-from shoal.launch.script_process import ScriptProcess
+from shoal.launch.script_process import SCRIPT, ScriptProcess
 from shoal.launch.stop_signals import temporary_folder
 from shoal.launch.versions import digest_of
 
@@ -64,7 +64,7 @@ def join_script(
 
         def start() -> Member:
             process, (control,) = ScriptProcess.start(
-                script, arguments, asdict(place), lambda line: on_output(me.name, line)
+                [SCRIPT, str(script), *arguments], asdict(place), lambda line: on_output(me.name, line)
             )
             return Member(0, me.name, process, control)
 

@@ -29,7 +29,7 @@ from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.control import Control, leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Listener
 from shoal.launch.environment import Place
-from shoal.launch.fleet import Fleet
+from shoal.launch.fleet import on_hosts
 from shoal.launch.host_link import Printer
 from shoal.launch.hosts import HostList
 from shoal.launch.invitation import RUN_ENDED, Invitation, join_hint, with_credentials
@@ -37,9 +37,9 @@ from shoal.launch.join import Access, local_threads, start_mpi
 from shoal.launch.keeper_process import SLOW_IMPORTS, KeeperPlace, start_keeper
 from shoal.launch.member import Member
 from shoal.launch.process_handle import ProcessHandle
-from shoal.launch.script_process import NO_VARIABLES, ScriptProcess
+from shoal.launch.script_process import NO_VARIABLES, SCRIPT, ScriptProcess
 from shoal.launch.spares import Spares
-from shoal.launch.stop_signals import number_of, stopped_by, temporary_folder
+from shoal.launch.stop_signals import temporary_folder
 from shoal.launch.worker_group import torch_meeting_point, torch_variables
 from shoal.runs.refusals import check_membership, check_places
 from shoal.runs.result import Result, joined, summarise
@@ -79,18 +79,18 @@ def run_script(
     """
     _check_start(script, workers)
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
-    each, is_here = group or 1, hosts is None and group is None
-    opened = _open_places(max_workers, workers, place, strategy, is_here=is_here)
-    kept = _may_come_and_go(place, strategy, workers + opened, is_here=is_here)
-    served = is_here and strategy is not None and bool(strategy.servers) and place.transport in REJOINING
-    returns = kept or served
+    each = group or 1
+    opened = _open_places(max_workers, workers, place, strategy, is_here=hosts is None and each == 1)
+    kept, returns = _who_returns(place, strategy, workers + opened, hosts, single=group is None)
     check_membership(min_workers, spares, workers, elastic=kept, returns=kept)
+    if spares and hosts is not None:
+        raise ValueError(f"spares={spares}: they wait on one host; leave them out with --hosts and --on")
     place = replace(place, nodes=nodes + opened, begins_with=workers if opened else None)
     shared = replace(place, group=each, launched="shoal", keeper=kept, returns=returns)
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
-    told = script, arguments, shared, names, on_output
-    here = partial(_on_this_host, *told, min_workers, spares, sets_variables=group is not None)
-    starting = here() if hosts is None else _on_hosts(hosts, *told)
+    told = script, arguments, shared, names, on_output, min_workers
+    here = partial(_on_this_host, *told, spares, sets_variables=group is not None)
+    starting = here() if hosts is None else on_hosts(hosts, *told)
     with starting as start:
         crew = Crew(
             workers * each,
@@ -106,7 +106,7 @@ def run_script(
             goes_on=strategy is not None and strategy.survives,
             takes_over=kept,
             workers_return=returns,
-            ends_because=_why_it_ends(place, strategy, hosts),
+            ends_because=_why_it_ends(place, strategy),
             has_keeper=kept,
             group=each,
             spares=_spares(spares, start, on_output),
@@ -170,23 +170,27 @@ def _no_result(script: str | Path, nodes: int, *, were_ready: bool) -> ShoalErro
     )
 
 
-def _may_come_and_go(place: Place, strategy: Strategy | None, workers: int, *, is_here: bool) -> bool:
-    """Whether to start a keeper. Where the script names the strategy, attach() tells if it is needed."""
-    elastic = strategy is None or strategy.is_elastic
-    return is_here and place.transport in REJOINING and workers > 1 and elastic
+def _who_returns(
+    place: Place, strategy: Strategy | None, workers: int, hosts: HostList | None, *, single: bool
+) -> tuple[bool, bool]:
+    """Whether to start a keeper, and whether killed workers, `single` processes, are started again.
+
+    Where the script names the strategy, attach() tells if the keeper is needed.
+    """
+    if place.transport not in REJOINING or not single:
+        return False, False
+    kept = workers > 1 and (strategy is None or strategy.is_elastic)
+    comes_back = (
+        hosts is None or hosts.start is None
+    )  # else a lost host does not, and a server would wait for it
+    return kept, kept or (strategy is not None and bool(strategy.servers) and comes_back)
 
 
-def _why_it_ends(place: Place, strategy: Strategy | None, hosts: HostList | None) -> str:
+def _why_it_ends(place: Place, strategy: Strategy | None) -> str:
     """What is added to the name of a killed worker, where a run on other terms would go on without it."""
-    if strategy is not None and not strategy.is_elastic:
+    if place.transport in REJOINING or (strategy is not None and not strategy.is_elastic):
         return ""
-    if hosts is not None:
-        return "; with --hosts the run of a script ends with it. Resume it from a checkpoint"
-    if place.transport not in REJOINING:
-        return (
-            f"; over {place.transport} the run of a script ends with it. Take transport 'processes' or 'grpc'"
-        )
-    return ""
+    return f"; over {place.transport} the run of a script ends with it. Take transport 'processes' or 'grpc'"
 
 
 def script_config(
@@ -248,8 +252,7 @@ def _on_this_host(
                 name, place = "a spare", replace(shared, spare=True)
             variables = torch_variables(number, processes, meeting_point) if meeting_point else NO_VARIABLES
             process, (control,) = ScriptProcess.start(
-                script,
-                arguments,
+                [SCRIPT, str(script), *arguments],
                 asdict(replace(place, store=folder, on_host=processes)),
                 lambda line: on_output(name, line),
                 variables={
@@ -278,26 +281,6 @@ def _with_keeper(
         invitation = Invitation(invitation_of(script, arguments, shared), hint)
         keeper = invitation.added_to(replace(keeper, begins_with=shared.begins_with))
     return replace(shared, access=asdict(access)), keeper
-
-
-@contextmanager
-def _on_hosts(
-    hosts: HostList,
-    script: str | Path,
-    arguments: Sequence[str],
-    shared: Place,
-    names: Sequence[str],
-    on_output: Printer,
-) -> Iterator[Starter]:
-    """Yields a function that starts a node on its host."""
-    with Fleet(hosts, shared.nodes, shared.transport, on_output, shared.patience) as fleet:
-        fleet.prepare(script, arguments, asdict(shared))
-        try:
-            yield lambda rank, incarnation: fleet.start(rank, incarnation, names[rank], hosts.workers)
-        except (Interrupted, KeyboardInterrupt) as stop:
-            stopped = stopped_by(number_of(stop))
-            stopped.saved = fleet.has_checkpoint
-            raise stopped from None
 
 
 def run_here(script: str | Path, arguments: Sequence[str], place: Place) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from shoal.core.errors import CheckpointError
 from shoal.launch.message_lines import MessageLines
-from shoal.launch.script_process import ScriptProcess
+from shoal.launch.script_process import KEEPER, SCRIPT, ScriptProcess
 from shoal.launch.versions import digest_of, version
 from shoal.storage.folder_lock import folder_lock
 from shoal.storage.step_folders import remove_before
@@ -169,13 +169,18 @@ class Agent:
             file.write(content)
         return path
 
-    def _start(self, *, rank: int, place: dict[str, Any]) -> None:
-        own = {**self._settings["place"], **place, "rank": rank}
-        own["access"] = {**self._settings["place"]["access"], **place.get("access", {})}
+    def _start(self, *, rank: int, place: dict[str, Any], keeps: bool) -> None:
+        """Start a node of the run, or its keeper, which has a place of another kind."""
+        settings = self._settings["place"]
+        access = {**settings["access"], **place["access"]}
+        if keeps:
+            words, place = [KEEPER], {**place, "folder": settings["store"], "access": access}
+        else:
+            words = [SCRIPT, self._settings["script"], *self._settings["arguments"]]
+            place = {**settings, **place, "rank": rank, "access": access}
         process, (control, store) = ScriptProcess.start(
-            self._settings["script"],
-            self._settings["arguments"],
-            own,
+            words,
+            place,
             lambda line: self._print(rank, line),
             ("control", "store_connection"),
             self._inherited,

@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.connection import wait
@@ -307,9 +308,10 @@ class Crew:
             return False
         returns = self.workers_return and not self._is_over
         if returns and (member.ready or member.incarnation < MOST_FALSE_STARTS):
-            LOG.warning("%s %s; the other %d go on, and it is started again", member.name, how, left)
-            self._start_again(member, how)
-            return True
+            with suppress(WorkerFailed):  # its host is lost
+                self._start_again(member, how)
+                LOG.warning("%s %s; the other %d go on, and it is started again", member.name, how, left)
+                return True
         undone = "" if self.takes_over else f". Nobody does {self._group_of(member)[0].undone}"
         LOG.warning("%s %s; the other %d go on%s", member.name, how, left, undone)
         self.on_given_up(member.rank, member.incarnation)
@@ -335,11 +337,11 @@ class Crew:
         return late or not self.visitors.present
 
     def _start_again(self, member: Member, how: str) -> None:
-        """Start the next incarnation of a member that was killed."""
-        self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
+        """Start the next incarnation of a member that was killed. Raises WorkerFailed if its host is lost."""
         place = member.rank, member.incarnation + 1
         spare = self.spares.take(member.name, *place) if member.rank < self.workers else None
         successor = spare or self.start(*place)
+        self._tell(member, lost=True, state="dead", fault=f"{member.name} {how}")
         self.members[self.members.index(member)] = successor
         member.connection.close()
         member.process.close()

@@ -5,29 +5,33 @@ from __future__ import annotations
 import secrets
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal.core.errors import Unavailable
+from shoal.core.errors import Interrupted
 from shoal.core.limits import PATIENCE_SECONDS
-from shoal.launch.host_link import HELLO_SECONDS, HostLink, Printer, ssh_command, start_command
+from shoal.launch.agent_call import ssh_command, start_command
+from shoal.launch.environment import Place
+from shoal.launch.host_link import HostLink, Printer
 from shoal.launch.hosts import HostList
+from shoal.launch.keeper_process import KeeperPlace
 from shoal.launch.member import Member
 from shoal.launch.relayed_store import StoreValues
-from shoal.launch.versions import digest_of, version
+from shoal.launch.stop_signals import number_of, stopped_by
+from shoal.launch.versions import digest_of
 from shoal.storage.step_folders import KEPT
-
-PREPARE_SECONDS = 30.0
 
 
 class Fleet:
     """A context manager: inside it an agent runs on every host; afterwards nothing of the run is left there.
 
-    `nodes` counts workers and servers. Over `grpc` every host gets a certificate and a token. Raises
+    `nodes` counts workers and servers, and there may be a keeper behind them. Over `grpc` every host gets a
+    certificate and a token. A host that is lost is called again where workers of it `return`. Raises
     ValueError for hosts without an address, and Unavailable for one that cannot be reached or has another
     Shoal.
     """
@@ -39,10 +43,12 @@ class Fleet:
         transport: str,
         on_output: Printer,
         patience: float = PATIENCE_SECONDS,
+        returns: bool = False,
     ) -> None:
         self.hosts = hosts.resolve()
+        self._returns = returns and hosts.start is None  # else whoever starts the agents does so once
         self._secrets = self._credentials() if transport == "grpc" else [{} for _ in self.hosts.hosts]
-        self._homes = self.hosts.place_nodes(nodes)
+        self._homes = self.hosts.place_nodes(nodes + 1)  # the last is the keeper's, which computes nothing
         self._on_output = on_output
         self._patience = patience
         self._values = StoreValues()
@@ -59,22 +65,18 @@ class Fleet:
                 command = ssh_command(self.hosts.ssh, host.name, python, self._patience)
                 link = HostLink(
                     host,
-                    command,
+                    partial(self.hosts.start, host, command)
+                    if self.hosts.start
+                    else partial(start_command, command),
                     answer=self._values.answer,
                     on_saved=self._note_saved,
                     on_output=self._on_output,
-                    start=partial(self.hosts.start, host) if self.hosts.start else start_command,
+                    calls_again=self._returns,
                 )
                 self._stack.callback(link.close)
                 self._links.append(link)
-            own = version()
             for link in self._links:
-                theirs = link.await_reply(HELLO_SECONDS)["version"]
-                if theirs != own:
-                    raise Unavailable(
-                        f"host {link.host.name!r} has another Shoal ({theirs}) than this one ({own}); "
-                        "install the same one there"
-                    )
+                link.await_hello()
             self._stack = self._stack.pop_all()
         return self
 
@@ -89,29 +91,50 @@ class Fleet:
         Raises Unavailable if a host does not have the script.
         """
         run = secrets.token_hex(8)  # by which hosts that see the same folder of checkpoints know each other
+        *homes, _ = self._homes
         for number, (link, files) in enumerate(zip(self._links, self._secrets, strict=True)):
-            link.send(
-                do="prepare",
-                folder=self.hosts.folder or str(Path.cwd()),
-                script=str(script),
-                digest=digest_of(Path(script)),
-                arguments=list(arguments),
-                place={**place, "on_host": self._homes.count(number), "access": {"mutual": bool(files)}},
-                files=files,
-                variables=self.hosts.variables,
-                run=run,
-            )
+            settings = {
+                "folder": self.hosts.folder or str(Path.cwd()),
+                "script": str(script),
+                "digest": digest_of(Path(script)),
+                "arguments": list(arguments),
+                "place": {
+                    **place,
+                    "on_host": homes.count(number),
+                    "access": {"mutual": bool(files)},
+                },
+                "files": files,
+                "variables": self.hosts.variables,
+                "run": run,
+            }
+            link.begin_to_prepare(settings)
         for link in self._links:
-            link.await_reply(PREPARE_SECONDS)
+            link.await_prepared()
 
     def start(self, rank: int, incarnation: int, name: str, first_server: int) -> Member:
         """Start a node on its host. Nodes from rank `first_server` on are servers."""
+        waits = self._returns and rank < first_server
+        return self._start(rank, name, max(0, rank - first_server), {"incarnation": incarnation}, waits=waits)
+
+    def start_keeper(self, rank: int, name: str, place: dict[str, Any], incarnation: int) -> Member:
+        """Start the keeper, on the host that holds the servers of other runs."""
+        return self._start(rank, name, 0, {**place, "incarnation": incarnation}, keeps=True)
+
+    def _start(
+        self,
+        rank: int,
+        name: str,
+        hub: int,
+        place: dict[str, Any],
+        *,
+        waits: bool = False,
+        keeps: bool = False,
+    ) -> Member:
         link = self._links[self._homes[rank]]
-        hub = max(0, rank - first_server)
         port = 0 if self.hosts.port is None else self.hosts.port + hub
         address = link.host.address
         listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        return link.start(rank, name, {"incarnation": incarnation, "access": {"listen": listen}})
+        return link.start(rank, name, waits, place={**place, "access": {"listen": listen}}, keeps=keeps)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -152,3 +175,34 @@ class Fleet:
             }
             for certificate, key in issued
         ]
+
+
+@contextmanager
+def on_hosts(
+    hosts: HostList,
+    script: str | Path,
+    arguments: Sequence[str],
+    shared: Place,
+    names: Sequence[str],
+    on_output: Printer,
+    least: int,
+) -> Iterator[Callable[[int, int], Member]]:
+    """Yields a function that starts a node, or the keeper of so many workers at `least`, on its host."""
+    limits = shared.transport, shared.timeout, shared.patience
+    keeper = KeeperPlace(shared.nodes, "", *limits, least)  # its agent has a folder for it
+
+    def start(rank: int, incarnation: int) -> Member:
+        if rank == shared.nodes:
+            name = keeper.identity(incarnation).name
+            return fleet.start_keeper(rank, name, asdict(keeper), incarnation)
+        return fleet.start(rank, incarnation, names[rank], hosts.workers)
+
+    patience, returns = shared.patience, shared.returns
+    with Fleet(hosts, shared.nodes, shared.transport, on_output, patience, returns=returns) as fleet:
+        fleet.prepare(script, arguments, asdict(shared))
+        try:
+            yield start
+        except (Interrupted, KeyboardInterrupt) as stop:
+            stopped = stopped_by(number_of(stop))
+            stopped.saved = fleet.has_checkpoint
+            raise stopped from None

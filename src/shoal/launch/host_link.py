@@ -1,86 +1,38 @@
-"""HostLink: the launcher's connection to the agent of one host, through ssh."""
+"""HostLink: the launcher's connection to the agent of one host, which it calls again when it is lost."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
-import os
-import shlex
 import signal
-import subprocess
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import Empty, SimpleQueue
-from typing import IO, Any, Protocol
+from typing import Any
 
 from shoal.core.errors import Unavailable, WorkerFailed
 from shoal.launch.agent import PULSE_SECONDS
+from shoal.launch.agent_call import END_SECONDS, AgentCall, Start
 from shoal.launch.hosts import Host
 from shoal.launch.member import Member
-from shoal.launch.message_lines import MessageLines
-
-CONNECT_SECONDS = 10
-"""How long ssh tries to reach a host."""
+from shoal.launch.versions import version
 
 HELLO_SECONDS = 60.0
 """How long an agent may take to start once ssh was called."""
 
-ALIVE_SECONDS = 10
-"""How often ssh asks whether a host is there."""
+PREPARE_SECONDS = 30.0
+"""How long an agent may take to compare the script and lock its folder."""
 
-END_SECONDS = 5.0
-"""How long an agent may take to end its nodes and itself before ssh is killed."""
+LOOK_SECONDS = 1.0
 
-LAST_LINES = 20
-
-SSH_FAILED = 255
-"""The exit code of an ssh that could not connect, or lost its connection."""
-
-NO_SUCH_PROGRAM = (126, 127)
-"""The exit codes of a shell that finds no program to run."""
+AGAIN_SECONDS = 1.0, 30.0
+"""The first and the longest pause before a lost host is called again."""
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 Printer = Callable[[str, str], None]
-
-
-class AgentProcess(Protocol):
-    """The process through which an agent is reached: ssh's, or what stands in for it."""
-
-    stdin: IO[str] | None
-    stdout: IO[str] | None
-    stderr: IO[str] | None
-    returncode: Any
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
-
-
-def start_command(command: Sequence[str]) -> AgentProcess:
-    """Start ssh, or what stands in for it, in a session of its own."""
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches the launcher alone
-        )
-    except FileNotFoundError:
-        raise Unavailable(
-            f"--hosts needs the program {command[0]!r}; install OpenSSH's client, or name another with --ssh"
-        ) from None
 
 
 class RemoteProcess:
@@ -114,12 +66,17 @@ class RemoteProcess:
 
 @dataclass
 class RemoteNode:
-    """A node on another host: its member of the crew, and our end of that member's connection."""
+    """A node on another host: its member of the crew, and our end of that member's connection.
+
+    `start` is the message that starts it; one that `waits` is started when a host that is lost answers again.
+    """
 
     name: str
     member: Member
     process: RemoteProcess
     pipe: Connection | None
+    start: dict[str, Any]
+    waits: bool
 
     def tell_crew(self, event: dict[str, Any]) -> None:
         """Pass an event on to the crew."""
@@ -135,118 +92,179 @@ class RemoteNode:
             self.pipe.close()
             self.pipe = None
 
+    def end(self, code: int) -> None:
+        """Have the crew see that the process has ended."""
+        self.process.has_ended(code)
+        self.hang_up()
+
 
 class HostLink:
     """Starts the agent of a host and passes messages between it and the members of a crew.
 
     A thread moves all messages: it reads the agent's, and the orders that the crew writes to its members'
-    connections. `answer` answers a node's questions to the store; `on_saved` hears of every checkpoint, by
-    the node's rank and step. `start` runs the command by which the agent is reached.
+    connections. When the agent is lost, the thread calls it again and again, and starts the nodes that wait
+    for it. `answer` answers a node's questions to the store; `on_saved` hears of every checkpoint, by
+    the node's rank and step. `call` runs the command by which the agent is reached.
     """
 
     def __init__(
         self,
         host: Host,
-        command: Sequence[str],
+        call: Start,
         *,
         answer: Answer,
         on_saved: Callable[[int, int], None],
         on_output: Printer,
-        start: Callable[[Sequence[str]], AgentProcess] = start_command,
+        calls_again: bool = True,
     ) -> None:
         self.host = host
+        self._start_call = call
         self._answer = answer
         self._on_saved = on_saved
         self._on_output = on_output
+        self._calls_again = calls_again
         self._nodes: dict[int, RemoteNode] = {}
         self._lock = threading.Lock()
-        self._complaints: deque[str] = deque(maxlen=LAST_LINES)
         self._replies: SimpleQueue[dict[str, Any]] = SimpleQueue()  # hello, prepared, refused; {} at the end
         self._commands, self._to_agent = Pipe(duplex=False)
-        self._is_up = False
-        self._is_over = False
-        self._process = start(command)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with self._process.stdin as theirs, self._process.stdout as ours:
-            self._lines = MessageLines(os.dup(ours.fileno()), os.dup(theirs.fileno()))
-        self._errors = threading.Thread(target=self._listen, name=f"errors of {host.name}", daemon=True)
-        self._mover = threading.Thread(target=self._move, name=f"messages of {host.name}", daemon=True)
-        self._errors.start()
+        self._settings: dict[str, Any] = {}  # that the agent is prepared with
+        self._is_prepared = False
+        self._is_lost = False
+        self._ends_at: float | None = None  # once it closes: when the agent must have ended
+        self._refusal = ""
+        self._call = self._new_call()
+        self._mover = threading.Thread(target=self._live, name=f"messages of {host.name}", daemon=True)
         self._mover.start()
 
-    def await_reply(self, seconds: float) -> dict[str, Any]:
-        """The agent's next reply. Raises Unavailable with the reason if there is none, or it refuses."""
-        try:
-            reply = self._replies.get(timeout=seconds)
-        except Empty:
-            raise Unavailable(f"host {self.host.name!r}: no answer within {seconds:g} s") from None
-        if not reply:
-            raise Unavailable(f"host {self.host.name!r}: {self._why()}")
-        if reply["said"] == "refused":
-            raise Unavailable(f"host {self.host.name!r}: {reply['why']}")
-        self._is_up = True
-        return reply
+    def await_hello(self) -> None:
+        """Wait for the agent. Raises Unavailable with the reason if it does not come or has another Shoal."""
+        self._check_version(self._await_reply(HELLO_SECONDS)["version"])
+
+    def begin_to_prepare(self, settings: dict[str, Any]) -> None:
+        """Hand the agent the run's settings."""
+        self._settings = settings
+        self.send(do="prepare", **settings)
+
+    def await_prepared(self) -> None:
+        """Wait until the agent has taken them in. Raises Unavailable with the reason if it refuses."""
+        self._await_reply(PREPARE_SECONDS)
 
     def send(self, **message: Any) -> None:
         """Send the agent a message. If it is gone nothing happens here; its members report that."""
         with contextlib.suppress(OSError):
             self._to_agent.send_bytes(json.dumps(message).encode())
 
-    def start(self, rank: int, name: str, place: dict[str, Any]) -> Member:
-        """Start a node on this host. Raises WorkerFailed if the host is lost."""
+    def start(self, rank: int, name: str, waits: bool, **what: Any) -> Member:
+        """Start a node on this host; one that `waits` when the host answers again, if it is lost.
+
+        Raises WorkerFailed for another node of a lost host.
+        """
         ours, theirs = Pipe()
-        process = RemoteProcess(lambda number: self.send(do="signal", rank=rank, signal=number))
-        member = Member(rank, f"{name} on {self.host.name}", process, ours, place["incarnation"])
+        process = RemoteProcess(lambda number: self._signal(rank, number))
+        incarnation = what["place"]["incarnation"]
+        member = Member(rank, f"{name} on {self.host.name}", process, ours, incarnation)
+        message = {"do": "start", "rank": rank, **what}
         with self._lock:
-            if self._is_over:
+            if self._is_lost and not waits:
                 raise WorkerFailed(f"{name} cannot be started again: host {self.host.name!r} is lost")
-            self._nodes[rank] = RemoteNode(name, member, process, theirs)
-        self.send(do="start", rank=rank, place=place)
+            self._nodes[rank] = RemoteNode(name, member, process, theirs, message, waits)
+            if not self._is_lost:
+                self.send(**message)
         return member
 
     def close(self) -> None:
         """End the agent, and with it whatever still runs on its host."""
         self._to_agent.close()  # which the thread sees, and closes the agent's input
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._mover.join(END_SECONDS)
-        self._errors.join(END_SECONDS)
-        self._lines.close()
+        self._mover.join()
         self._commands.close()
 
-    def _move(self) -> None:
-        """Pass messages on, in both directions, until the agent is gone."""
-        pulse_at = 0.0
-        commands = [self._commands]
+    def _await_reply(self, seconds: float) -> dict[str, Any]:
         try:
+            reply = self._replies.get(timeout=seconds)
+        except Empty:
+            raise Unavailable(f"host {self.host.name!r}: no answer within {seconds:g} s") from None
+        if not reply:
+            raise Unavailable(f"host {self.host.name!r}: {self._call.why_it_ended()}")
+        if reply["said"] == "refused":
+            raise Unavailable(f"host {self.host.name!r}: {reply['why']}")
+        self._call.is_up = True
+        return reply
+
+    def _check_version(self, theirs: str) -> None:
+        own = version()
+        if theirs != own:
+            raise Unavailable(
+                f"host {self.host.name!r} has another Shoal ({theirs}) than this one ({own}); "
+                "install the same one there"
+            )
+
+    def _signal(self, rank: int, number: int) -> None:
+        """Send a node a signal. One that waits for its host ends at once."""
+        with self._lock:
+            if self._is_lost:
+                self._nodes[rank].end(-number)
+                return
+        self.send(do="signal", rank=rank, signal=number)
+
+    # -- the thread that moves messages --------------------------------------------------------
+
+    def _live(self) -> None:
+        """Converse with the agent until `close`; when it is lost, call it again."""
+        self._converse()
+        pause, longest = AGAIN_SECONDS
+        while self._calls_again and self._is_prepared and not self._closes_within(pause):
+            self._call.close()
+            self._call = self._new_call()
+            self._converse()
+            pause = AGAIN_SECONDS[0] if self._call.is_up else min(2 * pause, longest)
+        self._call.close()
+
+    def _new_call(self) -> AgentCall:
+        name = f"host {self.host.name}"
+        return AgentCall(self.host.name, self._start_call, lambda line: self._on_output(name, line))
+
+    def _closes_within(self, seconds: float) -> bool:
+        """Wait for so long, and pass over what the agent is told. True at once when `close` is called."""
+        deadline = time.monotonic() + seconds
+        while self._ends_at is None and (left := deadline - time.monotonic()) > 0:
+            if wait([self._commands], left):
+                self._pass_command()
+        return self._ends_at is not None
+
+    def _converse(self) -> None:
+        """Pass messages on, in both directions, until the agent is gone or takes too long to end or greet."""
+        lines, pulse_at, must_greet_by = self._call.lines, 0.0, time.monotonic() + HELLO_SECONDS
+        with contextlib.suppress(EOFError, OSError):
             while True:
                 with self._lock:
-                    orders = {n.pipe: rank for rank, n in self._nodes.items() if n.pipe is not None}
-                for source in wait([self._lines.fileno(), *commands, *orders], PULSE_SECONDS):
+                    orders = {n.pipe: rank for rank, n in self._nodes.items() if n.pipe and not self._is_lost}
+                commands = [self._commands] if self._ends_at is None else []
+                for source in wait([lines.fileno(), *commands, *orders], LOOK_SECONDS):
                     if not isinstance(source, Connection):
-                        for message in self._lines.receive():
+                        for message in lines.receive():
                             self._take(**message)
                     elif source is self._commands:
-                        commands = commands if self._pass_command() else []
+                        self._pass_command()
                     else:
                         self._pass_order(orders[source])
-                if commands and time.monotonic() > pulse_at:
-                    self._lines.send(do="pulse")
-                    pulse_at = time.monotonic() + PULSE_SECONDS
-        except (EOFError, OSError):
-            self._lose_all(expected=not commands)
+                now = time.monotonic()
+                if now > (self._ends_at or now) or (self._is_lost and now > must_greet_by):
+                    break
+                if commands and now > pulse_at:
+                    lines.send(do="pulse")
+                    pulse_at = now + PULSE_SECONDS
+        self._lose_nodes()
 
-    def _pass_command(self) -> bool:
-        """Pass on what `send` was given. False after `close`: then the agent is to end."""
+    def _pass_command(self) -> None:
+        """Pass on what `send` was given, unless the host is lost. After `close`, have the agent end."""
         try:
-            self._lines.send(**json.loads(self._commands.recv_bytes()))
+            message = json.loads(self._commands.recv_bytes())
         except EOFError:
-            self._lines.close_writing()
-            return False
-        return True
+            self._ends_at = time.monotonic() + END_SECONDS
+            self._call.lines.close_writing()
+        else:
+            if not self._is_lost:
+                self._call.lines.send(**message)
 
     def _pass_order(self, rank: int) -> None:
         node = self._nodes[rank]
@@ -257,18 +275,22 @@ class HostLink:
         except (EOFError, OSError):  # the crew has closed its end
             node.hang_up()
         else:
-            self._lines.send(do="order", rank=rank, order=order)
+            self._call.lines.send(do="order", rank=rank, order=order)
 
     def _take(self, said: str, rank: int | None = None, **message: Any) -> None:
         """Handle a message of the agent."""
+        if rank is None and self._is_lost:
+            self._greet(said, **message)
+            return
         if rank is None:
+            self._is_prepared = self._is_prepared or said == "prepared"
             self._replies.put({"said": said, **message})
             return
         node = self._nodes[rank]
         if said == "line":
             self._on_output(node.name, message["line"])
         elif said == "ask":
-            self._lines.send(do="answer", rank=rank, answer=self._answer(message["ask"]))
+            self._call.lines.send(do="answer", rank=rank, answer=self._answer(message["ask"]))
         elif said == "event":
             if message["event"]["event"] == "saved":
                 self._on_saved(rank, message["event"]["step"])
@@ -276,64 +298,40 @@ class HostLink:
         elif said == "hung up":
             node.hang_up()
         elif said == "ended":
-            node.process.has_ended(message["code"])
-            node.hang_up()
+            node.end(message["code"])
 
-    def _lose_all(self, *, expected: bool) -> None:
+    def _greet(self, said: str, version: str = "", why: str = "", **more: Any) -> None:
+        """Handle what the agent of a host says that was lost: who is ready starts the nodes that wait."""
+        if said == "hello":
+            with contextlib.suppress(Unavailable):
+                self._check_version(version)
+                self._call.lines.send(do="prepare", **self._settings)
+                return
+            why = f"it has another Shoal now ({version})"
+        if said == "prepared":
+            self._call.is_up = True
+            with self._lock:
+                self._is_lost = False
+                for node in self._nodes.values():
+                    if node.process.is_alive():
+                        self._call.lines.send(**node.start)
+            self._on_output(f"host {self.host.name}", "answers again")
+            return
+        if why != self._refusal:  # say it once
+            self._on_output(f"host {self.host.name}", f"does not take part: {why}")
+        self._refusal = why
+        raise EOFError  # it is called again later
+
+    def _lose_nodes(self) -> None:
         """The agent is gone, and its nodes have died with it."""
         with self._lock:
-            self._is_over = True
-        why = "" if expected or not self._is_up else self._why()
-        for node in self._nodes.values():
-            if node.process.is_alive():
-                node.member.why_lost = f"was lost with host {self.host.name!r} ({why})" if why else ""
-                node.process.has_ended(-signal.SIGKILL)
-            node.hang_up()
+            if self._is_lost:  # it was called again in vain
+                return
+            self._is_lost = True
+            lost = [node for node in self._nodes.values() if node.process.is_alive()]
+        why = self._call.why_it_ended() if self._call.is_up and self._ends_at is None else ""
+        for node in lost:
+            if why:
+                node.member.why_lost = f"was lost with host {self.host.name!r} ({why})"
+            node.end(-signal.SIGKILL)
         self._replies.put({})
-
-    def _listen(self) -> None:
-        """Keep what ssh and the agent print as errors; show it once the agent runs."""
-        assert self._process.stderr is not None
-        with self._process.stderr as errors:
-            for line in errors:
-                self._complaints.append(line.rstrip())
-                if self._is_up:
-                    self._on_output(f"host {self.host.name}", line.rstrip())
-
-    def _why(self) -> str:
-        """Why the agent is gone, in words."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
-        self._errors.join(END_SECONDS)
-        said = [line for line in self._complaints if line]
-        return explain(self._process.returncode, said, self.host.name, self._is_up)
-
-
-def explain(code: int | None, complaints: Sequence[str], host: str, was_up: bool = False) -> str:
-    """What a person can do about an ssh that ended with this exit code after printing these lines."""
-    text, last = "\n".join(complaints), complaints[-1] if complaints else "nothing"
-    if was_up:
-        return f"its connection ended with exit code {code} and said: {last}"
-    if "Host key verification failed" in text:
-        return f"ssh does not know its host key, or the key has changed; connect once by hand: ssh {host}"
-    if "Permission denied" in text and code == SSH_FAILED:
-        return f"ssh may not log in without a password; set up a key: ssh-copy-id {host}"
-    if code == SSH_FAILED:
-        return f"ssh cannot reach it: {last}"
-    if code in NO_SUCH_PROGRAM:
-        return f"there is no such Python ({last}); name the one there with --remote-python"
-    if "No module named" in text:
-        return f"its Python has no shoal ({last}); install it there, or name another with --remote-python"
-    return f"the agent ended with exit code {code} and said: {last}"
-
-
-def ssh_command(ssh: Sequence[str], host: str, python: str, patience: float) -> list[str]:
-    """The command that starts the agent on a host. Options of the user's own command take precedence.
-
-    ssh gives up a host that does not answer for `patience` seconds.
-    """
-    unanswered = math.ceil(patience / ALIVE_SECONDS)
-    alive = (f"ServerAliveInterval={ALIVE_SECONDS}", f"ServerAliveCountMax={unanswered}")
-    options = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", *alive)
-    settings = [word for option in options for word in ("-o", option)]
-    return [*ssh, *settings, "-T", "--", host, f"exec {shlex.quote(python)} -m shoal.launch.agent"]

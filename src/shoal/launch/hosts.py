@@ -57,13 +57,12 @@ class HostList:
         return sum(host.workers for host in self.hosts)
 
     def place_nodes(self, nodes: int) -> list[int]:
-        """For each of `nodes` ranks, the number of its host. The last ranks are the servers."""
-        if self.homes:
-            return list(self.homes)
-        placed = [number for number, host in enumerate(self.hosts) for _ in range(host.workers)]
+        """For each of `nodes` ranks, the number of its host. The last ranks are servers, or a keeper."""
+        by_workers = (number for number, host in enumerate(self.hosts) for _ in range(host.workers))
+        placed = list(self.homes or by_workers)
         names = [host.name for host in self.hosts]
         home = names.index(self.servers_on) if self.servers_on else 0
-        return placed + [home] * (nodes - self.workers)
+        return placed + [home] * (nodes - len(placed))
 
     def resolve(self) -> HostList:
         """The same hosts with the address of each. Raises ValueError for one that others cannot reach."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from shoal.launch.join import RUN_KEY, Access, connect, file_store
 from shoal.launch.member import UNNEEDED, Member
 from shoal.launch.open_places import OpenPlaces
 from shoal.launch.recovery import message_limit
+from shoal.launch.relayed_store import RelayedStore
+from shoal.launch.script_process import VARIABLE
 from shoal.launch.stop_signals import ctrl_c_ignored
 from shoal.launch.visitors import LAST_SECONDS
 from shoal.storage.journal import Journal
@@ -68,6 +71,7 @@ class KeeperPlace:
     invitation: dict[str, Any] = field(default_factory=dict)
     hint: str = ""
     spares: int = 0  # in a script's run, to be refused where they are of no use
+    store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
 
     def identity(self, incarnation: int) -> NodeIdentity:
         """That of the keeper: it comes after the workers."""
@@ -76,6 +80,8 @@ class KeeperPlace:
 
     def open_store(self) -> Store:
         """The store in which all of them find each other."""
+        if self.store_connection is not None:
+            return RelayedStore(Connection(self.store_connection))
         return file_store(self.folder, self.workers + 1)
 
 
@@ -209,3 +215,14 @@ def _await_model(store: Store, control: Control) -> dict[str, Any] | None:
         time.sleep(LOOK_SECONDS)
     model: dict[str, Any] | None = json.loads(store.get(ROSTER))
     return model
+
+
+def main() -> None:
+    """Keep the roster of a run on several hosts, for the agent that has started this process."""
+    fields = json.loads(os.environ[VARIABLE])
+    incarnation, control = fields.pop("incarnation"), fields.pop("control")
+    _main(KeeperPlace(**{**fields, "access": Access(**fields["access"])}), incarnation, Connection(control))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""ScriptProcess: a process that runs a user's script as one node of a run."""
+"""ScriptProcess: a process of its own for one node of a run: it runs a user's script, or keeps the roster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,11 +17,17 @@ from shoal.launch.huge_pages import with_huge_pages
 VARIABLE = "SHOAL_PLACE"
 """The environment variable from which a node reads its place in the run, the fields of Place as JSON."""
 
+SCRIPT = "shoal.api.script"
+"""The module that runs a user's script, which is its first argument."""
+
+KEEPER = "shoal.launch.keeper_process"
+"""The module that keeps the roster of a run."""
+
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class ScriptProcess:
-    """A process that runs a script. Its output is passed on line by line."""
+    """A process that runs a module of ours. Its output is passed on line by line."""
 
     def __init__(self, process: subprocess.Popen[str], on_line: Callable[[str], None]) -> None:
         self._process = process
@@ -33,8 +38,7 @@ class ScriptProcess:
     @classmethod
     def start(
         cls,
-        script: str | Path,
-        arguments: Sequence[str],
+        words: Sequence[str],
         place: Mapping[str, Any],
         on_line: Callable[[str], None],
         pipes: Sequence[str] = ("control",),
@@ -43,14 +47,15 @@ class ScriptProcess:
     ) -> tuple[ScriptProcess, list[Connection]]:
         """Start the node at `place`, given as the fields of Place. Returns the process and its pipes.
 
-        `pipes` names the fields of Place that hold the file descriptor of a pipe to us. The process also gets
-        the file descriptors in `inherited`, and these environment variables.
+        `words` are a module and its arguments. `pipes` names the fields of Place that hold the file
+        descriptor of a pipe to us. The process also gets the file descriptors in `inherited`, and these
+        environment variables.
         """
         ours, theirs = zip(*(Pipe() for _ in pipes), strict=True)
         descriptors = [end.fileno() for end in theirs]
         place = {**place, **dict(zip(pipes, descriptors, strict=True))}
         process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.api.script", str(script), *arguments],
+            [sys.executable, "-m", *words],
             env=with_huge_pages(
                 {**os.environ, **variables, "PYTHONUNBUFFERED": "1", VARIABLE: json.dumps(place)}
             ),
