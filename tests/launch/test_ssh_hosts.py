@@ -16,6 +16,7 @@ import pytest
 from launched import SCRIPT, SECONDS, Launched, lab_or_skip
 from proc_secrets import read_all, secrets_of
 from scripts import final_weights, run_loop
+from shoal.studies.shaped_hosts import INTERFACE, ip
 from ssh_hosts import SshLab
 
 pytest.importorskip("grpc", reason="needs grpcio: pip install 'shoal[grpc]'")
@@ -121,6 +122,24 @@ def test_a_host_whose_agent_is_killed_takes_part_again_and_nothing_is_left_on_ei
     await_nothing_left(lab)
     (record,) = json.loads((tmp_path / "result.json").read_text())["runs"]
     assert record["config"]["hosts"] == "host0:1,host1:1" and record["config"]["transport"] == "grpc"
+
+
+@pytest.mark.parametrize("strategy", ["asgd", "sync"])
+def test_a_host_that_was_cut_off_for_longer_than_the_patience_takes_part_again(lab, strategy):
+    options = ("--strategy", strategy, "--patience", "10")
+    with launched(
+        lab, *options, arguments=("--pause", "0.3", "--epochs", "8"), hosts="host0:1,host1:1"
+    ) as run:
+        run.await_line("trains", times=2)
+        ip("-n", lab._host(1), "link", "set", INTERFACE, "down")
+        run.await_line("not responding")  # ssh gives up
+        time.sleep(5)
+        ip("-n", lab._host(1), "link", "set", INTERFACE, "up")
+        run.await_line("host1 \\| answers again")
+        assert run.finish() == 0, run.errors
+    assert re.search(r"resumed from [1-9]", run.of("worker 1"))
+    assert final_weights(run.of("worker 0")).equal(final_weights(run.of("worker 1")))
+    await_nothing_left(lab)
 
 
 def test_a_killed_worker_and_a_killed_server_do_not_end_the_run(lab):
