@@ -40,6 +40,7 @@ parser.add_argument("--hurry", type=Path, help="a file; when it is there, steps 
 parser.add_argument(
     "--returns", type=Path, help="a folder: the others wait for those who note there that they die"
 )
+parser.add_argument("--tell", action="store_true", help="print what was read for each step that was done")
 parser.add_argument("--odd", default="", help="what is different at one that joined")
 args = parser.parse_args()
 me = Place.find()
@@ -126,7 +127,7 @@ if odd == "rate":
     optimizer.param_groups[0]["lr"] = 0.5
 if me.incarnation:
     print(f"goes on from {training.engine.t}, marked {int(model.marker)}")
-step, read = training.engine.t, 0
+step, read, told = training.engine.t - training.engine.rounds.shift, 0, []
 if args.per_batch == "right":
     for _ in range(training.resumed_from or 0):
         schedule.step()
@@ -144,11 +145,15 @@ for _ in range(args.epochs):
         if read % args.accumulate == 1 or args.accumulate == 1:
             optimizer.zero_grad()
         model(ids).backward()
+        told += ids.tolist()
         if read % args.accumulate:
             continue
         perish(str(step))
         optimizer.step()
         step += 1
+        if args.tell:
+            print(f"read {told}")
+            told.clear()
         if step == args.stop_after:
             os._exit(9)
         if args.per_batch:

@@ -151,7 +151,7 @@ def test_a_loop_that_would_go_wrong_ends_with_a_sentence(arguments, strategy, se
 
 def test_where_the_script_names_a_strategy_that_goes_on_without_a_killed_worker_the_others_do(caplog):
     with caplog.at_level(logging.WARNING, "shoal"):
-        printed = run_loop("--strategy-in-code", "gossip", "--epochs", "4", *kill("1:3"))
+        printed = run_loop("--strategy-in-code", "gossip", "--epochs", "4", *kill("1:3"), transport="grpc")
     assert len(ended(printed)) == 2
     assert "worker 1 was ended by SIGKILL; the other 2 go on. Nobody does" in caplog.text
 

@@ -30,7 +30,7 @@ from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_mean, connect
 from shoal.launch.keeper_process import announce
-from shoal.launch.recovery import RECOVERY_SECONDS
+from shoal.launch.recovery import RECOVERY_SECONDS, peers_return
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.passes import Passes
 from shoal.replicas.wrapped import rebind, unwrap_optimizer
@@ -94,13 +94,13 @@ class Attachment:
         self._start(place)
         self.data = LoopData(engine, self._replica, self._idle)
         self._pace = GroupPace(engine, self._replica, groups)
-        self._place = OwnPlace(engine, self.data, self._control, self.abandon)
+        self._place = OwnPlace(engine, self._replica, self.data, self._control, self.abandon)
         self._comings = None
         if engine.membership is not None:  # workers come and go
             self._comings = Comings(engine, strategy, self._replica, self.data, model, buffers)
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
-        returns = place.returns and not strategy.survives
+        returns = place.returns and (not strategy.survives or peers_return(strategy, place.transport))
         self._control.tell("ready", survives=strategy.survives, returns=returns)
         elapsed, finished, _ = self._control.await_go()
         engine.excuse(finished)
@@ -114,7 +114,7 @@ class Attachment:
             self._taken = [self._take_over(n, optimizer) for n, optimizer in enumerate(optimizers)]
             rebind(self._given)
             self._go_on(lambda: self._life.send(None))
-            self._resumed_from = engine.t if me.incarnation else self._resumed_from
+            self._resumed_from = self._place.start(self._resumed_from)
 
     def _join(self, place: Place, me: NodeIdentity, codec: Codec) -> Engine:
         """Build this process's node and connect it to the others."""
@@ -353,8 +353,7 @@ class Attachment:
             self._place.check()
             if self._comings is not None:
                 self._comings.check()
-        if self.engine.identity.servers:
-            drive(self._place.tell_batches())
+        drive(self._place.note_step())
 
     def _idle(self) -> None:
         """Take a step in which this worker has no batch, and others have."""

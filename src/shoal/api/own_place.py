@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
+from torch import Tensor
 
-from shoal.api.agreement import how_it_came, take_start
+from shoal.api.agreement import as_sent, how_it_came, take_start
 from shoal.api.loop_data import LoopData
 from shoal.core.transport import Message
 from shoal.engine.engine import Engine
@@ -25,11 +27,7 @@ async def find_place(engine: Engine, replica: AttachedReplica, control: Control)
     """
     clock, batches, beside = (await _answer(engine, Where())).tolist()
     if batches == UNKNOWN:
-        control.announce(
-            f"{engine.name} was started again and leaves, because its loop has left a pass over its data "
-            "before the end: nobody knows which batches it has done. The others go on"
-        )
-        raise RunIsOver
+        leave_unknown(engine, control, "its loop has left a pass over its data before the end")
     engine.progress.go_to(clock)
     engine.meter.steps = clock
     replica.passes.skip(batches)
@@ -42,6 +40,53 @@ async def find_place(engine: Engine, replica: AttachedReplica, control: Control)
     with torch.no_grad():
         for number, mine in enumerate(untrained[:beside], start=1):
             take_start(engine.identity, mine, await _answer(engine, Look(count=float(number))))
+
+
+def leave_unknown(engine: Engine, control: Control, why: str) -> NoReturn:
+    """Say why this worker cannot go on, and raise RunIsOver."""
+    control.announce(
+        f"{engine.name} was started again and leaves, because {why}: nobody knows which batches it has done. "
+        "The others go on"
+    )
+    raise RunIsOver
+
+
+class LoopAmongPeers:
+    """The loop of a worker without a server, as those know it who take one back that was started again."""
+
+    def __init__(self, engine: Engine, replica: AttachedReplica, control: Control) -> None:
+        self._engine = engine
+        self._replica = replica
+        self._control = control
+        self._read = replica.passes.batches
+        self._per_step: int | None = None
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches each step has taken; UNKNOWN if not always as many."""
+        return 1 if self._per_step is None else self._per_step
+
+    def beside(self) -> Sequence[Tensor]:
+        """Frozen parameters and buffers."""
+        return [as_sent(tensor) for tensor in self._replica.untrained]
+
+    def note_step(self) -> None:
+        """The loop takes a step on what it has read since the one before."""
+        passes = self._replica.passes
+        read, self._read = passes.batches - self._read, passes.batches
+        if self._per_step not in (None, read) or passes.leaves_early:
+            read = UNKNOWN
+        self._per_step = read
+
+    def go_on(self, batches: int, beside: Sequence[Tensor]) -> None:
+        """Leave out what this worker's predecessor has done. Raises RunIsOver where that is not known."""
+        if batches == UNKNOWN:
+            leave_unknown(self._engine, self._control, "steps take different numbers of batches")
+        self._replica.passes.skip(batches)
+        self._read = batches
+        with torch.no_grad():
+            for mine, theirs in zip(self._replica.untrained, beside, strict=True):
+                take_start(self._engine.identity, mine, theirs)
 
 
 async def _answer(engine: Engine, m: Message) -> torch.Tensor:
@@ -65,9 +110,16 @@ class OwnPlace:
     `leave` has this worker leave the run.
     """
 
-    def __init__(self, engine: Engine, data: LoopData, control: Control, leave: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        replica: AttachedReplica,
+        data: LoopData,
+        control: Control,
+        leave: Callable[[], None],
+    ) -> None:
         self.is_back = engine.incarnation > 0  # and has taken no step yet
-        self._began = engine.t if engine.incarnation else 0
+        self._began = 0  # how many steps of this worker its predecessor had done
         self.was_asked = False  # for the step to go on at
         self._engine = engine
         self._data = data
@@ -75,6 +127,7 @@ class OwnPlace:
         self._leave = leave
         self._tells = False  # since a step has taken another number of batches than one
         self._left_before: set[int] | None = None  # workers that had left before this loop ended
+        self._among_peers = engine.returns.loop = LoopAmongPeers(engine, replica, control)
 
     @property
     def is_first(self) -> bool:
@@ -84,7 +137,19 @@ class OwnPlace:
     @property
     def part_done(self) -> float:
         """Which part of this worker's steps this process has done: the rest was its predecessor's."""
-        return 1.0 - self._began / self._engine.t if self._began else 1.0
+        return 1.0 - self._began / self._own_steps if self._began else 1.0
+
+    @property
+    def _own_steps(self) -> int:
+        """The steps of this worker's share: one that was back among peers is in a later round."""
+        return self._engine.t - self._engine.rounds.shift
+
+    def start(self, resumed_from: int | None) -> int | None:
+        """The strategy has begun: at which step the loop goes on if it does not begin with the first."""
+        if not self.is_back:
+            return None if resumed_from is None else self._own_steps
+        self._began = self._own_steps
+        return self._began
 
     def _is_gone(self, rank: int) -> bool:
         """Whether a worker was lost or, where there is a server, has left before the end."""
@@ -120,8 +185,14 @@ class OwnPlace:
         self._leave()
         raise RunIsOver
 
-    async def tell_batches(self) -> None:
-        """Before a step: have the first server know how far the loop has read, if it could not tell."""
+    async def note_step(self) -> None:
+        """Before a step: note how far the loop has read, for a successor to go on there."""
+        self._among_peers.note_step()
+        if self._engine.identity.servers:
+            await self._tell_batches()
+
+    async def _tell_batches(self) -> None:
+        """Have the first server know how far the loop has read, if it could not tell."""
         passes = self._data.passes
         batches = UNKNOWN if passes.leaves_early else passes.batches
         self._tells = self._tells or (self._data.has_begun and batches != self._engine.t + 1)

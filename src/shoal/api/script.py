@@ -37,6 +37,7 @@ from shoal.launch.join import Access, local_threads, start_mpi
 from shoal.launch.keeper_process import SLOW_IMPORTS, KeeperPlace, start_keeper
 from shoal.launch.member import Member
 from shoal.launch.process_handle import ProcessHandle
+from shoal.launch.recovery import peers_return
 from shoal.launch.script_process import NO_VARIABLES, SCRIPT, ScriptProcess
 from shoal.launch.spares import Spares
 from shoal.launch.stop_signals import temporary_folder
@@ -180,10 +181,11 @@ def _who_returns(
     if place.transport not in REJOINING or not single:
         return False, False
     kept = workers > 1 and (strategy is None or strategy.is_elastic)
-    comes_back = (
-        hosts is None or hosts.start is None
-    )  # else a lost host does not, and a server would wait for it
-    return kept, kept or (strategy is not None and bool(strategy.servers) and comes_back)
+    if kept or strategy is None:
+        return kept, kept
+    if strategy.servers:  # which would wait for a host that nobody calls again
+        return False, hosts is None or hosts.start is None
+    return False, peers_return(strategy, place.transport)
 
 
 def _why_it_ends(place: Place, strategy: Strategy | None) -> str:

@@ -294,7 +294,7 @@ class Back(Message):
 
 @dataclass(slots=True)
 class Known(Message):
-    """To one that is back: where the sender stands, batches done, first one taken over, its step."""
+    """To one that is back: where the sender stands, batches done, first taken over, step, batches a step."""
 
     tag: str = "known"
 

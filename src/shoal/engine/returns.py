@@ -7,8 +7,8 @@ waits for it before that. It does the rest of its share, and no batch twice that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from shoal.engine.elastic_messages import StateHead, StatePart
 from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.progress import Progress
 from shoal.engine.protocol import Back, Known, Ready
+from shoal.engine.reached import UNKNOWN
 from shoal.engine.rounds import Rounds
 from shoal.engine.state_transfer import StateArrival, messages
 from shoal.engine.work import Work
@@ -31,10 +32,32 @@ AHEAD = 2
 """Rounds between where the others are and where one that is back takes part."""
 
 
+BESIDE = "beside/"
+"""Begins the names of tensors that no strategy trains, among those that one shares."""
+
+
+class OwnLoop(Protocol):
+    """The training loop of a user's script, which begins anew in a process that is started again."""
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches each step has taken; UNKNOWN if not always as many."""
+        ...
+
+    def beside(self) -> Sequence[Tensor]:
+        """The tensors of the model that are not trained."""
+        ...
+
+    def go_on(self, batches: int, beside: Sequence[Tensor]) -> None:
+        """Leave out so many batches, and take those tensors of another. Raises RunIsOver if it cannot."""
+        ...
+
+
 class Returns:
     """One worker's part in returns, its own and those of others.
 
-    `share` gives what one that is back goes on from; None where none is taken back.
+    `share` gives what one that is back goes on from; None where none is taken back. `loop` is the user's, if
+    the batches come from there.
     """
 
     def __init__(
@@ -46,6 +69,7 @@ class Returns:
         work: Work,
     ) -> None:
         self.share: Callable[[], dict[str, Tensor]] | None = None
+        self.loop: OwnLoop | None = None
         self._identity = identity
         self._channel = channel
         self._progress = progress
@@ -60,13 +84,16 @@ class Returns:
         """One that is back asks where things stand or, with a count, for the model."""
         if m.count:
             if self._has_model and self.share is not None:  # else it was asked as one that has died
-                for piece in messages(self.share(), 0):
+                beside = () if self.loop is None else self.loop.beside()
+                named = {f"{BESIDE}{n}": tensor for n, tensor in enumerate(beside)}
+                for piece in messages({**self.share(), **named}, 0):
                     await self._channel.send(m.src, piece)
             return
         standing = TOO_LATE if self._rounds.has_parted else HAS_MODEL if self._has_model else HAS_NONE
         self._rounds.forget(m.src)
         done, first = self._progress.place_of(m.src), self._work.first_taken(m.src)
-        known = torch.tensor([standing, done, first, self._progress.t], dtype=torch.int64)
+        reads = 1 if self.loop is None else self.loop.batches_per_step
+        known = torch.tensor([standing, done, first, self._progress.t, reads], dtype=torch.int64)
         await self._channel.send(m.src, Known(parts=(known,)))
 
     async def _note_ready(self, m: Message) -> None:
@@ -89,10 +116,16 @@ class Returns:
         holders = [k for k, (standing, *_) in known.items() if standing == HAS_MODEL]
         if not holders or any(standing == TOO_LATE for standing, *_ in known.values()):
             raise RunIsOver
-        take(await self._fetch({k: asked[k] for k in holders}))
-        place = max(done for _, done, _, _ in known.values())
+        shared = await self._fetch({k: asked[k] for k in holders})
+        take({name: tensor for name, tensor in shared.items() if not name.startswith(BESIDE)})
+        place = max(done for _, done, *_ in known.values())
         step = max(known[k][3] for k in holders) + AHEAD if in_rounds else place
-        self._work.go_on(step, place, min(first for _, _, first, _ in known.values()))
+        if self.loop is not None:
+            beside = [shared[f"{BESIDE}{n}"] for n in range(len(self.loop.beside()))]
+            reads = {known[k][4] for k in holders}
+            known_reads = len(reads) == 1 and UNKNOWN not in reads
+            self.loop.go_on(place * min(reads) if known_reads or not place else UNKNOWN, beside)
+        self._work.go_on(step, place, min(first for _, _, first, *_ in known.values()))
         self._rounds.shift = step - place
         self._has_model = True
         for k in filter(self._progress.works, others):

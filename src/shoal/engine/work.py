@@ -115,12 +115,15 @@ class Work:
         self.last_step = await self.edges.enter()
 
     def go_on(self, step: int, place: int, end: int) -> None:
-        """This worker is back: from this step on it does its batches from `place` to before `end`."""
-        assert self.share is not None, "nobody comes back to a loop of the user's"
-        self.last_step = step + max(0, min(end, self.share) - place)
+        """This worker is back: from this step on it does its batches from `place` to before `end`.
+
+        A loop of the user's, whose length nobody knows, finds its place itself.
+        """
         self._progress.go_to(step)
         self._progress.take_unmerged()  # there is none: what it does from here on is not in any model
-        self._replica.seek(self._identity.rank, place)
+        if self.share is not None:
+            self.last_step = step + max(0, min(end, self.share) - place)
+            self._replica.seek(self._identity.rank, place)
 
     def first_taken(self, owner: int) -> int:
         """The first batch of that worker's share that this one has taken over."""

@@ -173,15 +173,20 @@ class BetweenSteps:
             return None
         me = engine.identity
         crew = checkpoints.crew_at(step, me)
+        places: list[int] = []
         if crew is None or crew.is_that_of(me):
             checkpoints.load(step, engine)
+            if (
+                crew is not None and crew.places
+            ):  # in a user's loop, one that was back may be some rounds ahead
+                places, engine.rounds.shift = crew.places, step - crew.places[me.rank]
         else:
             ChangedCrew(checkpoints, step, crew, me).enter(engine, self._solution)
             if me.rank == 0:
                 self._control.announce(crew.describe_change(step, me))
         engine.service.resume()
         for rank in range(me.workers):
-            engine.progress.note_place(rank, step)
+            engine.progress.note_place(rank, places[rank] if places else step)
         self._resumed_at = step
         self._control.tell("saved", step=step)
         if me.rank == 0 and engine.membership is None and (deal := engine.deal()) is not None:

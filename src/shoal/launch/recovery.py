@@ -10,6 +10,7 @@ from shoal.core.identity import NodeIdentity
 from shoal.core.vector import Layout
 from shoal.core.words import REJOINING
 from shoal.storage.journal import Journal
+from shoal.vocabulary.strategy import Strategy
 
 RECOVERY_SECONDS = 60.0
 """How long workers wait for a crashed server to restart, and a server without workers for one of them."""
@@ -18,6 +19,11 @@ RECOVERY_SECONDS = 60.0
 def message_limit(vector_bytes: int) -> int:
     """Most bytes of a message. A codec's payload may be larger than the vector itself, but not by much."""
     return 2 * vector_bytes + 2**20
+
+
+def peers_return(strategy: Strategy, transport: str) -> bool:
+    """Whether workers without a server and without common averages take back one that was killed."""
+    return strategy.survives and not strategy.independent and transport == "processes"
 
 
 @dataclass(frozen=True)

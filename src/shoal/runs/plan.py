@@ -25,6 +25,7 @@ from shoal.launch.between_steps import BetweenSteps
 from shoal.launch.control import Control
 from shoal.launch.join import Access, check_collective, local_threads
 from shoal.launch.keeper_process import KeeperPlace
+from shoal.launch.recovery import peers_return
 from shoal.layouts import LAYOUTS
 from shoal.layouts.model_layout import ModelLayout
 from shoal.layouts.whole_model import DataParallel
@@ -231,9 +232,8 @@ class Plan:
     @property
     def _peers_return(self) -> bool:
         """Whether a worker that dies is taken back by others that have no server and form no average."""
-        alike = self.strategy.survives and not self.strategy.independent
         whole = not (self.balance or self.crew or self.group > 1)
-        return self.transport == "processes" and self.workers > 1 and alike and whole
+        return self.workers > 1 and whole and peers_return(self.strategy, self.transport)
 
     @property
     def servers_return(self) -> bool:

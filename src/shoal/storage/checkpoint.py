@@ -219,7 +219,7 @@ class Checkpoints:
         workers = self._workers_at(step)
         if record is None and not workers:
             return None
-        own = None if record is None else SavedCrew.read(record["crew"])
+        own = None if record is None else self._read_crew(record)
         crew = own or self._crew_in(step, self._name("worker", workers[0]))
         if crew is not None and crew.servers:
             return self.crew_of(step, crew.server_nodes[0]) or crew
@@ -237,7 +237,12 @@ class Checkpoints:
 
     def _crew_in(self, step: int, role: str) -> SavedCrew | None:
         record = self._record(step, role)
-        return None if record is None else SavedCrew.read(record["crew"])
+        return None if record is None else self._read_crew(record)
+
+    def _read_crew(self, record: dict[str, Any]) -> SavedCrew:
+        """The crew in a record. Of a user's loop, each worker's own state says where it is in the data."""
+        crew = SavedCrew.read(record["crew"])
+        return replace(crew, is_even=True) if self.is_bound and crew.places else crew
 
     def _workers_at(self, step: int) -> list[int]:
         """The workers of which there is a record at this step."""
