@@ -5,7 +5,7 @@ Every strategy trains on the simulator, with each seed twice: undisturbed, and w
 started again after 2 s. Gradients take `--compute` seconds, with a jitter of a tenth, over 1 Gbit/s.
 
     python benchmarks/virtual_storm.py [--task mnist] [--strategies sync,bmuf:period=8] [--workers 8]
-        [--every 20] [--epochs 3] [--batch BATCH] [--lr RATE] [--compute 1] [--seeds 3]
+        [--every 20] [--epochs 3] [--batch BATCH] [--lr RATE] [--compute 1] [--seeds 3] [--jobs 1]
 
 kills        of all seeds
 lost         samples that should be in the model and are not
@@ -19,8 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -60,17 +64,25 @@ def train(word: str, options: argparse.Namespace, seed: int, faults: shoal.Fault
     )
 
 
+def train_twice(word: str, options: argparse.Namespace, seed: int) -> tuple[shoal.Result, shoal.Result, int]:
+    """A run without kills and one with, and how many there were."""
+    plain = train(word, options, seed, None)
+    faults = storm(options.workers, options.every, plain.seconds, seed)
+    return plain, train(word, options, seed, faults), len(faults.kills)
+
+
 def measure(word: str, options: argparse.Namespace, samples: int) -> dict[str, Any]:
     """The figures of one strategy: lists of two, without kills and with."""
-    pairs, kills = [], 0
-    for seed in range(options.seeds):
-        plain = train(word, options, seed, None)
-        faults = storm(options.workers, options.every, plain.seconds, seed)
-        pairs.append((plain, train(word, options, seed, faults)))
-        kills += len(faults.kills)
-    plain_runs, stormy = zip(*pairs, strict=True)
+    pair = partial(train_twice, word, options)
+    if options.jobs == 1:
+        pairs = [*map(pair, range(options.seeds))]
+    else:
+        one_thread = partial(torch.set_num_threads, 1)
+        with ProcessPoolExecutor(options.jobs, get_context("spawn"), initializer=one_thread) as pool:
+            pairs = [*pool.map(pair, range(options.seeds))]
+    plain_runs, stormy, kills = zip(*pairs, strict=True)
     return {
-        "kills": kills,
+        "kills": sum(kills),
         "samples_lost": [options.epochs * samples - result.samples for result in stormy],
         "seconds": [[result.seconds for result in results] for results in (plain_runs, stormy)],
         "accuracy": [[result.test_accuracy for result in results] for results in (plain_runs, stormy)],
@@ -107,6 +119,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, help="learning rate; by default the task's")
     parser.add_argument("--compute", type=float, default=1.0, help="virtual seconds of a gradient")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="seeds that train at the same time")
     options = parser.parse_args()
     words, samples = split_list(options.strategies), len(TASKS.make(options.task).data().x)
     for word in words:
