@@ -62,3 +62,12 @@ def test_real_processes_tell_their_counts() -> None:
     assert all(before["samples"] < after["samples"] for before, after in pairwise(result.curve))
     assert result.curve[-1]["samples"] == result.samples
     assert all("counts" not in node for node in result.nodes)
+
+
+@pytest.mark.parametrize("word", ["gossip", "adpsgd", "strom"])
+def test_where_no_time_passes_the_curve_of_workers_at_their_own_pace_has_its_points(word):
+    result = shoal.run("digits", word, workers=3, epochs=1, transport="sim")
+    samples = [point["samples"] for point in result.curve]
+    assert result.seconds == 0.0
+    assert samples == sorted(samples) and samples[0] == 0.0 and len(samples) > 10
+    assert result.curve[0]["test_accuracy"] < result.curve[-1]["test_accuracy"]

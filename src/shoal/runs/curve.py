@@ -110,8 +110,11 @@ class Curve(Instrument):
 
 
 def count_all(copies: Sequence[Snapshot], counts: Sequence[Counts]) -> list[Snapshot]:
-    """The copies, each but the last with the samples of all workers by then: between counts as if evenly."""
-    if not counts:
+    """The copies, each but the last with the samples of all workers by then: between counts as if evenly.
+
+    Where no time passes, as in virtual time without durations, all workers are as far as the one that copies.
+    """
+    if not counts or copies[0].seconds == copies[-1].seconds:
         return list(copies)
     seconds = [copy.seconds for copy in copies[:-1]]
     done = sum(np.interp(seconds, *np.array(own).T) for own in counts)
