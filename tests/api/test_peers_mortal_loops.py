@@ -79,6 +79,18 @@ def test_a_killed_worker_comes_back_and_does_the_rest_of_its_share(words, strate
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["dpsgd", "gossip"])
+def test_a_worker_that_has_read_more_than_its_steps_goes_on_where_it_was(strategy, tmp_path):
+    """It leaves its first batch out, which nobody else does."""
+    printed = run("--uneven", "1", "--kill", "1:5", folder=tmp_path, strategy=strategy)
+    assert "goes on from" in printed[1]
+    counts = reads(printed)
+    assert sum(count < EPOCHS for count in counts.values()) <= BATCH
+    unheard = 1 if strategy in IN_ROUNDS else 5
+    assert -BATCH <= sum(counts.values()) - EPOCHS * SAMPLES <= BATCH * unheard - BATCH
+
+
+@pytest.mark.soak
 def test_where_the_script_names_the_strategy_they_come_back_too(tmp_path):
     printed = run("--strategy-in-code", "dpsgd", "--kill", "1:4", folder=tmp_path, strategy=None)
     assert "goes on from" in printed[1]

@@ -18,7 +18,7 @@ import torch
 
 from scripts import final_weights
 from shoal.api.script import run_script
-from shoal.core.errors import WorkerFailed
+from shoal.core.errors import Interrupted, WorkerFailed
 from shoal.launch import agent as agent_module
 from shoal.launch.environment import Place
 from shoal.launch.hosts import HostList, parse_hosts
@@ -59,6 +59,7 @@ def run(
     on_progress=lambda event: None,
     servers_on: str = "",
     min_workers: int = 1,
+    **place,
 ) -> list[str]:
     """What each of three workers printed, of which the first two are on one host."""
     hosts = parse_hosts("here=127.0.0.1:2,there=127.0.0.2:1")
@@ -68,7 +69,7 @@ def run(
         ["--epochs", str(EPOCHS), *arguments],
         workers=3,
         strategy=None if strategy is None else STRATEGIES.make(strategy),
-        place=Place(strategy=strategy, transport="grpc"),
+        place=Place(strategy=strategy, transport="grpc", **place),
         on_progress=on_progress,
         on_output=lambda name, line: lines.setdefault(name, []).append(line),
         hosts=HostList(hosts, ssh=(sys.executable, "-c", SSH), servers_on=servers_on),
@@ -153,6 +154,29 @@ def test_the_others_do_the_batches_of_a_host_that_stays_away(agents):
     assert all(torch.equal(own, torch.full((SAMPLES,), float(EPOCHS))) for own in found)
     assert "weights" not in printed[2]
     assert time.monotonic() - began < 100.0
+
+
+@pytest.mark.soak
+def test_a_stop_does_not_wait_for_a_lost_host_and_no_step_is_saved_without_it(
+    agents, crews, tmp_path, caplog
+):
+    lose, saved, stopped = Loss(agents), tmp_path / "saved", []
+
+    def watch(event) -> None:
+        lose(event)
+        if lose.happened:
+            (agents / "down").touch()
+        if crews[0].members[2].awaits_host and event["step"] > 12 and not stopped:
+            stopped.append(time.monotonic())
+            crews[0].ask_to_stop()
+
+    saves = {"checkpoint": str(saved), "every": 1}
+    with pytest.raises(Interrupted), caplog.at_level(logging.WARNING, "shoal"):
+        run("--pause", "0.3", "--epochs", "100", strategy=None, on_progress=watch, **saves)
+    assert time.monotonic() - stopped[0] < 60.0
+    steps = {int(folder.name.split("-")[1]) for folder in saved.glob("step-*")}
+    assert max(steps) < 8 and len(steps) < 8
+    assert "no checkpoint is written while worker 2 is away" in caplog.text
 
 
 @pytest.mark.soak

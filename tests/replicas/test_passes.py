@@ -249,3 +249,11 @@ def test_it_is_known_that_a_loop_has_left_a_pass_early(whole):
     assert not passes.leaves_early
     passes.begin(1, list(range(11)), 2)
     assert passes.leaves_early != whole
+
+
+def test_one_that_saves_before_it_has_skipped_what_is_done_skips_it_when_it_is_resumed():
+    back, resumed = Passes(1, 2), Passes(1, 2)
+    back.skip(3)
+    resumed.load(back.state())
+    assert resumed.begin(0, list(range(20)), 2)
+    assert resumed.left()[0] == [13, 15] and resumed.batches == 3

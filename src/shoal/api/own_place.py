@@ -16,6 +16,7 @@ from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.protocol import BatchesRead, Look, Where
 from shoal.engine.reached import UNKNOWN
 from shoal.launch.control import Control
+from shoal.launch.drive import drive
 from shoal.replicas.attached import AttachedReplica
 
 
@@ -52,38 +53,23 @@ def leave_unknown(engine: Engine, control: Control, why: str) -> NoReturn:
 
 
 class LoopAmongPeers:
-    """The loop of a worker without a server, as those know it who take one back that was started again."""
+    """The loop of a worker without a server, for one that is back to find its place in."""
 
     def __init__(self, engine: Engine, replica: AttachedReplica, control: Control) -> None:
         self._engine = engine
         self._replica = replica
         self._control = control
-        self._read = replica.passes.batches
-        self._per_step: int | None = None
-
-    @property
-    def batches_per_step(self) -> int:
-        """How many batches each step has taken; UNKNOWN if not always as many."""
-        return 1 if self._per_step is None else self._per_step
 
     def beside(self) -> Sequence[Tensor]:
         """Frozen parameters and buffers."""
         return [as_sent(tensor) for tensor in self._replica.untrained]
 
-    def note_step(self) -> None:
-        """The loop takes a step on what it has read since the one before."""
-        passes = self._replica.passes
-        read, self._read = passes.batches - self._read, passes.batches
-        if self._per_step not in (None, read) or passes.leaves_early:
-            read = UNKNOWN
-        self._per_step = read
-
     def go_on(self, batches: int, beside: Sequence[Tensor]) -> None:
         """Leave out what this worker's predecessor has done. Raises RunIsOver where that is not known."""
         if batches == UNKNOWN:
-            leave_unknown(self._engine, self._control, "steps take different numbers of batches")
+            why = "its steps take several batches, or it has left a pass over its data before the end"
+            leave_unknown(self._engine, self._control, why)
         self._replica.passes.skip(batches)
-        self._read = batches
         with torch.no_grad():
             for mine, theirs in zip(self._replica.untrained, beside, strict=True):
                 take_start(self._engine.identity, mine, theirs)
@@ -125,9 +111,10 @@ class OwnPlace:
         self._data = data
         self._control = control
         self._leave = leave
+        self._read = 0  # batches, before the present step
         self._tells = False  # since a step has taken another number of batches than one
         self._left_before: set[int] | None = None  # workers that had left before this loop ended
-        self._among_peers = engine.returns.loop = LoopAmongPeers(engine, replica, control)
+        engine.returns.loop = LoopAmongPeers(engine, replica, control)
 
     @property
     def is_first(self) -> bool:
@@ -146,6 +133,9 @@ class OwnPlace:
 
     def start(self, resumed_from: int | None) -> int | None:
         """The strategy has begun: at which step the loop goes on if it does not begin with the first."""
+        self._read = self._data.passes.behind
+        if self._read and self._read != self._own_steps:
+            drive(self._tell_others())
         if not self.is_back:
             return None if resumed_from is None else self._own_steps
         self._began = self._own_steps
@@ -179,23 +169,28 @@ class OwnPlace:
                 f"again. {advice}"
             )
         self._control.announce(
-            f"{came} at step {engine.t} and leaves, because its loop would do its first steps again; the "
-            f"others go on. {advice}"
+            f"{came} at step {self._own_steps} and leaves, because its loop would do its first steps again; "
+            f"the others go on. {advice}"
         )
         self._leave()
         raise RunIsOver
 
     async def note_step(self) -> None:
-        """Before a step: note how far the loop has read, for a successor to go on there."""
-        self._among_peers.note_step()
-        if self._engine.identity.servers:
-            await self._tell_batches()
-
-    async def _tell_batches(self) -> None:
-        """Have the first server know how far the loop has read, if it could not tell."""
-        passes = self._data.passes
+        """Before a step: have those know how far the loop has read who tell a successor, if needed."""
+        passes, engine = self._data.passes, self._engine
         batches = UNKNOWN if passes.leaves_early else passes.batches
-        self._tells = self._tells or (self._data.has_begun and batches != self._engine.t + 1)
-        if self._tells:
-            first, clock = self._engine.identity.workers, self._engine.t
-            await self._engine.channel.send(first, BatchesRead(seq=batches, clock=clock))
+        begins = not self._tells
+        self._tells = self._tells or (self._data.has_begun and batches != self._own_steps + 1)
+        if self._tells and engine.identity.servers:
+            first, clock = engine.identity.workers, engine.t
+            await engine.channel.send(first, BatchesRead(seq=batches, clock=clock))
+        elif self._tells and engine.returns.share is not None:
+            if begins:
+                await self._tell_others()
+            await engine.returns.tell_batches(batches, self._own_steps + 1)
+        self._read = batches
+
+    async def _tell_others(self) -> None:
+        """Have workers without a server know how far the loop has read for the steps that are done."""
+        if self._engine.returns.share is not None:
+            await self._engine.returns.tell_batches(self._read, self._own_steps)

@@ -81,7 +81,7 @@ def run_script(
     _check_start(script, workers)
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     each = group or 1
-    opened = _open_places(max_workers, workers, place, strategy, is_here=hosts is None and each == 1)
+    opened = _open_places(max_workers, workers, place, strategy, is_here=hosts is None and group is None)
     kept, returns = _who_returns(place, strategy, workers + opened, hosts, single=group is None)
     check_membership(min_workers, spares, workers, elastic=kept, returns=kept)
     if spares and hosts is not None:
@@ -107,7 +107,7 @@ def run_script(
             goes_on=strategy is not None and strategy.survives,
             takes_over=kept,
             workers_return=returns,
-            ends_because=_why_it_ends(place, strategy),
+            ends_because=_why_it_ends(place, strategy, hosts),
             has_keeper=kept,
             group=each,
             spares=_spares(spares, start, on_output),
@@ -188,11 +188,12 @@ def _who_returns(
     return False, peers_return(strategy, place.transport)
 
 
-def _why_it_ends(place: Place, strategy: Strategy | None) -> str:
+def _why_it_ends(place: Place, strategy: Strategy | None, hosts: HostList | None) -> str:
     """What is added to the name of a killed worker, where a run on other terms would go on without it."""
     if place.transport in REJOINING or (strategy is not None and not strategy.is_elastic):
         return ""
-    return f"; over {place.transport} the run of a script ends with it. Take transport 'processes' or 'grpc'"
+    others = "'processes' or 'grpc'" if hosts is None else "'grpc'"
+    return f"; over {place.transport} the run of a script ends with it. Take transport {others}"
 
 
 def script_config(

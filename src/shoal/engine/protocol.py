@@ -212,7 +212,10 @@ class Report(Message):
 
 @dataclass(slots=True)
 class BatchesRead(Message):
-    """Of a user's own loop that takes several for a step: `seq` are behind what this worker pushes next."""
+    """Of a user's own loop that takes several for a step: `seq` are behind what this worker pushes next.
+
+    Among peers, they are behind its first `count` steps.
+    """
 
     tag: str = "batches"
 
@@ -294,7 +297,7 @@ class Back(Message):
 
 @dataclass(slots=True)
 class Known(Message):
-    """To one that is back: where the sender stands, batches done, first taken over, step, batches a step."""
+    """To one that is back: where the sender stands, batches done, first taken over, step, batches read."""
 
     tag: str = "known"
 

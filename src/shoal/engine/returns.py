@@ -19,7 +19,7 @@ from shoal.engine.channel import Channel
 from shoal.engine.elastic_messages import StateHead, StatePart
 from shoal.engine.membership_errors import RunIsOver
 from shoal.engine.progress import Progress
-from shoal.engine.protocol import Back, Known, Ready
+from shoal.engine.protocol import Back, BatchesRead, Known, Ready
 from shoal.engine.reached import UNKNOWN
 from shoal.engine.rounds import Rounds
 from shoal.engine.state_transfer import StateArrival, messages
@@ -38,11 +38,6 @@ BESIDE = "beside/"
 
 class OwnLoop(Protocol):
     """The training loop of a user's script, which begins anew in a process that is started again."""
-
-    @property
-    def batches_per_step(self) -> int:
-        """How many batches each step has taken; UNKNOWN if not always as many."""
-        ...
 
     def beside(self) -> Sequence[Tensor]:
         """The tensors of the model that are not trained."""
@@ -76,7 +71,15 @@ class Returns:
         self._rounds = rounds
         self._work = work
         self._has_model = identity.incarnation == 0
-        rounds.hosts = {Back().tag: self._answer, Ready().tag: self._note_ready}
+        self._told: BatchesRead | None = None  # what this worker has told of its loop, if it is not the usual
+        self._read: dict[
+            int, dict[int, int]
+        ] = {}  # by rank: how many batches its loop has read after each step
+        rounds.hosts = {
+            Back().tag: self._answer,
+            Ready().tag: self._note_ready,
+            BatchesRead().tag: self._note_batches,
+        }
 
     # -- at those who are there ----------------------------------------------------------------
 
@@ -92,12 +95,31 @@ class Returns:
         standing = TOO_LATE if self._rounds.has_parted else HAS_MODEL if self._has_model else HAS_NONE
         self._rounds.forget(m.src)
         done, first = self._progress.place_of(m.src), self._work.first_taken(m.src)
-        reads = 1 if self.loop is None else self.loop.batches_per_step
-        known = torch.tensor([standing, done, first, self._progress.t, reads], dtype=torch.int64)
+        numbers = [standing, done, first, self._progress.t, self._batches_of(m.src, done)]
+        known = torch.tensor(numbers, dtype=torch.int64)
         await self._channel.send(m.src, Known(parts=(known,)))
 
     async def _note_ready(self, m: Message) -> None:
         await self._rounds.let_in(m.src, m.incarnation, m.seq)
+        if self._told is not None:
+            await self._channel.send(m.src, self._told)
+
+    async def _note_batches(self, m: Message) -> None:
+        read, done = self._read.setdefault(m.src, {}), self._progress.place_of(m.src)
+        read[int(m.count)] = m.seq
+        for step in [step for step in read if step < done and len(read) > 1]:
+            del read[step]
+
+    def _batches_of(self, rank: int, steps: int) -> int:
+        """How many batches that worker's loop had read after so many steps: one each, unless it has told."""
+        read = self._read.get(rank)
+        return steps if read is None else read.get(steps, UNKNOWN)
+
+    async def tell_batches(self, batches: int, steps: int) -> None:
+        """Have all others know how many batches this worker's loop has read for its first so many steps."""
+        self._told = BatchesRead(seq=batches, count=float(steps))
+        for k in self._rounds.others:
+            await self._channel.send(k, self._told)
 
     # -- at the one that is back ---------------------------------------------------------------
 
@@ -122,9 +144,8 @@ class Returns:
         step = max(known[k][3] for k in holders) + AHEAD if in_rounds else place
         if self.loop is not None:
             beside = [shared[f"{BESIDE}{n}"] for n in range(len(self.loop.beside()))]
-            reads = {known[k][4] for k in holders}
-            known_reads = len(reads) == 1 and UNKNOWN not in reads
-            self.loop.go_on(place * min(reads) if known_reads or not place else UNKNOWN, beside)
+            read = {batches for _, done, _, _, batches in known.values() if done == place}
+            self.loop.go_on(read.pop() if len(read) == 1 else UNKNOWN, beside)
         self._work.go_on(step, place, min(first for _, _, first, *_ in known.values()))
         self._rounds.shift = step - place
         self._has_model = True

@@ -37,8 +37,11 @@ SILENCE_SECONDS = 60.0
 """How long a launcher may be silent, at least: as long as the run's patience. Then it, or the way to it, is
 gone, although no connection broke."""
 
-LINGER_SECONDS = 3.0
-"""How long the output of a process that has ended is read: its children may hold the pipe open."""
+LINGER_SECONDS = 1.0
+"""How long the output of a process that has ended is read: its children may hold the pipe open.
+
+Shorter than a crew waits to hear how a node has ended.
+"""
 
 
 class HostRefused(Exception):
@@ -114,9 +117,9 @@ class Agent:
             node.process.join(LINGER_SECONDS)
         self._locks.close()
 
-    def _lock(self, folder: str | None, run: str) -> None:
+    def _lock(self, folder: str | None, run: str, *, again: bool) -> None:
         try:
-            self._locks.enter_context(folder_lock(folder, others_write=True, run=run))
+            self._locks.enter_context(folder_lock(folder, others_write=True, run=run, is_new=not again))
         except CheckpointError as error:
             raise HostRefused(str(error)) from None
 
@@ -131,6 +134,7 @@ class Agent:
         files: dict[str, str],
         variables: dict[str, str],
         run: str,
+        again: bool,
     ) -> None:
         try:
             os.chdir(folder)
@@ -146,7 +150,7 @@ class Agent:
             raise HostRefused(f"{script} in {folder} is not the same as the launcher's; copy it there")
         if place.get("checkpoint") is not None:
             _check_writing(Path(place["checkpoint"]))
-        self._lock(place.get("checkpoint"), run)
+        self._lock(place.get("checkpoint"), run, again=again)
         os.environ.update(variables)
         access = dict(place["access"])
         for name, content in files.items():

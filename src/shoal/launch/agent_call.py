@@ -98,11 +98,15 @@ class AgentCall:
         said = [line for line in self._complaints if line]
         return explain(self._process.returncode, said, self._host, self.is_up)
 
-    def close(self) -> None:
-        """End the agent, and with it whatever still runs on its host."""
+    def kill(self) -> None:
+        """End the process through which the agent is reached."""
+        self._process.kill()
+
+    def close(self, patience: float = END_SECONDS) -> None:
+        """End the agent, in so many seconds by itself, and with it whatever still runs on its host."""
         self.lines.close_writing()
         try:
-            self._process.wait(END_SECONDS)
+            self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -144,6 +148,6 @@ def ssh_command(ssh: Sequence[str], host: str, python: str, patience: float) -> 
     """
     unanswered = math.ceil(patience / ALIVE_SECONDS)
     alive = (f"ServerAliveInterval={ALIVE_SECONDS}", f"ServerAliveCountMax={unanswered}")
-    options = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", *alive)
+    options = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ControlPersist=no", *alive)
     settings = [word for option in options for word in ("-o", option)]
     return [*ssh, *settings, "-T", "--", host, f"exec {shlex.quote(python)} -m shoal.launch.agent"]

@@ -117,7 +117,7 @@ class BetweenSteps:
         due = at_end or (self._every is not None and t % self._every == 0)
         due = due and t not in (self._begin, self._resumed_at) and not work.is_helping
         due = due and not (at_end and work.may_help)  # the checkpoint must include batches it takes over
-        if self._checkpoints is not None and (due or stopping):
+        if self._checkpoints is not None and (due or stopping) and self._may_count(engine):
             me = engine.identity
             if not (me.incarnation and me.servers and self._checkpoints.has(t, me)):
                 self._save(engine)  # else it would replace what a server has saved with, before a death
@@ -125,6 +125,20 @@ class BetweenSteps:
                 await engine.channel.send(server, Checkpointed(seq=t))
         if stopping:
             raise Interrupted(f"stopped before step {t}")
+
+    def _may_count(self, engine: Engine) -> bool:
+        """Whether anybody could go on from what is saved now: a loop of the user's needs all workers."""
+        me = engine.identity
+        if me.servers or self._checkpoints is None or not self._checkpoints.is_bound:
+            return True
+        away = sorted(set(me.first_workers) - set(engine.members))
+        if lost := [
+            me.name_of(rank)
+            for rank in away
+            if engine.membership is not None or engine.mailbox.has_lost(rank)
+        ]:
+            self._control.announce(f"no checkpoint is written while {' and '.join(lost)} is away")
+        return not away
 
     async def _stops_here(self, engine: Engine) -> bool:
         """Whether this node stops here. After the order to stop, pauses until the launcher knows the step."""

@@ -306,10 +306,10 @@ class Crew:
         left += len(self.visitors.present)
         if not left and not (self.servers and self.workers_return):  # else a server has the model
             return False
-        returns = self.workers_return and not self._is_over
-        if returns and (member.ready or member.incarnation < MOST_FALSE_STARTS):
+        false_starts = 0 if member.ready else member.false_starts + 1
+        if self.workers_return and not self._is_over and false_starts < MOST_FALSE_STARTS:
             with suppress(WorkerFailed):  # its host is lost
-                self._start_again(member, how)
+                self._start_again(member, how).false_starts = false_starts
                 LOG.warning("%s %s; the other %d go on, and it is started again", member.name, how, left)
                 return True
         undone = "" if self.takes_over else f". Nobody does {self._group_of(member)[0].undone}"
@@ -336,7 +336,7 @@ class Crew:
         late = time.monotonic() > self._alone_since + LAST_SECONDS
         return late or not self.visitors.present
 
-    def _start_again(self, member: Member, how: str) -> None:
+    def _start_again(self, member: Member, how: str) -> Member:
         """Start the next incarnation of a member that was killed. Raises WorkerFailed if its host is lost."""
         place = member.rank, member.incarnation + 1
         spare = self.spares.take(member.name, *place) if member.rank < self.workers else None
@@ -347,6 +347,7 @@ class Crew:
         member.process.close()
         successor.progress = {**member.progress, "state": "joining"}
         self._tell(successor)
+        return successor
 
     def _tell(self, member: Member, **news: Any) -> None:
         """Pass a member's last progress on to the listener, with the time of the run and the news, if any."""

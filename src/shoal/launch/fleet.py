@@ -83,6 +83,8 @@ class Fleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for link in self._links:
+            link.begin_to_close()
         self._stack.close()
 
     def prepare(self, script: str | Path, arguments: Sequence[str], place: dict[str, Any]) -> None:

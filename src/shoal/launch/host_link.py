@@ -68,7 +68,7 @@ class RemoteProcess:
 class RemoteNode:
     """A node on another host: its member of the crew, and our end of that member's connection.
 
-    `start` is the message that starts it; one that `waits` is started when a host that is lost answers again.
+    `start` is the message that starts it, perhaps when a host that is lost answers again.
     """
 
     name: str
@@ -76,7 +76,6 @@ class RemoteNode:
     process: RemoteProcess
     pipe: Connection | None
     start: dict[str, Any]
-    waits: bool
 
     def tell_crew(self, event: dict[str, Any]) -> None:
         """Pass an event on to the crew."""
@@ -143,7 +142,7 @@ class HostLink:
     def begin_to_prepare(self, settings: dict[str, Any]) -> None:
         """Hand the agent the run's settings."""
         self._settings = settings
-        self.send(do="prepare", **settings)
+        self.send(do="prepare", **settings, again=False)
 
     def await_prepared(self) -> None:
         """Wait until the agent has taken them in. Raises Unavailable with the reason if it refuses."""
@@ -167,15 +166,23 @@ class HostLink:
         with self._lock:
             if self._is_lost and not waits:
                 raise WorkerFailed(f"{name} cannot be started again: host {self.host.name!r} is lost")
-            self._nodes[rank] = RemoteNode(name, member, process, theirs, message, waits)
+            self._nodes[rank] = RemoteNode(name, member, process, theirs, message)
+            member.awaits_host = self._is_lost
             if not self._is_lost:
                 self.send(**message)
         return member
 
-    def close(self) -> None:
-        """End the agent, and with it whatever still runs on its host."""
+    def begin_to_close(self) -> None:
+        """Have the agent end, and with it whatever still runs on its host."""
         self._to_agent.close()  # which the thread sees, and closes the agent's input
-        self._mover.join()
+
+    def close(self) -> None:
+        """Wait for the agent's end; kill the way to it if that takes too long."""
+        self.begin_to_close()
+        self._mover.join(2 * END_SECONDS)
+        if self._mover.is_alive():
+            self._call.kill()
+            self._mover.join(END_SECONDS)
         self._commands.close()
 
     def _await_reply(self, seconds: float) -> dict[str, Any]:
@@ -209,15 +216,27 @@ class HostLink:
     # -- the thread that moves messages --------------------------------------------------------
 
     def _live(self) -> None:
-        """Converse with the agent until `close`; when it is lost, call it again."""
-        self._converse()
-        pause, longest = AGAIN_SECONDS
-        while self._calls_again and self._is_prepared and not self._closes_within(pause):
-            self._call.close()
-            self._call = self._new_call()
+        """Converse with the agent until `close`; when it is lost and a node waits for it, call it again."""
+        try:
             self._converse()
-            pause = AGAIN_SECONDS[0] if self._call.is_up else min(2 * pause, longest)
-        self._call.close()
+            pause, longest = AGAIN_SECONDS
+            while self._calls_again and self._is_prepared and not self._closes_within(pause):
+                if not self._is_awaited():
+                    continue
+                self._call.close()
+                with contextlib.suppress(Unavailable, OSError, RuntimeError):  # no ssh, process or thread now
+                    self._call = self._new_call()
+                    self._converse()
+                pause = AGAIN_SECONDS[0] if self._call.is_up else min(2 * pause, longest)
+            left = 0.0 if self._ends_at is None else self._ends_at - time.monotonic()
+            self._call.close(max(0.0, left) if self._call.is_up else 0.0)
+        finally:  # also after an error, as of whoever prints the output
+            self._lose_nodes()
+
+    def _is_awaited(self) -> bool:
+        """Whether a node waits for its host."""
+        with self._lock:
+            return any(node.process.is_alive() for node in self._nodes.values())
 
     def _new_call(self) -> AgentCall:
         name = f"host {self.host.name}"
@@ -248,7 +267,8 @@ class HostLink:
                     else:
                         self._pass_order(orders[source])
                 now = time.monotonic()
-                if now > (self._ends_at or now) or (self._is_lost and now > must_greet_by):
+                ends_at = self._ends_at or now
+                if now > ends_at or (self._is_lost and (now > must_greet_by or ends_at > now)):
                     break
                 if commands and now > pulse_at:
                     lines.send(do="pulse")
@@ -305,7 +325,7 @@ class HostLink:
         if said == "hello":
             with contextlib.suppress(Unavailable):
                 self._check_version(version)
-                self._call.lines.send(do="prepare", **self._settings)
+                self._call.lines.send(do="prepare", **self._settings, again=True)
                 return
             why = f"it has another Shoal now ({version})"
         if said == "prepared":
@@ -314,6 +334,7 @@ class HostLink:
                 self._is_lost = False
                 for node in self._nodes.values():
                     if node.process.is_alive():
+                        node.member.awaits_host = False
                         self._call.lines.send(**node.start)
             self._on_output(f"host {self.host.name}", "answers again")
             return

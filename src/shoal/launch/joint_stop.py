@@ -50,7 +50,7 @@ class JointStop:
     def go_on(self) -> None:
         """Do what is due: again and again, until all have ended."""
         workers = self._members[: self._workers]
-        active = [m for m in workers if not (m.ended or m.report or m.is_idle)]
+        active = [m for m in workers if not (m.ended or m.report or m.is_idle or m.awaits_host)]
         paused = {m.rank: m.paused_at for m in active if m.paused_at is not None}
         self._say_who_is_late()
         if not paused:

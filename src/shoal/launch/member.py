@@ -33,6 +33,8 @@ class Member:
     ended: bool = False
     first_progress: tuple[float, int] | None = None  # when, and at which step
     heard_at: float = 0.0  # when it last reported
+    awaits_host: bool = False  # its host is lost, and it is started when that answers again
+    false_starts: int = 0  # of its predecessors, in a row: killed before they were ready
     why_lost: str = ""  # how it ended if its exit code does not tell, as when its host is lost
 
     def note_progress(self, said: dict[str, Any]) -> None:

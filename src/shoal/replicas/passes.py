@@ -237,6 +237,11 @@ class Passes:
         """This worker was started again, and its predecessor has done its first so many batches."""
         self._to_skip = batches
 
+    @property
+    def behind(self) -> int:
+        """The batches that were read, by this worker or its predecessor."""
+        return self.batches + self._to_skip
+
     def skips(self) -> bool:
         """Whether the batch of a stream that comes next was done by this worker's predecessor."""
         if self._to_skip:
@@ -304,6 +309,7 @@ class Passes:
             "done": self.done,
             "shared": self._is_shared,
             "batches": self.batches,
+            "to_skip": self._to_skip,
             "mark": list(mark) if (mark := self.mark or self._theirs) else None,
         }
 
@@ -313,6 +319,7 @@ class Passes:
             self.dealing = None  # the rest of the pass that the loop reads is no longer this worker's
         self._number, self._taken, self._again = state["number"], state["taken"], list(state["again"])
         self.done, self._is_shared, self.batches = state["done"], state["shared"], state["batches"]
+        self._to_skip = state["to_skip"]
         self._theirs = PassMark(*state["mark"]) if state.get("mark") else None
         self._log.clear()
         self._known_from = math.inf

@@ -33,13 +33,14 @@ LOG = logging.getLogger("shoal")
 
 @contextmanager
 def folder_lock(
-    folder: str | Path | None, *, others_write: bool = False, run: str | None = None
+    folder: str | Path | None, *, others_write: bool = False, run: str | None = None, is_new: bool = True
 ) -> Iterator[None]:
     """Use the folder alone. Raises CheckpointError that names the run which uses it. None is no folder.
 
     What a killed run has left half-written is removed, and in the end what this one has; not if
     `others_write`: then processes that this one has not started may still be about it. With the secret name
-    of a `run` the folder may be in use by another host of the same one, which can reach it, too.
+    of a `run` the folder may be in use by another host of the same one, which can reach it, too, and may be
+    writing unless the run `is_new`.
     """
     if folder is None:
         yield
@@ -55,7 +56,8 @@ def folder_lock(
         yield
         return
     try:
-        _remove_parts(path)
+        if is_new:
+            _remove_parts(path)
         yield
     finally:
         if not others_write:
