@@ -73,8 +73,20 @@ def test_a_server_that_is_lost_is_not_awaited_nor_undone():
     reached = made(60.0)
     reached.lose(WORKERS)
     assert not reached.awaits_any
-    reached.end({WORKERS, 1})
+    reached.end(set(range(WORKERS)) - {1})
     assert reached.undone == [1]
+
+
+def test_one_that_has_joined_again_and_not_come_to_its_end_is_undone_until_it_has():
+    """It was lost a moment before the others were done, and may be lost again."""
+    reached = made(60.0)
+    for _ in range(MOST_FUTILE + 1):
+        reached.lose(1)
+    reached.hear(Joined(src=1, incarnation=1))
+    reached.end(set(range(WORKERS)) - {1})
+    assert reached.undone == [1]
+    reached.end({1})
+    assert reached.undone == []
 
 
 def test_one_that_is_lost_again_and_again_before_it_pushes_is_not_awaited():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal.core.transport import Message
@@ -26,6 +26,7 @@ class Reached:
     def __init__(self, workers: int, now: Callable[[], float]) -> None:
         self.awaits_seconds = 0.0  # for how long a lost worker's batches are left for its successor
         self.undone: list[int] = []  # in the end: workers that were lost, and nobody has done their batches
+        self._finished: set[int] = set()
         self.pushed: dict[int, int] = {}  # worker -> its clock at its last push
         self._in_model: dict[int, tuple[int, int]] = {}  # worker -> clock and batches of what is in the model
         self._read: dict[int, int] = {}  # worker -> batches behind its next push, where it said so
@@ -73,14 +74,16 @@ class Reached:
         """Whether there is a lost worker to wait for."""
         return any(self._now() < since + self.awaits_seconds for since in self._awaited.values())
 
-    def end(self, lost: set[int]) -> None:
-        """All is done but for these, of whom some may be servers."""
-        self.undone = sorted(rank for rank in lost if rank < self._workers)
+    def end(self, finished: Iterable[int]) -> None:
+        """All is done that is waited for, and these have come to their end; others may still do so."""
+        self._finished.update(finished)
+        self.undone = sorted(set(range(self._workers)) - self._finished)
 
     def start_over(self) -> None:
         """All workers resume from a checkpoint."""
         self._awaited.clear()
         self._read.clear()
+        self._finished.clear()
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""

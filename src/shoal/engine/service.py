@@ -369,7 +369,7 @@ class Service:
         if self._pool is None or not (self._pool.has_free or self._pool.finished):
             return
         if self._pool.finished and not (self.active or self.reached.awaits_any):
-            self.reached.end(self._lost)
+            self.reached.end({*self._held, *self._left})
             held, self._held, end = self._held, {}, self._end()
             for m in held.values():
                 self._conclude(m, Over(parts=end, seq=m.seq))
