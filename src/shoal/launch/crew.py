@@ -306,10 +306,9 @@ class Crew:
         left += len(self.visitors.present)
         if not left and not (self.servers and self.workers_return):  # else a server has the model
             return False
-        false_starts = 0 if member.ready else member.false_starts + 1
-        if self.workers_return and not self._is_over and false_starts < MOST_FALSE_STARTS:
+        if self.workers_return and not self._is_over and _false_starts(member) < MOST_FALSE_STARTS:
             with suppress(WorkerFailed):  # its host is lost
-                self._start_again(member, how).false_starts = false_starts
+                self._start_again(member, how)
                 LOG.warning("%s %s; the other %d go on, and it is started again", member.name, how, left)
                 return True
         undone = "" if self.takes_over else f". Nobody does {self._group_of(member)[0].undone}"
@@ -336,7 +335,7 @@ class Crew:
         late = time.monotonic() > self._alone_since + LAST_SECONDS
         return late or not self.visitors.present
 
-    def _start_again(self, member: Member, how: str) -> Member:
+    def _start_again(self, member: Member, how: str) -> None:
         """Start the next incarnation of a member that was killed. Raises WorkerFailed if its host is lost."""
         place = member.rank, member.incarnation + 1
         spare = self.spares.take(member.name, *place) if member.rank < self.workers else None
@@ -345,9 +344,9 @@ class Crew:
         self.members[self.members.index(member)] = successor
         member.connection.close()
         member.process.close()
+        successor.false_starts = _false_starts(member)
         successor.progress = {**member.progress, "state": "joining"}
         self._tell(successor)
-        return successor
 
     def _tell(self, member: Member, **news: Any) -> None:
         """Pass a member's last progress on to the listener, with the time of the run and the news, if any."""
@@ -388,3 +387,8 @@ class Crew:
             m.process.join(max(0.0, deadline - time.monotonic()))
             m.process.close()
             m.connection.close()
+
+
+def _false_starts(member: Member) -> int:
+    """How often in a row that member, now dead, was killed before it was ready."""
+    return 0 if member.ready else member.false_starts + 1
