@@ -30,7 +30,7 @@ ServersOn = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The host that holds the servers.",
+        help="The host that holds the servers, or the keeper of a run without.",
         show_default="the first",
         rich_help_panel=PANEL,
     ),
@@ -40,7 +40,7 @@ Port = Annotated[
     typer.Option(
         min=1,
         max=65535,
-        help="Port of the first server, or of worker 0; the next server takes the next one.",
+        help="Port of the first server, of the keeper or of worker 0; the next server takes the next one.",
         show_default="any free one",
         rich_help_panel=PANEL,
     ),
