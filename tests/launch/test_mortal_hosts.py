@@ -148,12 +148,10 @@ def test_the_others_do_the_batches_of_a_host_that_stays_away(agents):
         if lose.happened:
             (agents / "down").touch()
 
-    began = time.monotonic()
     printed = run("--pause", "0.2", strategy=None, on_progress=watch)
     found = [final_weights(lines) for lines in printed[:2]]
     assert all(torch.equal(own, torch.full((SAMPLES,), float(EPOCHS))) for own in found)
     assert "weights" not in printed[2]
-    assert time.monotonic() - began < 100.0
 
 
 @pytest.mark.soak
