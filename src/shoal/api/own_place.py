@@ -91,7 +91,7 @@ def describe_undone(engine: Engine) -> str | None:
 
 
 class OwnPlace:
-    """Whether a loop goes on where it should, and what a server must know for its successor to do so.
+    """Whether a loop goes on where it should, and what others must know for its successor to do so.
 
     `leave` has this worker leave the run.
     """
@@ -156,7 +156,7 @@ class OwnPlace:
     def check(self) -> None:
         """Before the first step of a worker that is back: raise an error if its loop began anew.
 
-        That is a ValueError, or RunIsOver where there is a server: then the others go on without it.
+        That is a ValueError where workers average, else RunIsOver: then the others go on without it.
         """
         self.is_back, engine = False, self._engine
         if self.was_asked or self._data.has_begun or not engine.t:

@@ -72,9 +72,7 @@ class Returns:
         self._work = work
         self._has_model = identity.incarnation == 0
         self._told: BatchesRead | None = None  # what this worker has told of its loop, if it is not the usual
-        self._read: dict[
-            int, dict[int, int]
-        ] = {}  # by rank: how many batches its loop has read after each step
+        self._read: dict[int, dict[int, int]] = {}  # by rank: batches that its loop had read, by steps done
         rounds.hosts = {
             Back().tag: self._answer,
             Ready().tag: self._note_ready,

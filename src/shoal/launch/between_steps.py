@@ -132,12 +132,10 @@ class BetweenSteps:
         if me.servers or self._checkpoints is None or not self._checkpoints.is_bound:
             return True
         away = sorted(set(me.first_workers) - set(engine.members))
-        if lost := [
-            me.name_of(rank)
-            for rank in away
-            if engine.membership is not None or engine.mailbox.has_lost(rank)
-        ]:
-            self._control.announce(f"no checkpoint is written while {' and '.join(lost)} is away")
+        lost = [k for k in away if engine.membership is not None or engine.mailbox.has_lost(k)]
+        if lost:
+            names = " and ".join(map(me.name_of, lost))
+            self._control.announce(f"no checkpoint is written while {names} is away")
         return not away
 
     async def _stops_here(self, engine: Engine) -> bool:
@@ -190,10 +188,11 @@ class BetweenSteps:
         places: list[int] = []
         if crew is None or crew.is_that_of(me):
             checkpoints.load(step, engine)
-            if (
-                crew is not None and crew.places
-            ):  # in a user's loop, one that was back may be some rounds ahead
-                places, engine.rounds.shift = crew.places, step - crew.places[me.rank]
+            if crew is not None and crew.places:
+                places = (
+                    crew.places
+                )  # in a user's loop, one that was back may be some rounds ahead of its own
+                engine.rounds.shift = step - places[me.rank]
         else:
             ChangedCrew(checkpoints, step, crew, me).enter(engine, self._solution)
             if me.rank == 0:
