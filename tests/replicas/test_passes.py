@@ -257,3 +257,13 @@ def test_one_that_saves_before_it_has_skipped_what_is_done_skips_it_when_it_is_r
     resumed.load(back.state())
     assert resumed.begin(0, list(range(20)), 2)
     assert resumed.left()[0] == [13, 15] and resumed.batches == 3
+
+
+def test_a_loop_that_has_left_a_pass_early_is_known_to_have_done_so_when_it_is_resumed():
+    whole, resumed = Passes(0, 1), Passes(0, 1)
+    whole.begin(0, list(range(20)), 2)
+    whole.take(0, 0)
+    whole.begin(1, list(range(20)), 2)
+    assert whole.leaves_early and not resumed.leaves_early
+    resumed.load(whole.state())
+    assert resumed.leaves_early

@@ -310,6 +310,7 @@ class Passes:
             "shared": self._is_shared,
             "batches": self.batches,
             "to_skip": self._to_skip,
+            "leaves_early": self.leaves_early,
             "mark": list(mark) if (mark := self.mark or self._theirs) else None,
         }
 
@@ -319,7 +320,7 @@ class Passes:
             self.dealing = None  # the rest of the pass that the loop reads is no longer this worker's
         self._number, self._taken, self._again = state["number"], state["taken"], list(state["again"])
         self.done, self._is_shared, self.batches = state["done"], state["shared"], state["batches"]
-        self._to_skip = state["to_skip"]
+        self._to_skip, self.leaves_early = state["to_skip"], state["leaves_early"]
         self._theirs = PassMark(*state["mark"]) if state.get("mark") else None
         self._log.clear()
         self._known_from = math.inf

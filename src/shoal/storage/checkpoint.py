@@ -46,7 +46,7 @@ from shoal.storage.step_folders import (
 )
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
-FORMAT = 8
+FORMAT = 9
 
 NO_STEP = -1
 """Stands for a step where there is no checkpoint; lower than any."""
