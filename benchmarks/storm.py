@@ -7,7 +7,7 @@ then the last lines have the accuracy of both, mean and spread, to see whether k
 
     python benchmarks/storm.py [--workers 4] [--every 15] [--minutes 2] [--kill workers,servers,keeper]
         [--strategies sync,bmuf,diloco,asgd] [--task digits] [--batch 32] [--lr RATE] [--plain MINUTES]
-        [--transport processes] [--seed 0] [--seeds 1] [--events FILE]
+        [--transport processes] [--durability journal] [--seed 0] [--seeds 1] [--events FILE]
 
 efficiency   samples a second with kills, as a share of those without
 survivors    seconds from a worker's notice of a kill, in an average, to the end of that average; median and
@@ -153,6 +153,7 @@ def train(
             lr=options.lr,
             seed=seed,
             transport=options.transport,
+            durability=options.durability if strategy.recovers == "journal" else "memory",
             tests=0,
             on_progress=storm.heard,
         )
@@ -235,7 +236,8 @@ def main() -> None:
     parser.add_argument("--task", default="digits")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, help="learning rate; by default the task's")
-    parser.add_argument("--transport", default="processes", help="processes or grpc")
+    parser.add_argument("--transport", default="processes", help="processes, grpc or gloo")
+    parser.add_argument("--durability", default="journal", help="of servers: journal or memory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1, help="runs with so many seeds, from --seed on")
     parser.add_argument("--events", help="a file to write who was killed, and who trained again when")

@@ -9,7 +9,7 @@ Virtual time gets the same model, batches and strategy, a step that takes as lon
 one on average in the measured run, and a network that knows how these hosts are connected (see `network`).
 
     python benchmarks/two_hosts.py [--rate 100mbit] [--strategies sync,bmuf,diloco+int8,asgd] [--steps 64]
-        [--period 16] [--json FILE]
+        [--period 16] [--relay] [--json FILE]
 
 Needs Linux, root, the programs `ip`, `tc`, `unshare`, and OpenSSH's client and server. SHOAL_DATA names the
 folder that holds mnist/. The last line is JSON: the seconds of each strategy, measured and in virtual time.
@@ -84,6 +84,7 @@ def measure(lab: SshLab, word: str, options: argparse.Namespace) -> dict[str, An
     json_file, log = lab.folder / "result.json", lab.folder / "launcher.log"
     words = ["run", "--hosts", "host0:2,host1:2", "--ssh", lab.command, "--remote-python", str(lab.python)]
     words += ["--strategy", strategy, *(["--codec", codec] if codec else []), "--json", str(json_file)]
+    words += ["--relay"] if options.relay else []
     if "period" in STRATEGIES.options(strategy):
         words += ["--strategy.period", str(options.period)]
     words += ["--quiet", str(WORKER), "--samples", str(options.steps * BATCH * WORKERS)]
@@ -107,16 +108,17 @@ def measure(lab: SshLab, word: str, options: argparse.Namespace) -> dict[str, An
     }
 
 
-def network(strategy: str, rate: float) -> Network:
+def network(strategy: str, rate: float, relayed: bool) -> Network:
     """How the four workers, 0 and 1 on the first host, 2 and 3 on the second, are connected over gRPC.
 
     With a server, on the first host, all messages are to and from it: its port has the link's rate. Without
-    one, worker 0 forwards what others send each other, also between workers 2 and 3, and the two workers of a
-    host share its link: each has half of the rate. Inside the first host shared memory takes no time.
+    one the two workers of a host share its link: each has half of the rate. Inside a host shared memory takes
+    no time, but inside the second all messages take the way over the first if those are relayed.
     """
-    near = (0, 1, WORKERS) if STRATEGIES.make(strategy).servers else (0, 1)
-    links = {(a, b): Link(0.0, inf) for a in near for b in near if a != b}
-    return Network(0.0, rate if len(near) == 3 else rate / 2, links=links)
+    served = STRATEGIES.make(strategy).servers
+    hosts = [(0, 1, WORKERS)] if served else [(0, 1)] if relayed else [(0, 1), (2, 3)]
+    links = {(a, b): Link(0.0, inf) for near in hosts for a in near for b in near if a != b}
+    return Network(0.0, rate if served else rate / 2, links=links)
 
 
 def simulate(word: str, options: argparse.Namespace, step: float, rate: float) -> float:
@@ -130,7 +132,7 @@ def simulate(word: str, options: argparse.Namespace, step: float, rate: float) -
         workers=WORKERS,
         epochs=1,
         transport="sim",
-        network=network(strategy, rate),
+        network=network(strategy, rate, options.relay),
         compute=Compute(step),
     )
     return result.seconds
@@ -172,6 +174,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=64, help="of each worker")
     parser.add_argument("--period", type=int, default=16, help="steps between exchanges, where there are any")
+    parser.add_argument("--relay", action="store_true", help="the keeper passes messages between workers on")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     if min(options.steps, options.period) < 1:

@@ -122,9 +122,22 @@ def test_a_loop_that_would_begin_anew_leaves_and_the_others_go_on(tmp_path, capl
     assert "worker 1 was started again at step 3 and leaves" in caplog.text
 
 
-@pytest.mark.soak
-def test_over_grpc_the_others_go_on_without_it(caplog):
-    with caplog.at_level(logging.WARNING, "shoal"):
-        printed = run_loop("--epochs", "2", "--kill", "1:3", strategy="gossip", transport="grpc")
-    assert "worker 1 was ended by SIGKILL; the other 2 go on. Nobody does" in caplog.text
-    assert sum("weights" in lines for lines in printed) == 2
+@pytest.mark.parametrize(
+    ("transport", "victim", "strategy"),
+    mostly_soak(
+        [
+            ("grpc", 0, "dpsgd"),
+            ("gloo", 1, "gossip"),
+            ("grpc", 1, "gossip"),
+            ("grpc", 2, "sgp"),
+            ("gloo", 0, "dpsgd"),
+        ],
+        few=1,
+    ),
+)
+def test_over_other_transports_it_comes_back_too(transport, victim, strategy, tmp_path):
+    printed = run("--kill", f"{victim}:4", folder=tmp_path, strategy=strategy, transport=transport)
+    assert "goes on from" in printed[victim]
+    found = [final_weights(lines) for lines in printed]
+    assert all(own.equal(found[0]) for own in found)
+    check_shares(printed, repeated=BATCH * (1 if strategy in IN_ROUNDS else 4))

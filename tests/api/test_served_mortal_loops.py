@@ -56,8 +56,9 @@ def test_every_sample_counts_once_an_epoch_whoever_is_killed(words, strategy, tm
 
 
 @pytest.mark.soak
-def test_over_grpc_with_two_shards_they_come_back_too(tmp_path):
-    found, printed = counts("--kill", "1:4", folder=tmp_path, transport="grpc", servers=2)
+@pytest.mark.parametrize("transport", ["grpc", "gloo"])
+def test_over_others_with_two_shards_they_come_back_too(transport, tmp_path):
+    found, printed = counts("--kill", "1:4", folder=tmp_path, transport=transport, servers=2)
     assert torch.equal(found, torch.full((SAMPLES,), float(EPOCHS)))
     assert "goes on from 4" in printed[1]
 

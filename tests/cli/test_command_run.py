@@ -184,9 +184,10 @@ def test_under_torchrun_an_exception_shows_where_it_came_from(script, torchrun):
 
 
 def test_a_journal_where_nobody_would_read_it_is_refused(shoal, script, monkeypatch):
-    refused = shoal("run --transport gloo --strategy asgd --durability journal", script(""))
+    words = "run --hosts a:1,b:1 --transport gloo --strategy asgd --durability journal"
+    refused = shoal(words, script(""))
     assert refused.exit_code == 2
-    assert "transport 'gloo' keeps no journal" in refused.stderr
+    assert "transport 'gloo' keeps no journal here; take 'grpc'" in refused.stderr
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     refused = shoal("run --transport grpc --strategy asgd --durability journal", script(""))

@@ -10,7 +10,7 @@ from shoal.cli.hosts_options import read_hosts, read_variables
 
 
 def read(hosts: str | None, transport: str | None = "grpc", access: tuple[str, ...] = (), **given: Any):
-    names = ("workers", "servers_on", "port", "remote_python", "remote_folder", "ssh", "env")
+    names = ("workers", "servers_on", "port", "relay", "remote_python", "remote_folder", "ssh", "env")
     return read_hosts({**dict.fromkeys(names), "hosts": hosts, **given}, transport, access)
 
 
@@ -26,6 +26,7 @@ def test_everything_reaches_the_list_of_hosts(monkeypatch):
         workers=3,
         servers_on="b",
         port=50051,
+        relay=True,
         remote_python="/opt/python",
         remote_folder="/data",
         ssh="ssh -F 'my file'",
@@ -33,6 +34,7 @@ def test_everything_reaches_the_list_of_hosts(monkeypatch):
     )
     assert found is not None and found.workers == 3
     assert (found.servers_on, found.port, found.python, found.folder) == ("b", 50051, "/opt/python", "/data")
+    assert found.relayed
     assert found.ssh == ("ssh", "-F", "my file") and found.variables == {"X": "1"}
 
 
@@ -44,6 +46,7 @@ def test_everything_reaches_the_list_of_hosts(monkeypatch):
         ({"transport": "mpi"}, "joins the processes that mpiexec has started"),
         ({"transport": "carrier-pigeon"}, "carrier-pigeon"),
         ({"transport": "gloo", "port": 5}, "--port belongs to transport 'grpc'"),
+        ({"transport": "gloo", "relay": True}, "--relay belongs to transport 'grpc'"),
         ({"servers_on": "c"}, "--servers-on c: --hosts names no such host"),
         ({"access": ("token_file",)}, "--token-file does not go with --hosts"),
         ({"env": ["NOT SET"]}, "write it as NAME or NAME=VALUE"),

@@ -86,7 +86,7 @@ REFUSED = {
     "compare --transport mpi": "transport 'mpi' joins the processes that mpiexec has started",
     "compare --collective rings": "unknown collective 'rings'. Did you mean 'ring'?",
     "compare --durability disk": "unknown durability 'disk'",
-    "compare --durability journal --transport gloo": "transport 'gloo' keeps no journal",
+    "compare --durability journal --transport sim": "transport 'sim' keeps no journal",
     "compare -n four": "--workers 'four' is not a number",
     "compare -n 0": "--workers 0: a run needs at least 1 worker",
     "compare --epochs 0": "--epochs 0: a run needs at least 1 epoch",

@@ -106,7 +106,7 @@ def test_a_layer_is_found_by_the_place_of_its_element_also_in_a_shard():
     assert layout.locate(0) == "element 0 of 'first.weight'"
     assert layout.locate(7) == "element 1 of 'first.bias'"
     me = NodeIdentity(rank=3, workers=2, servers=1, shards=2)
-    second = Recovery("sim").settings(me, layout, 4 * layout.numel)
+    second = Recovery().settings(me, layout, 4 * layout.numel)
     assert layout.locate(second["begins"] + 3) == "element 1 of 'last.weight'"  # place 6 + 3 of 12
 
 

@@ -5,17 +5,20 @@ The hosts are agents on this machine, as in test_host_link.py; over a real sshd 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from sampling import mostly_soak
 from scripts import final_weights
 from shoal.api.script import run_script
 from shoal.core.errors import Interrupted, WorkerFailed
@@ -79,16 +82,16 @@ def run(
 
 
 class Loss:
-    """Kills the agent of the second host, and so its nodes, when a worker there has done two steps."""
+    """Kills the agent of a host, and so its nodes, when a worker on the second one has done two steps."""
 
-    def __init__(self, agents: Path) -> None:
+    def __init__(self, agents: Path, host: str = "there") -> None:
         self.happened = False
-        self._agents = agents
+        self._agents, self._host = agents, host
 
     def __call__(self, event) -> None:
         if event["rank"] == 2 and event["role"] == "worker" and event["step"] > 2 and not self.happened:
             self.happened = True
-            os.killpg(int((self._agents / "there").read_text()), signal.SIGKILL)  # a session of its own
+            os.killpg(int((self._agents / self._host).read_text()), signal.SIGKILL)  # a session of its own
 
 
 def counts(printed: list[str]) -> torch.Tensor:
@@ -129,6 +132,31 @@ def test_a_host_that_is_lost_is_called_again_and_its_worker_comes_back(strategy,
     )
     assert torch.equal(counts(printed), torch.full((SAMPLES,), float(EPOCHS)))
     assert "goes on from" in printed[2]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "host"),
+    mostly_soak([("dpsgd", "here"), ("gossip", "there"), ("gossip", "here"), ("sgp", "there")], few=1),
+)
+def test_neighbours_on_a_lost_host_come_back_and_do_the_rest_of_their_shares(
+    strategy, host, tmp_path, agents
+):
+    """Among neighbours no host is different from the others: worker 0 may be lost as any."""
+    lose, lost = Loss(agents, host), {2} if host == "there" else {0, 1}
+
+    def watch(event) -> None:
+        lose(event)
+        for rank in lost if lose.happened else ():
+            (tmp_path / f"died-{rank}").touch()  # the others wait for them to train again
+
+    printed = run("--tell", "--returns", str(tmp_path), strategy=strategy, on_progress=watch)
+    assert all(("goes on from" in lines) == (rank in lost) for rank, lines in enumerate(printed))
+    found = [final_weights(lines) for lines in printed]
+    assert all(own.equal(found[0]) for own in found)
+    reads = [line for lines in printed for line in lines.splitlines() if line.startswith("read ")]
+    counts = Counter(sample for line in reads for sample in json.loads(line.removeprefix("read ")))
+    missing = sum(max(0, EPOCHS - counts[sample]) for sample in range(SAMPLES))
+    assert missing <= 4 * len(lost)  # of a last step that others knew, and whose line was lost with the host
 
 
 @pytest.mark.soak

@@ -103,8 +103,9 @@ def run_digits_with_a_kill(word, transport, victim, crews, caplog, tmp_path, *, 
     "word",  # tests/sim/test_gossip_returns.py has all of them, in virtual time
     [w if w == "gossip" else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
 )
-def test_a_killed_worker_comes_back_with_the_model_of_another(word, crews, caplog, tmp_path):
-    result = run_digits_with_a_kill(word, "processes", 2, crews, caplog, tmp_path, returns=True)
+@pytest.mark.parametrize("transport", ["processes", "grpc", "gloo"])
+def test_a_killed_worker_comes_back_with_the_model_of_another(word, transport, crews, caplog, tmp_path):
+    result = run_digits_with_a_kill(word, transport, 2, crews, caplog, tmp_path, returns=True)
     assert "worker 2 was ended by SIGKILL; the other 3 go on, and it is started again" in caplog.text
     assert result.workers == 4
     assert result.nodes[2]["steps"] > 0

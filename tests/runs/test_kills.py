@@ -119,6 +119,7 @@ def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     [
         ("processes", 2, 2),
         ("grpc", 1, 2),
+        pytest.param("gloo", 1, 2, marks=pytest.mark.soak),
         pytest.param("processes", 10, 8, marks=pytest.mark.soak),
         pytest.param("grpc", 3, 8, marks=pytest.mark.soak),
     ],

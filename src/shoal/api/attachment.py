@@ -30,7 +30,7 @@ from shoal.launch.drive import drive
 from shoal.launch.environment import Place
 from shoal.launch.join import choose_mean, connect
 from shoal.launch.keeper_process import announce
-from shoal.launch.recovery import RECOVERY_SECONDS, peers_return
+from shoal.launch.recovery import RECOVERY_SECONDS
 from shoal.replicas.attached import AttachedReplica
 from shoal.replicas.passes import Passes
 from shoal.replicas.wrapped import rebind, unwrap_optimizer
@@ -100,8 +100,7 @@ class Attachment:
             self._comings = Comings(engine, strategy, self._replica, self.data, model, buffers)
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
-        returns = place.returns and (not strategy.survives or peers_return(strategy, place.transport))
-        self._control.tell("ready", survives=strategy.survives, returns=returns)
+        self._control.tell("ready", survives=strategy.survives, returns=me.elastic or me.restarts)
         elapsed, finished, _ = self._control.await_go()
         engine.excuse(finished)
         self._began = engine.channel.now() - elapsed

@@ -24,7 +24,7 @@ from shoal.api.attachment import current
 from shoal.core.devices import device_variables
 from shoal.core.errors import Interrupted, PeerLost, ShoalError, WorkerFailed
 from shoal.core.identity import NodeIdentity
-from shoal.core.words import REJOINING
+from shoal.core.words import may_rejoin
 from shoal.engine.membership_errors import RunIsOver
 from shoal.launch.control import Control, leave_with_parent, users_traceback
 from shoal.launch.crew import Crew, Listener
@@ -86,7 +86,8 @@ def run_script(
     check_membership(min_workers, spares, workers, elastic=kept, returns=kept)
     if spares and hosts is not None:
         raise ValueError(f"spares={spares}: they wait on one host; leave them out with --hosts and --on")
-    place = replace(place, nodes=nodes + opened, begins_with=workers if opened else None)
+    relayed = hosts is not None and hosts.relayed
+    place = replace(place, nodes=nodes + opened, begins_with=workers if opened else None, relayed=relayed)
     shared = replace(place, group=each, launched="shoal", keeper=kept, returns=returns)
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
     told = script, arguments, shared, names, on_output, min_workers
@@ -102,7 +103,7 @@ def run_script(
             place.patience,
             # a process of a group cannot come back: the others would have to call init_process_group again
             restarts=each == 1
-            and place.transport in REJOINING
+            and may_rejoin(place.transport, between_hosts=hosts is not None)
             and (strategy is None or strategy.recovers != "none"),
             goes_on=strategy is not None and strategy.survives,
             takes_over=kept,
@@ -178,22 +179,22 @@ def _who_returns(
 
     Where the script names the strategy, attach() tells if the keeper is needed.
     """
-    if place.transport not in REJOINING or not single:
+    if not (single and may_rejoin(place.transport, between_hosts=hosts is not None)):
         return False, False
     kept = workers > 1 and (strategy is None or strategy.is_elastic)
     if kept or strategy is None:
         return kept, kept
     if strategy.servers:  # which would wait for a host that nobody calls again
         return False, hosts is None or hosts.start is None
-    return False, peers_return(strategy, place.transport)
+    return False, peers_return(strategy) and not (hosts is not None and hosts.relayed)
 
 
 def _why_it_ends(place: Place, strategy: Strategy | None, hosts: HostList | None) -> str:
     """What is added to the name of a killed worker, where a run on other terms would go on without it."""
-    if place.transport in REJOINING or (strategy is not None and not strategy.is_elastic):
+    there = may_rejoin(place.transport, between_hosts=hosts is not None)
+    if there or (strategy is not None and not strategy.is_elastic):
         return ""
-    others = "'processes' or 'grpc'" if hosts is None else "'grpc'"
-    return f"; over {place.transport} the run of a script ends with it. Take transport {others}"
+    return f"; over {place.transport} between hosts the run of a script ends with it. Take transport 'grpc'"
 
 
 def script_config(

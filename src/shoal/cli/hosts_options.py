@@ -40,8 +40,18 @@ Port = Annotated[
     typer.Option(
         min=1,
         max=65535,
-        help="Port of the first server, of the keeper or of worker 0; the next server takes the next one.",
+        help="Port of the first server, or of the keeper. The next server takes the next port; without "
+        "servers worker 0 does, worker 1 the one after it.",
         show_default="any free one",
+        rich_help_panel=PANEL,
+    ),
+]
+Relay = Annotated[
+    bool,
+    typer.Option(
+        "--relay",
+        help="For hosts that cannot all call each other: the host of the keeper passes messages between "
+        "workers on, over grpc.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -83,7 +93,7 @@ ALWAYS = ("SHOAL_DATA", "SHOAL_SHARED_MEMORY")
 """Variables that travel to the hosts if they are set."""
 
 
-BELONGING = ("servers_on", "port", "remote_python", "remote_folder", "ssh", "env")
+BELONGING = ("servers_on", "port", "relay", "remote_python", "remote_folder", "ssh", "env")
 
 
 def read_hosts(given: Mapping[str, Any], transport: str | None, access: Sequence[str]) -> HostList | None:
@@ -105,11 +115,14 @@ def read_hosts(given: Mapping[str, Any], transport: str | None, access: Sequence
         python=given["remote_python"],
         folder=given["remote_folder"],
         port=given["port"],
+        relayed=bool(given["relay"]),
         variables=read_variables(given["env"] or ()),
     )
     if workers is not None and workers != found.workers:
         raise ValueError(f"-n {workers} does not fit --hosts {text}, which has {found.workers}; omit -n")
     check_transport(transport, found.port)
+    if found.relayed and transport != "grpc":
+        raise ValueError(f"--relay belongs to transport 'grpc': over {transport!r} all nodes call each other")
     if access:
         option = access[0].replace("_", "-")
         raise ValueError(

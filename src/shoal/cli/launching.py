@@ -65,7 +65,9 @@ def launch(
         there = max(1, place.identity(strategy).workers) if place.is_joined else number
         for many in {there, max(there, membership["max_workers"] or 0)}:
             strategy.check(Setting(many, codec, place.durability, own_loop=True, shards=place.servers))
-    check_durability(place.durability, place.transport)
+    check_durability(
+        place.durability, place.transport, between_hosts=place.is_joined or not (hosts is None and on is None)
+    )
     if place.is_joined and (hosts is not None or on is not None):
         option = "--hosts" if on is None else "--on"
         raise ValueError(f"{place.launched} has started this process; {option} starts processes of its own")

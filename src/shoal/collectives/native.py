@@ -77,18 +77,21 @@ class Merged:
     """One gradient that is being averaged.
 
     The part that is summed last also carries the worker's weight, and a flag: whether gradients changed after
-    the worker had handed them over. If any worker sets the flag, all workers sum the gradient again.
+    the worker had handed them over. If any worker sets the flag, all workers sum the gradient again. So they
+    do where one has gone meanwhile: what was begun with it is given up.
     """
 
     def __init__(self, group: Group, path: Path) -> None:
         self.out = path.out
         # The total weight is mostly that of the step before. Then the sum needs no division.
-        self._kept = group.keep("total weight", torch.ones(1, dtype=torch.float64), mutual=True)
+        self._kept = group.keep("total weight", torch.ones(1, dtype=torch.float64), shared=True)
         self._expected = self._kept.item()
         self.unit = 1 / self._expected
         self._group = group
         self._path = path
         self._reduction: Reduction | None = None  # set when the first part is ready
+        self._began_in = self._group_now  # at the first part, or in `finish`
+        self._is_own = True  # nothing has been added to the gradient in `out`
 
     @property
     def begun(self) -> bool:
@@ -102,17 +105,22 @@ class Merged:
         self._reduction.start(part)
 
     async def finish(self, gradient: Streamed, weight: float) -> tuple[Tensor, float]:
-        """Wait for the sum. Returns the average and the total weight."""
+        """Wait for the sum. Returns the average and the total weight. If it fails it can be called again."""
+        if self._began_in != self._group_now or not (self.begun or self._is_own):
+            self._reduction, self._is_own = None, True
+            gradient.fill()
         total, is_taken_back = await self._sum(weight, gradient.changed)
         if is_taken_back:
             gradient.fill()
             total, _ = await self._sum(weight, False)
-        if total != self._expected:
-            if total > 0:
-                self.out.mul_(self._expected / total)
-            if total >= 1:
-                self._kept.fill_(total)
+        if total not in (0, self._expected):
+            self.out.mul_(self._expected / total)
         return self.out.to(self._group.x.dtype), total
+
+    def settle(self, total: float) -> None:
+        """Expect the weight of this average for the next, at all workers: some may not have formed it."""
+        if total >= 1:
+            self._kept.fill_(total)
 
     async def _sum(self, weight: float, changed: bool) -> tuple[float, float]:
         """Sum `out` over the workers. Returns the total weight, and how many workers set the flag."""
@@ -122,8 +130,13 @@ class Merged:
         total, takers = self._path.head.tolist()
         return total, takers
 
+    @property
+    def _group_now(self) -> tuple[int, int]:
+        return self._group.epoch, self._group.size
+
     def _begun(self) -> Reduction:
         group, path = self._group, self._path
+        self._began_in, self._is_own = self._group_now, False
         if not path.overlaps:
             return _Whole(group, path.summed)
         return cast(Overlaps, group.transport).begin_all_reduce(path.summed, path.parts, group.timeout)

@@ -23,6 +23,8 @@ class NodeIdentity:
     incarnation: int = 0
     elastic: bool = False  # whether workers come and go, so that there is a keeper
     begins_with: int | None = None  # workers at the start; None for all of them
+    restarts: bool = False  # whether nodes that die are started again, and meet the others anew
+    relayed: bool = False  # whether not all workers can call each other, so that one node passes messages on
     nodes: int = field(init=False, repr=False, compare=False)  # in the run, servers included
     is_server: bool = field(init=False, repr=False, compare=False)
 
@@ -52,8 +54,17 @@ class NodeIdentity:
 
     @property
     def hubs(self) -> tuple[int, ...]:
-        """The nodes that others call, where not all can reach each other: servers, or keeper, or worker 0."""
-        return tuple(self.server_ranks) or ((self.keeper,) if self.elastic else (0,))
+        """The nodes that listen, each of which is called by those after it here, and by all that do not.
+
+        They are the servers; without one, all nodes, so that messages go straight to whom they are for. Where
+        workers cannot call each other, it is the keeper alone, or worker 0, and passes messages on.
+        """
+        if self.servers:
+            return tuple(self.server_ranks)
+        first = (self.keeper,) if self.elastic else ()
+        if self.relayed or self.begins_with is not None or not (self.elastic or self.restarts):
+            return first or (0,)
+        return (*first, *range(self.workers))
 
     @property
     def role(self) -> int:

@@ -10,8 +10,8 @@ TRANSPORTS = {
     "sim": "virtual time in this process",
 }
 
-REJOINING = ("processes", "grpc")
-"""Transports that let a node which died come back."""
+REJOINING = ("processes", "grpc", "gloo")
+"""Transports that let a node which died come back, on one host; see `may_rejoin`."""
 
 SPARSE = "sparse_doubling"
 
@@ -51,11 +51,17 @@ FEEDBACK = ("none", "residual", "double")
 adds it to its next vector. double: so too, and codecs that send averages exactly compress them as well."""
 
 
-def check_durability(durability: str, transport: str) -> None:
+def may_rejoin(transport: str, *, between_hosts: bool) -> bool:
+    """Whether a node that dies can come back. A group of gloo between hosts cannot go on without it."""
+    return transport in REJOINING and not (between_hosts and transport == "gloo")
+
+
+def check_durability(durability: str, transport: str, *, between_hosts: bool = False) -> None:
     """Raise ValueError for a journal on a transport where a dead server cannot come back to read it."""
-    if durability == "journal" and transport not in REJOINING:
+    if durability == "journal" and not may_rejoin(transport, between_hosts=between_hosts):
+        others = "'grpc'" if between_hosts else "'processes' or 'grpc'"
         raise ValueError(
-            f"transport {transport!r} keeps no journal; take 'processes' or 'grpc', or durability 'memory'"
+            f"transport {transport!r} keeps no journal here; take {others}, or durability 'memory'"
         )
 
 

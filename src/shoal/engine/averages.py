@@ -238,14 +238,16 @@ class Averages:
             begun = merging.begun  # the loop ended after a back-propagation, whose gradient must not count
             gradient = Streamed(out if begun else out.zero_(), 0, None, changed=begun, fill=out.zero_)
         own = progress.take_unmerged()
-        average, total = await merging.finish(gradient, own or (0.0 if progress.has_ended else PRESENT))
+        weight = own or (0.0 if progress.has_ended else PRESENT)
+        average, total = await self._agreed_on(partial(merging.finish, gradient, weight))
+        merging.settle(total)
         return average, own, total
 
     def _merging(self) -> Merging | None:
         """An average to be formed while the gradient is computed; None where that cannot be."""
         if self._merges is None:  # asked once: such questions are slow
             able = isinstance(cast(object, self._mean), Merges) and isinstance(self._replica, Streams)
-            self._merges = self._group.size > 1 and able and self.membership is None
+            self._merges = able and (self._group.size > 1 or self.membership is not None)
         if not self._merges or self._progress.unmerged:
             return None
         return cast(Merges, self._mean).begin(self._group, cast(Streams, self._replica).parts)

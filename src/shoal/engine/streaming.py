@@ -54,7 +54,14 @@ class Merging(Intake, Protocol):
     """An average that is formed while the gradient is still being computed."""
 
     async def finish(self, gradient: Streamed, weight: float) -> tuple[Tensor, float]:
-        """The weighted average over the workers, and the total weight (zeros if that is 0)."""
+        """The weighted average over the workers, and the total weight (zeros if that is 0).
+
+        Called again after it has failed, it forms the average over those who are left.
+        """
+        ...
+
+    def settle(self, total: float) -> None:
+        """The average is complete, with this weight, whether this worker has formed it or was given it."""
         ...
 
 

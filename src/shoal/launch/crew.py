@@ -37,7 +37,7 @@ END_SECONDS = 3.0
 """How long a process may take to end when it is done, or was killed."""
 
 MOST_FALSE_STARTS = 3
-"""How often a worker that was killed is started again if it is killed each time before it is ready."""
+"""How often a process that was killed is started again if it is killed each time before it is ready."""
 
 LOOK_SECONDS = 0.1
 
@@ -293,7 +293,7 @@ class Crew:
             return False
         if member.rank < self.workers:
             return self._goes_on_without(member, how)
-        if not self.restarts or not member.ready:  # one that died before it was ready would do so again
+        if not self.restarts or _false_starts(member) >= MOST_FALSE_STARTS:
             return False
         LOG.warning("%s %s; it is started again", member.name, how)
         self._start_again(member, how)

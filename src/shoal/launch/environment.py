@@ -14,10 +14,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.limits import PATIENCE_SECONDS
+from shoal.core.words import may_rejoin
 from shoal.launch.control import Control
 from shoal.launch.join import Access, file_store, local_threads
 from shoal.launch.meeting_place import choose_interface, meet
-from shoal.launch.recovery import Recovery
+from shoal.launch.recovery import Recovery, peers_return
 from shoal.launch.relayed_store import RelayedStore
 from shoal.launch.script_process import VARIABLE
 from shoal.launch.slurm_step import SlurmStep
@@ -55,6 +56,7 @@ class Place:
     store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
     keeper: bool = False  # whether `shoal run` started one, so that workers may come and go
     returns: bool = True  # whether a killed worker is started again, and finds its place in its loop
+    relayed: bool = False  # whether not all hosts can call each other
     joins: bool = False  # whether this is a worker of a run that was started elsewhere
     spare: bool = False  # whether this process waits to take the place of a worker that is killed
     on_host: int | None = None  # nodes on this host, if `shoal run` started the process
@@ -73,8 +75,16 @@ class Place:
         """The identity of this node under `strategy`. The last nodes are its servers."""
         workers = self.nodes - strategy.servers * self.servers
         place = self.rank, workers, strategy.servers, self.servers, self.incarnation
-        elastic = self.keeper and self.returns and strategy.is_elastic
-        return NodeIdentity(*place, elastic=elastic, begins_with=self.begins_with)
+        returns = self.launched == "shoal" and self.returns
+        elastic = self.keeper and returns and strategy.is_elastic
+        restarts = returns and (bool(strategy.servers) or (peers_return(strategy) and not self.relayed))
+        return NodeIdentity(
+            *place,
+            elastic=elastic,
+            begins_with=self.begins_with,
+            restarts=restarts,
+            relayed=self.relayed,
+        )
 
     @property
     def first_nodes(self) -> int:
@@ -95,7 +105,8 @@ class Place:
     def recovery(self) -> Recovery:
         """How nodes of this run recover from a crash."""
         alone = self.group == 1  # a process of a group cannot come back
-        return Recovery(self.transport, self.durability, self.store if alone else "")
+        returns = may_rejoin(self.transport, between_hosts=self.store_connection is not None)
+        return Recovery(self.durability, self.store if alone and returns else "")
 
     def to_environment(self) -> dict[str, str]:
         """The environment variable from which `find` reads this place in a child process."""

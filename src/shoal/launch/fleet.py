@@ -115,8 +115,12 @@ class Fleet:
 
     def start(self, rank: int, incarnation: int, name: str, first_server: int) -> Member:
         """Start a node on its host. Nodes from rank `first_server` on are servers."""
-        waits = self._returns and rank < first_server
-        return self._start(rank, name, max(0, rank - first_server), {"incarnation": incarnation}, waits=waits)
+        is_worker = rank < first_server
+        ports = (
+            1 + rank if is_worker else rank - first_server
+        )  # after that of the keeper, or the first server
+        waits = self._returns and is_worker
+        return self._start(rank, name, ports, {"incarnation": incarnation}, waits=waits)
 
     def start_keeper(self, rank: int, name: str, place: dict[str, Any], incarnation: int) -> Member:
         """Start the keeper, on the host that holds the servers of other runs."""
@@ -126,14 +130,14 @@ class Fleet:
         self,
         rank: int,
         name: str,
-        hub: int,
+        ports: int,
         place: dict[str, Any],
         *,
         waits: bool = False,
         keeps: bool = False,
     ) -> Member:
         link = self._links[self._homes[rank]]
-        port = 0 if self.hosts.port is None else self.hosts.port + hub
+        port = 0 if self.hosts.port is None else self.hosts.port + ports
         address = link.host.address
         listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         return link.start(rank, name, waits, place={**place, "access": {"listen": listen}}, keeps=keeps)
@@ -191,7 +195,7 @@ def on_hosts(
 ) -> Iterator[Callable[[int, int], Member]]:
     """Yields a function that starts a node, or the keeper of so many workers at `least`, on its host."""
     limits = shared.transport, shared.timeout, shared.patience
-    keeper = KeeperPlace(shared.nodes, "", *limits, least)  # its agent has a folder for it
+    keeper = KeeperPlace(shared.nodes, "", *limits, least, relayed=shared.relayed)  # its agent has a folder
 
     def start(rank: int, incarnation: int) -> Member:
         if rank == shared.nodes:

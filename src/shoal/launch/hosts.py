@@ -30,7 +30,8 @@ class HostList:
     """The hosts of a run, and how Shoal is started on them. Workers are counted through in this order.
 
     `python` and `folder` are the interpreter and the current folder there; None takes the launcher's own.
-    `port` is that of the first server, of the next the next; None takes any free one.
+    `port` is that of the first server or of the keeper, and others take those after it; None takes any free
+    one. Where the hosts are `relayed`, not all can call each other.
     `homes` places each node, by the number of its host; without it, `workers` and `servers_on` do.
     """
 
@@ -41,6 +42,7 @@ class HostList:
     python: str | None = None
     folder: str | None = None
     port: int | None = None
+    relayed: bool = False
     variables: dict[str, str] = field(default_factory=dict)  # environment variables for the nodes
     start: Callable[[Host, Sequence[str]], Any] | None = None  # runs the agent instead of ssh
 

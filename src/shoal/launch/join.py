@@ -113,7 +113,7 @@ def connect(
         )
     if store is None:
         return Alone()
-    if kind == "processes" or (kind == "gloo" and me.elastic):
+    if kind == "processes" or (kind == "gloo" and (me.elastic or me.restarts)):
         sockets = SocketTransport if kind == "processes" else ElasticGloo
         return sockets.connect(
             rank,

@@ -71,12 +71,15 @@ class KeeperPlace:
     invitation: dict[str, Any] = field(default_factory=dict)
     hint: str = ""
     spares: int = 0  # in a script's run, to be refused where they are of no use
+    relayed: bool = False  # whether not all workers can call each other
     store_connection: int | None = None  # file descriptor of the pipe to the store, on several hosts
 
     def identity(self, incarnation: int) -> NodeIdentity:
         """That of the keeper: it comes after the workers."""
         places, first = self.workers, self.begins_with
-        return NodeIdentity(places, places, incarnation=incarnation, elastic=True, begins_with=first)
+        return NodeIdentity(
+            places, places, incarnation=incarnation, elastic=True, begins_with=first, relayed=self.relayed
+        )
 
     def open_store(self) -> Store:
         """The store in which all of them find each other."""
@@ -132,7 +135,7 @@ def keep(place: KeeperPlace, incarnation: int, control: Control, store: Store | 
         Mailbox(channel, me, Progress(me.workers), recovery=cut_off),
         Journal(Path(place.folder) / "keeper", "memory", message_limit(0)),
         least=place.least,
-        relays=place.transport == "grpc",
+        relays=place.transport == "grpc" and me.hubs == (me.rank,),
         on_wait=lambda why: control.tell("warning", text=why),
     )
     if places is not None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from shoal.core.identity import NodeIdentity
 from shoal.core.vector import Layout
-from shoal.core.words import REJOINING
 from shoal.storage.journal import Journal
 from shoal.vocabulary.strategy import Strategy
 
@@ -21,16 +20,15 @@ def message_limit(vector_bytes: int) -> int:
     return 2 * vector_bytes + 2**20
 
 
-def peers_return(strategy: Strategy, transport: str) -> bool:
+def peers_return(strategy: Strategy) -> bool:
     """Whether workers without a server and without common averages take back one that was killed."""
-    return strategy.survives and not strategy.independent and transport == "processes"
+    return strategy.survives and not strategy.independent
 
 
 @dataclass(frozen=True)
 class Recovery:
     """How the nodes of a run restart. Servers keep journals in `folder`; without it they do not restart."""
 
-    transport: str
     durability: str = "memory"
     folder: str = ""
     workers_return: bool = False  # whether workers restart, whatever servers do
@@ -38,7 +36,7 @@ class Recovery:
     @property
     def servers_return(self) -> bool:
         """Whether a crashed server restarts and joins the run again."""
-        return self.transport in REJOINING and bool(self.folder)
+        return bool(self.folder)
 
     def settings(self, me: NodeIdentity, layout: Layout, vector_bytes: int) -> dict[str, Any]:
         """The arguments of Engine for the node `me` of a model with this layout and size."""

@@ -207,7 +207,7 @@ def _leave_model(
 
 def _recovery(plan: Plan, folder: str) -> Recovery:
     journals = folder if plan.servers_return else ""
-    return Recovery(plan.transport, plan.durability, journals, plan.workers_return)
+    return Recovery(plan.durability, journals, plan.workers_return)
 
 
 def _join(

@@ -187,7 +187,8 @@ class Plan:
         """The identity of the node of that rank."""
         place = self.places, self.strategy.servers, self.servers, incarnation
         begins_with = None if self.places == self.workers else self.workers
-        return NodeIdentity(rank, *place, elastic=self.is_elastic, begins_with=begins_with)
+        ends = {"elastic": self.is_elastic, "restarts": self.workers_return}
+        return NodeIdentity(rank, *place, begins_with=begins_with, **ends)
 
     @property
     def is_elastic(self) -> bool:
@@ -201,7 +202,7 @@ class Plan:
         return self.places > 1 and dealt_anew
 
     def keeper_place(self, folder: Path) -> KeeperPlace:
-        """Where the keeper meets the workers. Over gRPC it passes their messages on, and knows the model."""
+        """Where the keeper meets the workers. Over gRPC it knows the model, too."""
         place = KeeperPlace(
             self.places,
             str(folder),
@@ -232,8 +233,8 @@ class Plan:
     @property
     def _peers_return(self) -> bool:
         """Whether a worker that dies is taken back by others that have no server and form no average."""
-        whole = not (self.balance or self.crew or self.group > 1)
-        return self.workers > 1 and whole and peers_return(self.strategy, self.transport)
+        tied = self.workers == 1 or self.balance or self.crew or self.group > 1
+        return not tied and self.transport in REJOINING and peers_return(self.strategy)
 
     @property
     def servers_return(self) -> bool:

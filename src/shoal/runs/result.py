@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from typing import Any
 
 from torch import nn
@@ -82,6 +83,23 @@ def joined(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(nodes.values())
 
 
+def _in_the_model(reports: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> int:
+    """The samples in the final model: those that workers did, unless somebody knows of deaths.
+
+    Workers that went cannot tell how much they did, and a server that died may have lost some of it.
+    """
+    servers = sorted((r for r in reports if r["role"] == "server"), key=lambda r: r["rank"])
+    told: list[tuple[int, int]] = [
+        (r["rank"] - servers[0]["rank"], round(r["merged"])) for r in servers if "merged" in r
+    ]
+    if told:
+        of_shards = groupby(told, key=lambda one: one[0] // config.get("servers", 1))
+        return max(min(merged for _, merged in ones) for _, ones in of_shards)
+    done: int = sum(r["samples"] for r in reports if r["role"] == "worker")
+    counts: list[int] = [round(r["merged"]) for r in reports if "merged" in r]
+    return max([done, *counts])
+
+
 def summarise(
     config: dict[str, Any],
     reports: list[dict[str, Any]],
@@ -96,8 +114,7 @@ def summarise(
     curve = [] if curve is None else curve
     last = curve[-1] if curve else {}
     seconds = max(r["seconds"] for r in reports) if seconds is None else seconds
-    # where workers come and go, those that went cannot tell how much they did
-    samples = max(sum(r["samples"] for r in workers), *(round(r.get("merged", 0)) for r in reports))
+    samples = _in_the_model(reports, config)
     before = sum(r["samples_before"] for r in workers)  # from before a resumed run began
     busy = sum(r["seconds"] for r in workers)
     staleness: Counter[int] = Counter()

@@ -51,8 +51,9 @@ class CollectiveSchedule(ABC):
     silent = "did not come in time"
     """How messages describe a worker that is not known to be gone and does not answer."""
 
-    def __init__(self, rank: int, workers: int, gone: Set[int]) -> None:
-        self.rank, self.workers, self.gone = rank, workers, gone
+    def __init__(self, rank: int, ranks: Sequence[int], gone: Set[int]) -> None:
+        self.rank, self.ranks, self.gone = rank, ranks, gone
+        self.place, self.workers = ranks.index(rank), len(ranks)
         self.here = Position()  # read by other threads: replaced, never mutated
         self._agreed: Signature | None = None
         self._successor: dict[Signature, Signature] = {}
@@ -71,11 +72,20 @@ class CollectiveSchedule(ABC):
         if self._broken is not None:
             raise PeerLost(self._broken)
         self.here = Position(self.here.number + 1, signature)
-        if self._expected() != signature:
+        if not self.expects(signature):
             self._refuse_mismatch(self._compare(deadline))
         if self._agreed is not None:
             self._successor[self._agreed] = signature
         self._agreed = signature
+
+    def expects(self, signature: Signature) -> bool:
+        """Whether the others have this, too, as far as is known without asking them."""
+        return self._agreed is not None and self._successor.get(self._agreed, self._agreed) == signature
+
+    def break_off(self, why: str) -> PeerLost:
+        """The error for an all-reduce that cannot go on; it is that of every later one, too."""
+        self._broken = why
+        return PeerLost(why)
 
     def failure(self, deadline: float) -> PeerLost:
         """The error for a failed all-reduce, naming who is missing. Raises ValueError for a mismatch."""
@@ -85,8 +95,7 @@ class CollectiveSchedule(ABC):
         found = {self.rank: self.here, **self._survivors(deadline)}
         self._refuse_mismatch(found)
         fates = ", ".join(self._fates(found)) or "all workers are alive, but one came late"
-        self._broken = f"{failed}: {fates}"
-        return PeerLost(self._broken)
+        return self.break_off(f"{failed}: {fates}")
 
     @abstractmethod
     def _compare(self, deadline: float) -> dict[int, Position]:
@@ -96,11 +105,8 @@ class CollectiveSchedule(ABC):
     def _survivors(self, deadline: float) -> dict[int, Position]:
         """The positions of the other workers after a failure; without those that do not answer."""
 
-    def _expected(self) -> Signature | None:
-        return None if self._agreed is None else self._successor.get(self._agreed, self._agreed)
-
     def _fates(self, found: dict[int, Position]) -> Iterable[str]:
-        for rank in range(self.workers):
+        for rank in self.ranks:
             if rank in found:
                 if found[rank].number < self.here.number:
                     yield f"worker {rank} did not come in time"
@@ -141,7 +147,7 @@ class TransportAllReduce(ABC):
         """An all-reduce of which no part has started yet."""
         if v.dtype not in DTYPES:
             raise ValueError(f"all_reduce cannot sum {v.dtype}; use one of {', '.join(map(str, DTYPES))}")
-        spans, signature = self._shape_of(v, parts)
+        spans, signature = self.shape_of(v, parts)
         if self._under_way is not None:
             raise ValueError(
                 f"all_reduce {self.schedule.here.number} has begun and is not finished: await its finish() "
@@ -153,7 +159,7 @@ class TransportAllReduce(ABC):
         self._under_way = PartwiseReduction(self, v.detach(), spans, deadline, seconds)
         return self._under_way
 
-    def _shape_of(self, v: Tensor, parts: Sequence[slice]) -> tuple[list[Span], Signature]:
+    def shape_of(self, v: Tensor, parts: Sequence[slice]) -> tuple[list[Span], Signature]:
         """The parts, checked, and their signature; computed once for the same list."""
         if self._shape is None or self._shape[0] is not parts or self._shape[1] != (v.shape, v.dtype):
             spans = _spans(v, parts)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shoal.transports.gloo.all_reduce import GlooAllReduce
+from shoal.transports.gloo.all_reduce import GlooAllReduce, StoreSchedule
 from shoal.transports.gloo.nccl import finish_on_gpu, join_gpus, leave_gpus
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
@@ -40,6 +40,6 @@ def test_a_sum_that_is_never_done_is_given_up():
 
 
 def test_what_lies_in_host_memory_is_summed_by_gloo():
-    gloo = GlooAllReduce(None, 0, 2, dist.HashStore(), set(), set())
+    gloo = GlooAllReduce(None, StoreSchedule(0, range(2), set(), dist.HashStore()), set())
     v = torch.ones(3)
     assert gloo.staged(v).data_ptr() == v.data_ptr()

@@ -48,6 +48,7 @@ HUBS: dict[str, Callable[[int], tuple[int, ...]]] = {
     "first": lambda size: (0,),
     "last": lambda size: (size - 1,),
     "two": lambda size: tuple(range(size)[-2:]),
+    "all": lambda size: tuple(range(size)),
 }
 
 

@@ -59,13 +59,12 @@ class GlooGroup(Protocol):
 class GlooAllReduce(TransportAllReduce):
     """All-reduce in a group of the workers. A thread of gloo sums the parts in the order they started."""
 
-    def __init__(
-        self, ring: GlooGroup, rank: int, workers: int, store: Store, gone: Set[int], lost: Set[int]
-    ) -> None:
-        super().__init__(_StoreSchedule(rank, workers, gone, store, self))
+    def __init__(self, ring: GlooGroup | None, schedule: StoreSchedule, lost: Set[int]) -> None:
+        super().__init__(schedule)
+        schedule.stop = self.stop
         self._lost = lost
-        self._ring: GlooGroup | None = ring
-        self._store = store
+        self._ring = ring
+        self._store = schedule.store
         self._gpus: Any = None  # a ProcessGroupNCCL
         self._asked_for_gpus = False
 
@@ -75,7 +74,7 @@ class GlooAllReduce(TransportAllReduce):
         Otherwise neighbours in the ring that have lost nobody would wait for us until their own timeout.
         """
         if self._ring is not None:
-            break_group(self._ring, (self.schedule.rank + 1) % self.schedule.workers)
+            break_group(self._ring, (self.schedule.place + 1) % self.schedule.workers)
 
     def close(self) -> None:
         """Release the group, even during an all-reduce, which then fails at the other workers."""
@@ -93,9 +92,9 @@ class GlooAllReduce(TransportAllReduce):
         if not piece.is_cuda or self.schedule.workers == 1:
             return super().staged(piece)
         if not self._asked_for_gpus:  # all workers are at this all-reduce, so all ask
-            rank, workers = self.schedule.rank, self.schedule.workers
+            place, workers = self.schedule.place, self.schedule.workers
             gone = self.schedule.gone
-            self._gpus = join_gpus(self._store, rank, workers, piece.device, JOINING_SECONDS, gone)
+            self._gpus = join_gpus(self._store, place, workers, piece.device, JOINING_SECONDS, gone)
             self._asked_for_gpus = True
         return super().staged(piece) if self._gpus is None else piece
 
@@ -108,24 +107,28 @@ class GlooAllReduce(TransportAllReduce):
     def _wait(self, works: list[dist.Work], deadline: float) -> None:
         # whoever leaves breaks gloo's connections, but not NCCL's
         away = self._lost if self._gpus is None else self.schedule.gone
-        patience = _Patience(deadline, away, self.schedule.workers)
+        patience = _Patience(deadline, away, self.schedule.ranks)
         try:
-            if self._gpus is None:
-                finish_on_cpu(works, patience.is_over)
-            else:
-                finish_on_gpu(works, patience.is_over)
+            self._finish(works, patience.is_over, LOOK_UP)
         except RuntimeError as error:
             raise self.schedule.failure(deadline) from error
 
+    def _finish(self, works: list[dist.Work], give_up: Callable[[], bool], look_up: timedelta) -> None:
+        """Wait until all is done. Raises RuntimeError on failure, or when `give_up` says so."""
+        if self._gpus is None:
+            finish_on_cpu(works, give_up, look_up)
+        else:
+            finish_on_gpu(works, give_up)
 
-class _StoreSchedule(CollectiveSchedule):
-    """Compares positions through the rendezvous store."""
 
-    def __init__(
-        self, rank: int, workers: int, gone: Set[int], store: Store, all_reduce: GlooAllReduce
-    ) -> None:
-        super().__init__(rank, workers, gone)
-        self._store, self._all_reduce = store, all_reduce
+class StoreSchedule(CollectiveSchedule):
+    """Compares positions through the rendezvous store. After a failure it has all others `stop`."""
+
+    stop: Callable[[], None]
+
+    def __init__(self, rank: int, ranks: Sequence[int], gone: Set[int], store: Store) -> None:
+        super().__init__(rank, ranks, gone)
+        self.store = store
 
     def _compare(self, deadline: float) -> dict[int, Position]:
         try:
@@ -137,7 +140,7 @@ class _StoreSchedule(CollectiveSchedule):
         return found
 
     def _survivors(self, deadline: float) -> dict[int, Position]:
-        self._all_reduce.stop()
+        self.stop()
         try:
             seconds = max(GRACE_SECONDS, deadline - time.monotonic())
             return self._exchange("failed", seconds, CUT_OFF_SECONDS)
@@ -168,7 +171,7 @@ class _StoreSchedule(CollectiveSchedule):
         self, asked: Future[dict[int, Position]], answers: threading.Event, what: str, seconds: float
     ) -> None:
         try:
-            self._store.check([f"shoal/here/{self.rank}"])
+            self.store.check([f"shoal/here/{self.rank}"])
             answers.set()
             asked.set_result(self._ask_store(what, seconds))
         except Exception as error:
@@ -177,11 +180,11 @@ class _StoreSchedule(CollectiveSchedule):
 
     def _ask_store(self, what: str, seconds: float) -> dict[int, Position]:
         number = self.here.number
-        keys = {rank: f"shoal/{what}/{number}/{rank}" for rank in range(self.workers)}
-        self._store.set(keys[self.rank], self.here.signature)
-        absent = await_keys(self._store, keys, seconds, self.gone)
+        keys = {rank: f"shoal/{what}/{number}/{rank}" for rank in self.ranks}
+        self.store.set(keys[self.rank], self.here.signature)
+        absent = await_keys(self.store, keys, seconds, self.gone)
         return {
-            rank: Position(number, self._store.get(key).decode())
+            rank: Position(number, self.store.get(key).decode())
             for rank, key in keys.items()
             if rank not in absent
         }
@@ -194,20 +197,18 @@ class _Patience:
     the others need.
     """
 
-    def __init__(self, deadline: float, away: Set[int], workers: int) -> None:
-        self._deadline, self._away, self._workers = deadline, away, range(workers)
+    def __init__(self, deadline: float, away: Set[int], ranks: Sequence[int]) -> None:
+        self._deadline, self._away, self._ranks = deadline, away, ranks
 
     def is_over(self) -> bool:
         """Whether to give up."""
         now = time.monotonic()
-        if not self._away.isdisjoint(self._workers):
+        if not self._away.isdisjoint(self._ranks):
             self._deadline = min(self._deadline, now + GRACE_SECONDS)
         return now > self._deadline
 
 
-def finish_on_cpu(
-    works: Sequence[dist.Work], give_up: Callable[[], bool], look_up: timedelta = LOOK_UP
-) -> None:
+def finish_on_cpu(works: Sequence[dist.Work], give_up: Callable[[], bool], look_up: timedelta) -> None:
     """Wait until all is done. Raises RuntimeError on failure, or when `give_up` says so at a `look_up`."""
     for work in works:
         while not work.is_completed():

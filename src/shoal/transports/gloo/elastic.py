@@ -6,18 +6,18 @@ and an all-reduce that somebody has left is broken off: whoever is left forms an
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.core.errors import PeerLost
-from shoal.transports.all_reduce import ring_bytes
-from shoal.transports.gloo.all_reduce import NO_TIMEOUT, GlooGroup, break_group, finish_on_cpu
-from shoal.transports.gloo.nccl import finish_on_gpu, join_gpus, leave_gpus
+from shoal.core.transport import Reduction
+from shoal.transports.all_reduce import Position
+from shoal.transports.gloo.all_reduce import GlooAllReduce, GlooGroup, StoreSchedule
 from shoal.transports.gloo.transport import devices, new_group
 from shoal.transports.rendezvous import Store
 from shoal.transports.sockets import SocketTransport
@@ -25,14 +25,8 @@ from shoal.transports.sockets import SocketTransport
 LOOK_UP = timedelta(milliseconds=20)
 """While we wait for an all-reduce, how often we look whether it is called off."""
 
-LONGEST_PAUSE = 0.02
-"""The same while we wait for the others to come to the group."""
-
 CONNECTING_SECONDS = 5.0
 """How long gloo may take to connect workers that have all come."""
-
-SOON_SECONDS = 1.0
-"""After this time in an all-reduce we tell the others that we are there, should they ask who is late."""
 
 CalledOff = Callable[[], bool]
 
@@ -40,7 +34,7 @@ CalledOff = Callable[[], bool]
 class ElasticGloo(SocketTransport):
     """Messages between the processes of one host, and all-reduces over those who are members now."""
 
-    _ring: GlooRing | None = None
+    _ring: ElasticRing | None = None
     _members: Sequence[int] = ()
     _epoch = 0
 
@@ -58,35 +52,27 @@ class ElasticGloo(SocketTransport):
         Raises PeerLost if that is called off, or after `timeout` seconds. Then `v` is undefined, and every
         later call fails until the next `regroup`.
         """
-        timeout = self.timeout if timeout is None else timeout
-        ring = self._ring = self._ring or self._new_ring()
-        began = time.monotonic()
+        return self._own_ring().sum(v, self.timeout if timeout is None else timeout)
 
-        def give_up() -> bool:
-            waited = time.monotonic() - began
-            if waited > min(SOON_SECONDS, timeout / 2):
-                ring.say_here()
-            return self._is_called_off() or waited > timeout
+    def begin_all_reduce(self, v: Tensor, parts: Sequence[slice], timeout: float | None = None) -> Reduction:
+        """All-reduce part by part: gloo's thread sums started parts while the rest is computed.
 
-        try:
-            ring.sum(v, give_up)
-        except PeerLost as error:
-            late = [f"worker {self._members[place]}" for place in ring.late()]
-            if not late or self._is_called_off() or time.monotonic() - began <= timeout:
-                raise
-            raise PeerLost(f"{error}. {', '.join(late)} did not come to it within {timeout:g} s") from error
-        return ring_bytes(v.nbytes, len(self._members))
+        The first of a group, and one that the others may not expect, begins when all parts are there.
+        Fails as `all_reduce` does, in `finish`.
+        """
+        ring, seconds = self._own_ring(), self.timeout if timeout is None else timeout
+        return ring.begin(v, parts, seconds) if ring.can_begin(v, parts) else _Later(ring, v, parts, seconds)
 
     async def close(self) -> None:
         """Leave the group, then the run."""
         self._leave_ring()
         await super().close()
 
-    def _new_ring(self) -> GlooRing:
-        assert self._store is not None, "a transport that is closed has no all-reduce"
-        place, size = self._members.index(self.rank), len(self._members)
-        names = ".".join(map(str, self._members))
-        return GlooRing(self._store, f"ring of {names} in epoch {self._epoch}", place, size)
+    def _own_ring(self) -> ElasticRing:
+        if self._ring is None:
+            assert self._store is not None, "a transport that is closed has no all-reduce"
+            self._ring = ElasticRing(self._store, self.rank, self._members, self._epoch, self._is_called_off)
+        return self._ring
 
     def _leave_ring(self) -> None:
         if self._ring is not None:
@@ -94,72 +80,89 @@ class ElasticGloo(SocketTransport):
             self._ring = None
 
 
-class GlooRing:
-    """One group of gloo, of `size` workers. It is formed with the first all-reduce, when all have come."""
+class ElasticRing(GlooAllReduce):
+    """All-reduces over one set of members. Their group is formed with the first, when all have come."""
 
-    def __init__(self, store: Store, name: str, place: int, size: int) -> None:
+    def __init__(
+        self, store: Store, rank: int, members: Sequence[int], epoch: int, is_called_off: CalledOff
+    ) -> None:
+        self._name = f"ring of {'.'.join(map(str, members))} in epoch {epoch}"
         c10d: Any = dist  # torch's stubs do not know PrefixStore
-        self._store: Store = c10d.PrefixStore(f"shoal/{name}", store)
-        self._name, self._place, self._size = name, place, size
-        self._group: GlooGroup | None = None
-        self._gpus: Any = None  # a ProcessGroupNCCL
-        self._is_broken = False
-        self._begun = self._said = 0  # all-reduces; the last that others know we have come to
+        own: Store = c10d.PrefixStore(f"shoal/{self._name}", store)
+        schedule = _RingSchedule(rank, members, _AllOnce(members, is_called_off), own)
+        schedule.name = self._name
+        super().__init__(None, schedule, frozenset())
+        self._is_called_off = is_called_off
+        self._failure: RuntimeError | None = None  # of a part that could not be started
 
-    def sum(self, v: Tensor, give_up: Callable[[], bool]) -> None:
-        """Sum `v` over the workers, in place. Raises PeerLost when `give_up` says so, or one leaves."""
-        if self._is_broken:
-            raise PeerLost(f"the {self._name} is broken")
-        self._begun += 1
+    def can_begin(self, v: Tensor, parts: Sequence[slice]) -> bool:
+        """Whether parts can be started before all are there, so that nobody waits for anybody meanwhile."""
+        is_whole = self._ring is not None and self._failure is None and not self.schedule.is_broken
+        return is_whole and self.schedule.expects(self.shape_of(v, parts)[1])
+
+    def _post(self, staged: Tensor) -> list[dist.Work]:
+        """Start to sum. What fails here is raised in `_wait`, outside of the user's back-propagation."""
         try:
-            group = self._group or self._form(v, give_up)
-            if self._gpus is not None:
-                finish_on_gpu([self._gpus.allreduce([v])], give_up)
-            else:
-                staged = v.cpu()
-                work = group.allreduce(staged, dist.ReduceOp.SUM, NO_TIMEOUT)
-                finish_on_cpu([work], give_up, LOOK_UP)
-                if v.is_cuda:
-                    v.copy_(staged)
+            if self._ring is None:
+                self._ring = self._form()
+            return super()._post(staged)
         except RuntimeError as error:
+            self._failure = error
+            return []
+
+    def _form(self) -> GlooGroup:
+        place, size = self.schedule.place, self.schedule.workers
+        return new_group(self._store, "gloo", place, size, devices(), CONNECTING_SECONDS, threads=1)
+
+    def _wait(self, works: list[dist.Work], deadline: float) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            self._finish(works, lambda: self._is_called_off() or time.monotonic() > deadline, LOOK_UP)
+        except RuntimeError as error:
+            if time.monotonic() > deadline and not self._is_called_off():
+                raise self.schedule.failure(deadline) from error
             self.close()
-            raise PeerLost(f"an all-reduce in the {self._name} was broken off: {error}") from error
+            raise self.schedule.break_off(f"the {self._name} was broken off: {error}") from error
 
-    def say_here(self) -> None:
-        """Let the others know that this worker waits in the all-reduce, should one ask who is late."""
-        if self._said < self._begun:
-            self._said = self._begun
-            self._store.set(f"waits/{self._begun}/{self._place}", "")
 
-    def late(self) -> list[int]:
-        """The places of those who have not said that they wait in the last all-reduce."""
-        others = (place for place in range(self._size) if place != self._place)
-        return [place for place in others if not self._store.check([f"waits/{self._begun}/{place}"])]
+class _RingSchedule(StoreSchedule):
+    """Compares positions through the store of this host, which always answers."""
 
-    def close(self) -> None:
-        """Break off an all-reduce under way, here and at the others, and release the group."""
-        self._is_broken = True
-        if self._group is not None:
-            break_group(self._group, (self._place + 1) % self._size)
-        if self._gpus is not None:
-            leave_gpus(self._gpus)
-        self._group = self._gpus = None
+    name = "ring"
 
-    def _form(self, v: Tensor, give_up: Callable[[], bool]) -> GlooGroup:
-        """Wait for the others, and connect. Raises RuntimeError if they do not come."""
-        keys = [f"here/{place}" for place in range(self._size)]
-        self._store.set(keys[self._place], "")
-        pause = 0.001
-        while not self._store.check(keys):
-            if give_up():
-                raise RuntimeError("not all have come")
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-        self._group = group = new_group(
-            self._store, "gloo", self._place, self._size, devices(), CONNECTING_SECONDS, threads=1
-        )
-        if v.is_cuda:
-            self._gpus = join_gpus(
-                self._store, self._place, self._size, v.device, CONNECTING_SECONDS, frozenset()
-            )
-        return group
+    def _exchange(self, what: str, seconds: float, answers_in: float = math.inf) -> dict[int, Position]:
+        found = self._ask_store(what, seconds)
+        if len(found) < self.workers and self.gone:
+            raise self.break_off(f"the {self.name} was broken off: not all have come")
+        return found
+
+
+class _AllOnce(Set[int]):
+    """All members once their all-reduces are called off: then nobody waits for any of them."""
+
+    def __init__(self, members: Sequence[int], is_called_off: CalledOff) -> None:
+        self._members, self._is_called_off = members, is_called_off
+
+    def __contains__(self, rank: object) -> bool:
+        return self._is_called_off() and rank in self._members
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._members if self._is_called_off() else ())
+
+    def __len__(self) -> int:
+        return len(self._members) if self._is_called_off() else 0
+
+
+class _Later:
+    """An all-reduce that begins when the whole vector is there."""
+
+    def __init__(self, ring: ElasticRing, v: Tensor, parts: Sequence[slice], seconds: float) -> None:
+        self._ring, self._v, self._parts, self._seconds = ring, v, parts, seconds
+
+    def start(self, part: int) -> None:
+        """Do nothing: `finish` starts all parts."""
+
+    async def finish(self) -> int:
+        """Sum the vector. Returns the bytes that a ring all-reduce sends."""
+        return self._ring.begin(self._v, self._parts, self._seconds).complete()

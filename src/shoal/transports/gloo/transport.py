@@ -21,7 +21,14 @@ from shoal.core.errors import PeerLost, Unavailable, WireError
 from shoal.core.transport import HEADER_BYTES, LEFT, Message, Reduction
 from shoal.transports import frames
 from shoal.transports.endpoint import CLOSING_SECONDS, Endpoint
-from shoal.transports.gloo.all_reduce import NO_TIMEOUT, GlooAllReduce, GlooGroup, break_group, finish
+from shoal.transports.gloo.all_reduce import (
+    NO_TIMEOUT,
+    GlooAllReduce,
+    GlooGroup,
+    StoreSchedule,
+    break_group,
+    finish,
+)
 from shoal.transports.gloo.signs_of_life import SIGNS, SignsOfLife
 from shoal.transports.rendezvous import Store, await_keys, missing
 
@@ -100,7 +107,9 @@ class GlooTransport(Endpoint):
         self._all_reduce = (
             None
             if ring is None
-            else GlooAllReduce(ring, rank, workers, store, self._unreachable, self.reasons.keys())
+            else GlooAllReduce(
+                ring, StoreSchedule(rank, range(workers), self._unreachable, store), self.reasons.keys()
+            )
         )
         self._locks = {peer: threading.Lock() for peer in range(size) if peer != rank}
         self._readers = {

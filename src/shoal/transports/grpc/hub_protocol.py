@@ -182,15 +182,15 @@ class GrpcConfig:
 
     @property
     def dials(self) -> tuple[int, ...]:
-        """The hubs that this node calls: all of them, or those below it if it is a hub."""
-        return tuple(hub for hub in self.hubs if self.rank not in self.hubs or hub < self.rank)
+        """The hubs that this node calls: all of them, or those before it if it is a hub."""
+        return self.hubs if self.rank not in self.hubs else self.hubs[: self.hubs.index(self.rank)]
 
     @property
     def expects(self) -> frozenset[int]:
         """The nodes that call this one."""
         if self.rank not in self.hubs:
             return frozenset()
-        return self.leaves | {hub for hub in self.hubs if hub > self.rank}
+        return self.leaves | {*self.hubs[self.hubs.index(self.rank) + 1 :]}
 
     def join_request(self) -> JoinRequest:
         """How this node introduces itself, without its memory probe."""

@@ -28,7 +28,7 @@ from shoal.transports.shared_memory.memory import MemoryProbe
 class GrpcTransport(Endpoint):
     """Messages over gRPC: protobuf for control, raw slices into preallocated memory for tensors.
 
-    `hubs` listen; every other node calls each of them, and a hub those below it. The first hub forwards
+    `hubs` listen; every other node calls each of them, and a hub those before it. The first hub forwards
     messages between nodes that are not hubs. A node that is silent for `failure_timeout` and then `patience`
     seconds (GrpcConfig.silence_seconds) is lost; one that dies is lost at once, since its connection breaks.
     A hub receives one large message at a time: until there is room, `send` waits. Large messages between a
@@ -150,23 +150,36 @@ class GrpcTransport(Endpoint):
             self._abandon()
 
     def _meet(self, deadline: float) -> None:
+        clients = self._clients.values()
         while (absent := self._absent()) and (seconds := deadline - time.monotonic()) > 0:
-            for client in self._clients.values():
-                if client.failure is not None:
+            for client in clients:
+                if client.failure is not None and not self._may_miss:
                     raise PeerLost(client.failure)
             self._wakeup.wait(seconds)
             self._wakeup.clear()
-        if absent and (self._config.incarnation == 0 or any(not s.is_ready for s in self._clients.values())):
+        unheard = {hub: client.failure for hub, client in self._clients.items() if not client.is_ready}
+        if unheard and len(unheard) == len(clients) and self._may_miss:
+            raise PeerLost(next(filter(None, unheard.values()), f"nobody answered node {self.rank}"))
+        if absent and not self._may_miss:
             joined = (
                 set() if self._hub is None else self._hub.joined()
             )  # and may have given up just before us
             raise missing(self.rank, absent - joined or absent, self._config.timeout, "join")
+        for hub, why in unheard.items():
+            self._tracker.lost(hub, why or "it did not answer when this node was back")
         if self._hub is not None:
             self._hub.start()
 
+    @property
+    def _may_miss(self) -> bool:
+        """Whether this is a hub that is back, and goes on without those that have gone meanwhile."""
+        return self._hub is not None and self._config.incarnation > 0
+
     def _absent(self) -> set[int]:
         absent = set() if self._hub is None else self._hub.absent()
-        return absent.union(*(client.absent for client in self._clients.values() if not client.is_ready))
+        missed = [client for client in self._clients.values() if not client.is_ready]
+        awaited = [client for client in missed if client.failure is None or not self._may_miss]
+        return absent.union(*(client.absent for client in awaited))
 
     def _abandon(self) -> None:
         """Release everything, without a goodbye."""

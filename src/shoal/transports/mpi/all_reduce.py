@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class MpiAllReduce(TransportAllReduce):
     def __init__(self, mesh: MPI.Intracomm, rank: int, workers: int, gone: Set[int], ask: Ask) -> None:
         self._ring = mesh.Create_group(mesh.Get_group().Incl(range(workers)))
         self._notes = self._ring.Dup()  # a deviating worker must not meet the others in `_ring`
-        super().__init__(_MpiSchedule(rank, workers, gone, self._notes, ask))
+        super().__init__(_MpiSchedule(rank, range(workers), gone, self._notes, ask))
 
     def free(self) -> None:
         """Free the groups; all workers do so together."""
@@ -72,8 +72,10 @@ class _MpiSchedule(CollectiveSchedule):
 
     silent = "does not answer"
 
-    def __init__(self, rank: int, workers: int, gone: Set[int], notes: MPI.Intracomm, ask: Ask) -> None:
-        super().__init__(rank, workers, gone)
+    def __init__(
+        self, rank: int, ranks: Sequence[int], gone: Set[int], notes: MPI.Intracomm, ask: Ask
+    ) -> None:
+        super().__init__(rank, ranks, gone)
         self._notes, self._ask = notes, ask
         self._held: MPI.Request | None = None  # a late all-gather: MPI may still write to its memory
 
