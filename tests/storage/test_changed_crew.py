@@ -155,9 +155,9 @@ def test_what_was_saved_after_the_step_that_all_go_on_from_is_set_aside(tmp_path
     assert shoal.run(blobs(), "sync", workers=3, epochs=3, **settings).samples == 3 * SAMPLES
 
 
-def test_a_loop_of_your_own_goes_on_with_its_own_number_of_workers(tmp_path):
+def test_where_the_data_cannot_be_dealt_anew_the_numbers_stay(tmp_path):
     Checkpoints(tmp_path, {"workers": 2}, 2).write(3, NodeIdentity(0, 2), {})
-    with pytest.raises(shoal.CheckpointError, match=r"workers=2 \(now 3\), and your own training loop deals"):
+    with pytest.raises(shoal.CheckpointError, match=r"workers=2 \(now 3\), and with this strategy your own"):
         Checkpoints(tmp_path, {"workers": 3}, 3).check()
 
 

@@ -75,7 +75,7 @@ def test_a_checkpoint_of_an_earlier_format_is_named(tmp_path):
     checkpoints, _ = saved(tmp_path)
     earlier = {"format": 2, "config": {}, "files": {}, "state": {}}
     (tmp_path / "step-00000010" / "worker-0.json").write_text(json.dumps(earlier))
-    with pytest.raises(CheckpointError, match="has format 2, and this version of Shoal reads format 9"):
+    with pytest.raises(CheckpointError, match="has format 2, and this version of Shoal reads format 10"):
         checkpoints.check()
 
 

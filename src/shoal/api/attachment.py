@@ -92,7 +92,7 @@ class Attachment:
         self.engine = engine = self._join(place, me, codec)
         self._resumed_from: int | None = None
         self._start(place)
-        self.data = LoopData(engine, self._replica, self._idle)
+        self.data = LoopData(engine, self._replica, self._idle, average=strategy.is_elastic)
         self._pace = GroupPace(engine, self._replica, groups)
         self._place = OwnPlace(engine, self._replica, self.data, self._control, self.abandon)
         self._comings = None
@@ -327,8 +327,7 @@ class Attachment:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
             self._go_on(lambda: self._life.send(None))
             self._pace.end_step()
-            if self._comings is not None:
-                self._comings.after_step()
+            self.data.warn_of_loss(lambda: self.is_first)
             return self._replica.own_loss if loss is None else loss
 
         def give_back() -> None:

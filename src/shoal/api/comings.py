@@ -42,7 +42,6 @@ class Comings:
         self._data = data
         self._model, self._buffers = model, buffers
         self._steps_alike = strategy.sends is Sends.MEAN_GRADIENTS
-        self._told_lost = 0
         name = type(strategy).__name__
         self._same_weights = SameWeights(engine, replica, name) if strategy.ends_equal else None
         if self._steps_alike:
@@ -65,19 +64,6 @@ class Comings:
             raise ValueError(f"{came}, and it {difference}: all workers must go through the same data")
         if self._steps_alike:
             drive(tell_options(self._engine, self._members.others, self._replica.options))
-
-    def after_step(self) -> None:
-        """Warn of batches that nobody can take again."""
-        lost = self._data.passes.lost
-        if lost > self._told_lost and self.is_first:
-            new = lost - self._told_lost
-            warnings.warn(
-                f"{'1 batch' if new == 1 else f'{new} batches'} of killed workers will not be trained on in "
-                "this pass: nobody else can read them again from a stream, or from shares of a "
-                "DistributedSampler",
-                stacklevel=4,
-            )
-        self._told_lost = lost
 
     async def last_round(self) -> None:
         """Compare weights, merge the buffers of those who are there, and warn of what nobody has done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable
 
@@ -11,15 +12,22 @@ from shoal.replicas.passes import Passes
 
 
 class LoopData:
-    """The data of one worker's loop. `idle` takes a step without a batch, in which the others have one."""
+    """The data of one worker's loop. `idle` takes a step without a batch, in which the others have one.
 
-    def __init__(self, engine: Engine, replica: AttachedReplica, idle: Callable[[], None]) -> None:
+    Where the workers `average`, what each was dealt since the last average is remembered.
+    """
+
+    def __init__(
+        self, engine: Engine, replica: AttachedReplica, idle: Callable[[], None], *, average: bool
+    ) -> None:
         self._engine = engine
+        self._averages = average
         self._replica = replica
         self._idle = idle
         self._first_kind: Hashable = None  # of loader: that of the training data
         self._number = -1  # of the last pass over the training data
         self._begun: Counter[Hashable] = Counter()  # passes over each kind of loader
+        self._told_lost = 0  # batches
         self._seen: dict[int, object] = {}  # data sets by id, which is then nobody else's
 
     @property
@@ -67,6 +75,17 @@ class LoopData:
                 "shoal.shard(loader, seed=1)"
             )
 
+    def warn_of_loss(self, is_first: Callable[[], bool]) -> None:
+        """After a step: have the first worker warn of batches that nobody can take again."""
+        lost, self._told_lost = self.passes.lost - self._told_lost, self.passes.lost
+        if lost and is_first():
+            warnings.warn(
+                f"{'1 batch' if lost == 1 else f'{lost} batches'} of workers that are gone will not be "
+                "trained on: nobody else can read them again from a stream, from shares of a "
+                "DistributedSampler, or from a pass that was over when the run was resumed",
+                stacklevel=4,
+            )
+
     def hand_out(self, samples: int) -> None:
         """The loop gets a batch of so many samples of its training data."""
         self._count()
@@ -82,5 +101,6 @@ class LoopData:
             self._idle()
 
     def _count(self) -> None:
-        step, edges = self._engine.progress.t, self._engine.work.edges
-        self.passes.take(step, step if edges is None else edges.block_began)
+        progress, edges = self._engine.progress, self._engine.work.edges
+        began = progress.block_began if edges is None else edges.block_began
+        self.passes.take(progress.t, began if self._averages else progress.t)

@@ -16,7 +16,7 @@ from shoal.launch.environment import Place
 from shoal.launch.worker_group import GroupNumbers
 from shoal.replicas.attached import AttachedReplica
 from shoal.runs.curve import holds_solution
-from shoal.storage.checkpoint import Checkpoints
+from shoal.storage.checkpoint import OWN_LOOP, Checkpoints
 from shoal.vocabulary.node import Node
 from shoal.vocabulary.strategy import Strategy
 
@@ -41,8 +41,17 @@ def saves_of(
             **({} if place.group == 1 else {"group": place.group}),
         }
         position = None if place.group == 1 else place.position
-        saved = Checkpoints(place.checkpoint, config, place.first_nodes * place.group, position=position)
-    return BetweenSteps(control, saved, place.every, partial(_weights, strategy, model, replica), in_group)
+        may_change = strategy.is_elastic and place.group == 1 and place.store_connection is None
+        bound = None if may_change else OWN_LOOP
+        processes = place.first_nodes * place.group
+        saved = Checkpoints(place.checkpoint, config, processes, position=position, bound=bound)
+    weights = partial(_weights, strategy, model, replica)
+    return BetweenSteps(control, saved, place.every, weights, in_group, solution=partial(_solution, strategy))
+
+
+def _solution(strategy: Strategy, engine: Engine) -> Tensor:
+    """The common model, as far as a worker knows it."""
+    return strategy.solution(Node(engine))
 
 
 def _weights(

@@ -241,11 +241,11 @@ class Engine:
         self.service.begin_at(clocks or [step] * me.workers, before["merged"])
         if own:
             self.rng.set_state(left["rng"])
-        if not me.is_server:
+        if not me.is_server and self.passes is not None:  # the loop of a user finds its place itself
             self.replica.seek(me.rank, step)
         self.meter.steps = self.progress.t
 
-    def deal_anew(self, deal: dict[str, Any], last: LastDeal) -> None:
+    def deal_anew(self, deal: dict[str, Any] | None, last: LastDeal) -> None:
         """From the present step on, deal what others have left of the data, as `Redeals.redeal` does."""
         me, replica = self.identity, self.replica
         assert isinstance(replica, Redeals)

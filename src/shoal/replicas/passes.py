@@ -179,6 +179,9 @@ class Passes:
         self.goes_on: GoesOn | None = None  # what came of that
         self._log: deque[tuple[int, Dealing, int]] = deque()  # since the last average: step, what was dealt
         self._known_from: float = 0  # the first step of which it is known what was dealt
+        self._dealt_to = workers  # the steps done in the state that this worker goes on from
+        self._gone: dict[int, int] = {}  # place among them -> its last so many batches, which are dealt again
+        self._steps: list[int] = []  # of that state: those to which the batches since the last average belong
 
     def __str__(self) -> str:
         if not self._is_shared:
@@ -201,6 +204,7 @@ class Passes:
         if number < self._number:
             return False
         if number > self._number:
+            self._forget_others()
             is_known = self.dealing is not None and self.dealing.items is not None
             self.leaves_early = self.leaves_early or (is_known and any(self.left()))
             self._settle()
@@ -209,6 +213,7 @@ class Passes:
         self.mark = PassMark.of(number, order, batch, drop_last, dataset) if shared else None
         if self.mark is not None and self._theirs is not None:
             self._go_on_from(self._theirs)
+        self._settle_with_others(batch, drop_last)
         self.dealing = self._dealt(batch, drop_last)
         if not self._taken and not self._again:
             self.dealing.check_is_enough()
@@ -274,8 +279,13 @@ class Passes:
     def redeal(self, place: int, workers: int, undone: Mapping[int, Sequence[int]]) -> None:
         """From here on deal to so many workers, of whom this is number `place`.
 
-        What was dealt in the `undone` steps of each of the former places comes next, once more.
+        What was dealt in the `undone` steps of each of the former places comes next, once more. Before the
+        loop has come to the pass of the state that it goes on from, they are the last batches of that.
         """
+        if self.dealing is None and self._known_from == math.inf:
+            self._gone = {k: sum(t in steps for t in self._steps) for k, steps in undone.items() if steps}
+            self.place, self.workers = place, workers
+            return
         again = [(dealing, k, n) for t, dealing, n in self._log for k, steps in undone.items() if t in steps]
         self._log.clear()
         self.lost += sum(t < self._known_from for steps in undone.values() for t in steps)
@@ -307,6 +317,8 @@ class Passes:
             "taken": self._taken,
             "again": list(self._again),
             "done": self.done,
+            "workers": self.workers,
+            "log": [step for step, _, _ in self._log],
             "shared": self._is_shared,
             "batches": self.batches,
             "to_skip": self._to_skip,
@@ -321,6 +333,7 @@ class Passes:
         self._number, self._taken, self._again = state["number"], state["taken"], list(state["again"])
         self.done, self._is_shared, self.batches = state["done"], state["shared"], state["batches"]
         self._to_skip, self.leaves_early = state["to_skip"], state["leaves_early"]
+        self._dealt_to, self._gone, self._steps = state["workers"], {}, state["log"]
         self._theirs = PassMark(*state["mark"]) if state.get("mark") else None
         self._log.clear()
         self._known_from = math.inf
@@ -342,7 +355,26 @@ class Passes:
         if theirs.items is None or self.mark is None or theirs.number != self.mark.number:
             return False
         rest = range(theirs.items - self._taken + len(self._again))
-        return self.done >= Dealing(rest, theirs.batch, theirs.drop_last, self.workers).steps
+        return self.done >= Dealing(rest, theirs.batch, theirs.drop_last, self._dealt_to).steps
+
+    def _settle_with_others(self, batch: int | None, drop_last: bool) -> None:
+        """Count the steps done as taken if they were dealt to other workers than there are now."""
+        if self._is_shared and (self._dealt_to != self.workers or self._gone):
+            here, self.workers = self.workers, self._dealt_to
+            self.dealing, done = self._dealt(batch, drop_last), self.done
+            gone = [(k, n) for k, last in self._gone.items() for n in range(done - last, done)]
+            known = [(k, n) for k, n in gone if n >= 0 and self.dealing.items is not None]
+            again = [item for k, n in known for item in self.dealing.share(k, n)]
+            self.lost += len(gone) - len(known)
+            self._settle()
+            self._again += again
+            self.workers, self._gone = here, {}
+        self._dealt_to = self.workers
+
+    def _forget_others(self) -> None:
+        """The loop is past the pass of the state that this worker went on from."""
+        self.lost += sum(self._gone.values())
+        self._dealt_to, self._gone = self.workers, {}
 
     def _skip_now(self, batches: int) -> None:
         self._to_skip -= batches

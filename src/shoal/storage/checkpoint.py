@@ -46,7 +46,7 @@ from shoal.storage.step_folders import (
 )
 from shoal.storage.whole_files import cannot_write, digest, read_file, seal, sync_folder, unseal, write_whole
 
-FORMAT = 9
+FORMAT = 10
 
 NO_STEP = -1
 """Stands for a step where there is no checkpoint; lower than any."""
@@ -55,7 +55,7 @@ NO_STEP = -1
 NUMBERS = ("workers", "servers")
 """What may differ in a run that is resumed with other nodes."""
 
-OWN_LOOP = "your own training loop deals its data to one number of workers"
+OWN_LOOP = "with this strategy your own training loop goes on with the workers and servers that it had"
 """Why numbers must stay, where nothing else is said."""
 
 LEG = "leg-"
