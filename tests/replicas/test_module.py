@@ -9,6 +9,7 @@ import shoal
 from marks import SAMPLES, marks
 from sampling import mostly_soak
 from shoal.core.replica import NOISE
+from shoal.launch.drive import drive
 from shoal.replicas.batches import Batches, apportion, part_of
 from shoal.replicas.module import build_model, build_replica
 from shoal.sim import Compute
@@ -188,3 +189,25 @@ def test_a_part_is_what_cutting_all_gives_without_cutting_all():
     for parts in (1, 3, 4, 11, 12):
         cut = torch.tensor_split(samples, parts)
         assert all(torch.equal(part_of(samples, k, parts), cut[k]) for k in range(parts))
+
+
+# -- gradients in parts --------------------------------------------------------------------------------
+
+
+class Intake:
+    """Where a gradient goes that is handed over in parts."""
+
+    def __init__(self, elements: int) -> None:
+        self.out, self.unit, self.begun = torch.full((elements,), float("nan")), 1.0, False
+
+    def ready(self, part: int) -> None:
+        raise AssertionError("an empty batch has no parts")
+
+
+def test_where_fewer_samples_are_left_than_workers_the_gradient_is_zero_and_has_no_loss(monkeypatch):
+    task = blobs()
+    replica = build_replica(task, build_model(task, 0), task.data(), shoal.Sync(), 0, 2, 0)
+    x, y = replica._next_batch()
+    monkeypatch.setattr(replica, "_next_batch", lambda: (x[:0], y[:0]))
+    streamed = drive(replica.stream(Intake(replica.x.numel())))
+    assert not streamed.vector.any() and (streamed.count, streamed.loss) == (0, None)

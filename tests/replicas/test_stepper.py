@@ -72,6 +72,21 @@ def test_an_optimizer_that_replaces_tensors_moves_the_vector():
     assert torch.equal(model.weight.flatten(), replica.x)
 
 
+@pytest.mark.parametrize("others_need_it", [True, False])
+def test_a_loop_that_keeps_its_gradients_does_not_write_to_averages_that_others_may_need(others_need_it):
+    model = nn.Linear(2, 1, bias=False)
+    replica = AttachedReplica(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    replica.others_need_averages = others_need_it
+    for _ in range(2):
+        average = torch.tensor([1.0, 2.0])
+        replica.descend(average)
+        model.zero_grad(set_to_none=False)
+        model(torch.ones(1, 2)).sum().backward()
+    replica.descend(average := torch.tensor([1.0, 2.0]))
+    model.zero_grad(set_to_none=False)
+    assert average.tolist() == ([1.0, 2.0] if others_need_it else [0.0, 0.0])
+
+
 @pytest.mark.parametrize("at_server", [True, False])
 def test_a_state_that_is_loaded_after_attach_is_refused_where_a_server_steps(at_server):
     model = nn.Linear(1, 1, bias=False)

@@ -103,7 +103,9 @@ def run_digits_with_a_kill(word, transport, victim, crews, caplog, tmp_path, *, 
     "word",  # tests/sim/test_gossip_returns.py has all of them, in virtual time
     [w if w == "gossip" else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
 )
-@pytest.mark.parametrize("transport", ["processes", "grpc", "gloo"])
+@pytest.mark.parametrize(
+    "transport", ["processes", *(pytest.param(t, marks=pytest.mark.soak) for t in ("grpc", "gloo"))]
+)
 def test_a_killed_worker_comes_back_with_the_model_of_another(word, transport, crews, caplog, tmp_path):
     result = run_digits_with_a_kill(word, transport, 2, crews, caplog, tmp_path, returns=True)
     assert "worker 2 was ended by SIGKILL; the other 3 go on, and it is started again" in caplog.text
@@ -119,8 +121,11 @@ def test_a_killed_worker_comes_back_with_the_model_of_another(word, transport, c
     [w if w == "choco" else pytest.param(w, marks=pytest.mark.soak) for w in GOSSIP],
 )
 @pytest.mark.soak
-def test_over_gloo_a_killed_worker_is_done_without(word, victim, crews, caplog, tmp_path):
-    result = run_digits_with_a_kill(word, "gloo", victim, crews, caplog, tmp_path, returns=False)
+def test_a_killed_worker_that_cannot_come_back_is_done_without(
+    word, victim, crews, caplog, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("shoal.launch.crew.MOST_FALSE_STARTS", 0)
+    result = run_digits_with_a_kill(word, "processes", victim, crews, caplog, tmp_path, returns=False)
     said = rf"worker {victim} was ended by SIGKILL; the other 3 go on\. Nobody does its last \d+ steps"
     assert re.search(said, caplog.text)
     assert result.workers == 3

@@ -97,6 +97,7 @@ class Attachment:
         self._place = OwnPlace(engine, self._replica, self.data, self._control, self.abandon)
         self._comings = None
         if engine.membership is not None:  # workers come and go
+            self._replica.others_need_averages = True
             self._comings = Comings(engine, strategy, self._replica, self.data, model, buffers)
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)

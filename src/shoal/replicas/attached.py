@@ -55,6 +55,9 @@ class AttachedReplica:
         self.is_idle = False  # whether the step at hand is without a batch, in which other workers have one
         self._model = model
         self.in_group = False  # whether this process is a part of a worker
+        self.others_need_averages = False  # for a while after the step: workers come and go
+        self._gradients_at = 0  # where the first gradient of the last average lies, or 0
+        self._reuses_gradients = False  # the loop writes its next gradients there
         self.tells_servers = True  # of changes in the optimizer's groups: theirs takes the steps
         self.outside_changes: OutsideChanges | None = None  # None: the strategy keeps them
         self._has_ended = False  # the loop, while those of other workers may go on
@@ -295,9 +298,19 @@ class AttachedReplica:
             if self._has_ended and len(self._steppers) > 1:
                 self._follow_others(g)
             self._check_alone(g)
-            self._flat.set_gradient(g)  # else it is the loop's own, where a parameter may have none
+            self._flat.set_gradient(self._apart(g))  # else it is the loop's own, where some may have none
             self._shards.write_gradients()
         self._take_step()
+
+    def _apart(self, average: Tensor) -> Tensor:
+        """What the loop sees as its gradients: a copy if it would write to what others may need."""
+        first = self._flat.tensors[0].grad
+        here = 0 if first is None else first.data_ptr()
+        self._reuses_gradients = self._reuses_gradients or (here != 0 and here == self._gradients_at)
+        if self.others_need_averages and (self._reuses_gradients or not self._gradients_at):
+            average = average.clone()
+        self._gradients_at = self._flat.views(average)[0].data_ptr()
+        return average
 
     def _take_step(self) -> None:
         self._shards.write()

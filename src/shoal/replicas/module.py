@@ -126,6 +126,8 @@ class ModuleReplica:
     async def stream(self, intake: Intake) -> Streamed:
         """As `gradient`, but hand the gradient over in parts while back-propagation runs."""
         x, y = self._next_batch()
+        if not len(y):  # fewer samples are left than workers
+            return Streamed(intake.out.zero_(), 0, None, changed=False, fill=intake.out.zero_)
         weight = intake.unit * len(y)
         self._watch.begin(intake, lambda: weight)
         loss = self._propagate(x, y)
