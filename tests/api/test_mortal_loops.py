@@ -248,11 +248,17 @@ def quietly(caplog: pytest.LogCaptureFixture):
 @pytest.mark.soak  # tests/runs/test_kills.py has one in a run of Shoal's own loop
 def test_a_spare_takes_the_place_of_a_killed_worker_and_training_waits_for_it(monkeypatch, caplog):
     listen, start_again, killed, started = Crew._listen, Crew._start_again, [], []
+    frozen = []  # the spare, until training waits: it might join before worker 1 is missed
 
     def kill_once_a_spare_waits(self):
-        if not killed and self._went_at and any(line.poll() for _, line in self.spares._waiting):
+        ready = [spare.pid for spare, line in self.spares._waiting if line.poll()]
+        if not killed and self._went_at and ready:
+            frozen.extend(ready)
+            os.kill(ready[0], signal.SIGSTOP)
             killed.append(self.members[1].process.pid)
             os.kill(killed[0], signal.SIGKILL)
+        if frozen and self._warned:
+            os.kill(frozen.pop(), signal.SIGCONT)
         listen(self)
 
     def without_a_new_process(self, member, how):
