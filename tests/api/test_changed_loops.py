@@ -99,8 +99,18 @@ def test_what_was_saved_while_a_worker_was_away_counts(then, tmp_path):
 def test_data_that_nobody_can_deal_are_refused(tmp_path):
     saves = {"checkpoint": str(tmp_path), "every": 1}
     stop("--data", "own", workers=3, after=5, **saves)
-    with pytest.raises(WorkerFailed, match="resumed with 3 workers, which wrote it: its loop does not read"):
+    with pytest.raises(
+        WorkerFailed, match=r"only be resumed with the workers .*: the loop had not read its data"
+    ):
         run_loop("--epochs", str(EPOCHS), "--data", "own", workers=2, **saves)
+
+
+@pytest.mark.soak
+def test_of_data_that_nobody_can_deal_no_step_is_saved_while_a_worker_is_away(tmp_path):
+    saves = {"checkpoint": str(tmp_path), "every": 1}
+    stop("--data", "own", "--kill", "1:3", "--pause", "0", workers=3, after=6, **saves)
+    steps = list(tmp_path.glob("step-*"))
+    assert steps and all((folder / "worker-1.json").exists() for folder in steps)
 
 
 @pytest.mark.soak

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ports import free_port
 from sampling import mostly_soak
 from scripts import final_weights
 from scripts import run_loop as run_a_script
@@ -100,6 +101,21 @@ def test_a_worker_that_is_back_after_the_keeper_has_ended_does_not_wait_for_it(m
 def test_over_other_transports_they_come_back_too(transport, tmp_path):
     printed = run_loop("--epochs", "8", "--returns", str(tmp_path), *kill("1:3"), transport=transport)
     assert [counts.unique().tolist() for counts in ended(printed)] == [[8.0]] * 3
+
+
+def test_over_gloo_the_last_worker_ends_although_the_others_have_gone():
+    """Its average is over itself, and nobody else can end it."""
+    printed = run_loop(
+        "--epochs", "1", "--pause", "0", *kill("1:5"), transport="gloo", strategy="sync", workers=2
+    )
+    assert "weights" in printed[0]
+
+
+@pytest.mark.soak
+def test_a_port_is_that_of_the_first_who_listens_and_the_others_take_those_after_it():
+    listens = {"listen": f"127.0.0.1:{free_port()}"}
+    printed = run_loop("--epochs", "1", "--pause", "0", transport="grpc", access=listens)
+    assert len(ended(printed)) == 3
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])

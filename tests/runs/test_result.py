@@ -1,5 +1,8 @@
 """The figures of a run: the reports of several processes of one worker become one."""
 
+import pytest
+
+import shoal
 from shoal.runs.result import joined
 
 REPORT = {
@@ -19,3 +22,12 @@ def test_traffic_of_a_group_is_that_of_all_its_processes_and_samples_are_counted
 def test_reports_of_different_nodes_stay_as_they_are():
     reports = [{**REPORT}, {**REPORT, "rank": 1}, {**REPORT, "role": "server"}]
     assert joined(reports) == [{**REPORT}, {**REPORT, "rank": 1}, {**REPORT, "role": "server"}]
+
+
+@pytest.mark.parametrize(("strategy", "servers"), [("asgd", 2), ("hierarchical", 1), ("halos", 1)])
+def test_the_samples_of_a_run_in_which_a_worker_died_are_those_in_the_model(strategy, servers):
+    faults = shoal.Faults(noticed_after=0.01).crash(rank=3, step=5)
+    result = shoal.run(
+        "digits", strategy, workers=4, servers=servers, epochs=1, transport="sim", faults=faults
+    )
+    assert result.samples == 1437

@@ -29,3 +29,14 @@ LATER = replace(ALL, rounds=4)
 )
 def test_the_crew_is_the_one_whose_members_say_the_same(told, agreed):
     assert SavedCrew.agreed(told) == agreed
+
+
+def test_users_loops_at_different_places_in_their_data_cannot_be_dealt_to_others():
+    here = {"number": 1, "taken": 24, "done": 2, "again": [], "is_dealt": True}
+    crew = SavedCrew(3, (0, 1, 2), 0, False, loop=here)
+    behind = replace(crew, loop={**here, "done": 1})
+    own = replace(crew, loop={**here, "is_dealt": False})
+    assert SavedCrew.why_undealt([crew, crew, None]) == ""
+    assert "different places" in SavedCrew.why_undealt([crew, behind])
+    assert "shoal.shard" in SavedCrew.why_undealt([own, own])
+    assert SavedCrew.why_undealt([replace(crew, loop=None)]) == ""

@@ -97,11 +97,11 @@ class Attachment:
         self._place = OwnPlace(engine, self._replica, self.data, self._control, self.abandon)
         self._comings = None
         if engine.membership is not None:  # workers come and go
-            self._replica.others_need_averages = True
             self._comings = Comings(engine, strategy, self._replica, self.data, model, buffers)
         self._replica.tells_servers = strategy.steps_at_server
         self._notices = Notices(self.engine, strategy, self._replica, unused)
-        self._control.tell("ready", survives=strategy.survives, returns=me.elastic or me.restarts)
+        returns = place.returns and (me.elastic or me.restarts)
+        self._control.tell("ready", survives=strategy.survives, returns=returns)
         elapsed, finished, _ = self._control.await_go()
         engine.excuse(finished)
         self._began = engine.channel.now() - elapsed

@@ -39,6 +39,7 @@ class Comings:
         self._engine = engine
         self._members = members = engine.membership
         self._replica = replica
+        replica.others_need_averages = True
         self._data = data
         self._model, self._buffers = model, buffers
         self._steps_alike = strategy.sends is Sends.MEAN_GRADIENTS

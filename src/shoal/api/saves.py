@@ -46,7 +46,16 @@ def saves_of(
         processes = place.first_nodes * place.group
         saved = Checkpoints(place.checkpoint, config, processes, position=position, bound=bound)
     weights = partial(_weights, strategy, model, replica)
-    return BetweenSteps(control, saved, place.every, weights, in_group, solution=partial(_solution, strategy))
+    solution = partial(_solution, strategy)
+    return BetweenSteps(
+        control,
+        saved,
+        place.every,
+        weights,
+        in_group,
+        solution=solution,
+        may_deal=lambda: replica.passes.is_dealt,
+    )
 
 
 def _solution(strategy: Strategy, engine: Engine) -> Tensor:

@@ -78,7 +78,7 @@ def run_script(
     take the place of one that is killed. Over gRPC others may join, up to `max_workers`. Raises WorkerFailed
     with the traceback of the first process that raised.
     """
-    _check_start(script, workers)
+    _check_start(script, workers, strategy, hosts)
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     each = group or 1
     opened = _open_places(max_workers, workers, place, strategy, is_here=hosts is None and group is None)
@@ -120,7 +120,9 @@ def run_script(
     return summarise(config, [*reports, *crew.visitors.reports_like(reports[0])])
 
 
-def _check_start(script: str | Path, workers: int) -> None:
+def _check_start(script: str | Path, workers: int, strategy: Strategy | None, hosts: HostList | None) -> None:
+    if hosts is not None and hosts.relayed and strategy is not None and strategy.servers:
+        raise ValueError("--relay: with a server all messages are to and from it; leave the option out")
     if workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
     if not Path(script).is_file():
@@ -140,8 +142,8 @@ def _open_places(
         )
     if place.checkpoint is not None:
         raise ValueError(
-            "--checkpoint and --max-workers: a script's loop goes on only with the workers that saved it; "
-            "leave out one of the two"
+            "--checkpoint and --max-workers: a script's run that others join writes no checkpoints; leave "
+            "out one of the two"
         )
     elastic = strategy is None or strategy.is_elastic
     check_places(max_workers, workers, place.transport, place.strategy or "the script", elastic=elastic)

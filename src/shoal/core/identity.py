@@ -57,7 +57,8 @@ class NodeIdentity:
         """The nodes that listen, each of which is called by those after it here, and by all that do not.
 
         They are the servers; without one, all nodes, so that messages go straight to whom they are for. Where
-        workers cannot call each other, it is the keeper alone, or worker 0, and passes messages on.
+        workers cannot call each other, or one that dies ends the run, it is the keeper alone, or worker 0,
+        and passes messages on.
         """
         if self.servers:
             return tuple(self.server_ranks)

@@ -235,12 +235,16 @@ class Averages:
         try:
             gradient = await self._gradients.computed(partial(cast(Streams, self._replica).stream, merging))
         except NoMoreSteps:
+            if self._group.size == 1:
+                raise
             begun = merging.begun  # the loop ended after a back-propagation, whose gradient must not count
             gradient = Streamed(out if begun else out.zero_(), 0, None, changed=begun, fill=out.zero_)
         own = progress.take_unmerged()
         weight = own or (0.0 if progress.has_ended else PRESENT)
         average, total = await self._agreed_on(partial(merging.finish, gradient, weight))
         merging.settle(total)
+        if total == 0 and self._group.size == 1:  # the others have gone meanwhile
+            raise NoMoreSteps
         return average, own, total
 
     def _merging(self) -> Merging | None:

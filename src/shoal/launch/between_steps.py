@@ -34,6 +34,7 @@ class BetweenSteps:
     node's state, or None at a node that does not hold all of them. `in_group` tells the other processes of
     this node, if it has several, a step, and returns those of all. `begin` is the first step, which needs no
     checkpoint. `solution` finds the common model at a worker, for one that begins with that of another.
+    `may_deal` says whether the rest of the data can be dealt to others.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class BetweenSteps:
         in_group: Callable[[int], Sequence[int]] | None = None,
         begin: int = 0,
         solution: Callable[[Engine], Tensor] = lambda engine: engine.x,
+        may_deal: Callable[[], bool] = lambda: True,
     ) -> None:
         self._control = control
         self._checkpoints = checkpoints
@@ -53,6 +55,7 @@ class BetweenSteps:
         self._in_group = in_group
         self._begin = begin
         self._solution = solution
+        self._may_deal = may_deal
         self._run_to: int | None = None
         self._final = False
         self._resumed_at: int | None = None
@@ -129,7 +132,9 @@ class BetweenSteps:
     def _may_count(self, engine: Engine) -> bool:
         """Whether anybody could go on from what is saved now: a loop of the user's needs all workers."""
         me = engine.identity
-        if me.servers or self._checkpoints is None or not self._checkpoints.is_bound:
+        if me.servers or self._checkpoints is None:
+            return True
+        if not self._checkpoints.is_bound and self._may_deal():
             return True
         away = sorted(set(me.first_workers) - set(engine.members))
         lost = [k for k in away if engine.membership is not None or engine.mailbox.has_lost(k)]

@@ -77,7 +77,8 @@ class Place:
         place = self.rank, workers, strategy.servers, self.servers, self.incarnation
         returns = self.launched == "shoal" and self.returns
         elastic = self.keeper and returns and strategy.is_elastic
-        restarts = returns and (bool(strategy.servers) or (peers_return(strategy) and not self.relayed))
+        peers = returns and peers_return(strategy) and not self.relayed
+        restarts = peers or (bool(strategy.servers) and self._may_restart)
         return NodeIdentity(
             *place,
             elastic=elastic,
@@ -104,9 +105,14 @@ class Place:
     @property
     def recovery(self) -> Recovery:
         """How nodes of this run recover from a crash."""
-        alone = self.group == 1  # a process of a group cannot come back
-        returns = may_rejoin(self.transport, between_hosts=self.store_connection is not None)
-        return Recovery(self.durability, self.store if alone and returns else "")
+        return Recovery(self.durability, self.store if self._may_restart else "")
+
+    @property
+    def _may_restart(self) -> bool:
+        """Whether Shoal starts a node again that dies; a process of a group cannot come back."""
+        between_hosts = self.store_connection is not None
+        here = self.launched == "shoal" and self.group == 1
+        return here and may_rejoin(self.transport, between_hosts=between_hosts)
 
     def to_environment(self) -> dict[str, str]:
         """The environment variable from which `find` reads this place in a child process."""

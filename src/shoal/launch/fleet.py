@@ -115,29 +115,24 @@ class Fleet:
 
     def start(self, rank: int, incarnation: int, name: str, first_server: int) -> Member:
         """Start a node on its host. Nodes from rank `first_server` on are servers."""
-        is_worker = rank < first_server
-        ports = (
-            1 + rank if is_worker else rank - first_server
-        )  # after that of the keeper, or the first server
-        waits = self._returns and is_worker
-        return self._start(rank, name, ports, {"incarnation": incarnation}, waits=waits)
+        waits = self._returns and rank < first_server
+        return self._start(rank, name, {"incarnation": incarnation}, waits=waits)
 
     def start_keeper(self, rank: int, name: str, place: dict[str, Any], incarnation: int) -> Member:
         """Start the keeper, on the host that holds the servers of other runs."""
-        return self._start(rank, name, 0, {**place, "incarnation": incarnation}, keeps=True)
+        return self._start(rank, name, {**place, "incarnation": incarnation}, keeps=True)
 
     def _start(
         self,
         rank: int,
         name: str,
-        ports: int,
         place: dict[str, Any],
         *,
         waits: bool = False,
         keeps: bool = False,
     ) -> Member:
         link = self._links[self._homes[rank]]
-        port = 0 if self.hosts.port is None else self.hosts.port + ports
+        port = self.hosts.port or 0
         address = link.host.address
         listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         return link.start(rank, name, waits, place={**place, "access": {"listen": listen}}, keeps=keeps)

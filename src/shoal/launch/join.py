@@ -151,7 +151,7 @@ def connect_grpc(
     store_is_public: bool = False,
     places: OpenPlaces | None = None,
 ) -> Transport:
-    """Connect over gRPC. Servers are the hubs that all nodes call; else the keeper is, or worker 0.
+    """Connect over gRPC; `NodeIdentity.hubs` are those who listen, at the port of `access` and the next ones.
 
     Without a token, the run's id in the store admits a node. Where the store is public, there is always one.
     """
@@ -164,6 +164,9 @@ def connect_grpc(
         raise missing(me.rank, (0,), timeout, "come to the meeting point")
     settings = asdict(access)
     listen, advertise = with_port(settings.pop("listen")), settings.pop("advertise")
+    host, port = split_address(listen)
+    if port and not store_is_public and me.rank in me.hubs:  # Shoal has given all nodes the same
+        listen = join_address(host, port + me.hubs.index(me.rank))
     if me.incarnation and places is not None and store.check([hub_key(me.rank)]):
         _, port = split_address(store.get(hub_key(me.rank)).decode())
         listen = join_address(split_address(listen)[0], port)  # those from elsewhere look for it there

@@ -51,7 +51,7 @@ NOBODY_RETURNS = "in this run nobody takes the place of a worker that is killed"
 
 @dataclass(frozen=True)
 class KeeperPlace:
-    """Where the keeper of a run meets the workers, and what passes through it, over gRPC.
+    """Where the keeper of a run meets the workers, and what model it passes on where it relays.
 
     With fewer than `least` workers the others wait for more. Of the `workers`, `begins_with` are there at the
     start; the other places are open to whoever has the run's token. `invitation` is what such a worker is

@@ -305,7 +305,7 @@ class AttachedReplica:
     def _apart(self, average: Tensor) -> Tensor:
         """What the loop sees as its gradients: a copy if it would write to what others may need."""
         first = self._flat.tensors[0].grad
-        here = 0 if first is None else first.data_ptr()
+        here = 0 if first is None or first.is_sparse else first.data_ptr()
         self._reuses_gradients = self._reuses_gradients or (here != 0 and here == self._gradients_at)
         if self.others_need_averages and (self._reuses_gradients or not self._gradients_at):
             average = average.clone()

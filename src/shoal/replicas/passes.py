@@ -221,6 +221,11 @@ class Passes:
             self._skip_now(min(self._to_skip, sum(map(bool, self.left()))))
         return True
 
+    @property
+    def is_dealt(self) -> bool:
+        """Whether the loop reads its data so that what is left can be dealt to other workers."""
+        return self._is_shared and self.batches > 0
+
     def is_at(self, number: int) -> bool:
         """Whether the loop has not begun another pass since, beside this one."""
         return self._reading == number

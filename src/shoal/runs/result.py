@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import groupby
 from typing import Any
 
 from torch import nn
@@ -54,6 +53,7 @@ def report(engine: Engine, seconds: float) -> dict[str, Any]:
     return {
         "role": "server" if engine.is_server else "worker",
         "rank": engine.rank,
+        **({"serves": engine.identity.role} if engine.is_server else {}),
         "seconds": seconds,
         "parameters": engine.x.numel(),
         "samples_before": engine.progress.samples_before,
@@ -83,18 +83,18 @@ def joined(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(nodes.values())
 
 
-def _in_the_model(reports: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> int:
+def _in_the_model(reports: Sequence[dict[str, Any]]) -> int:
     """The samples in the final model: those that workers did, unless somebody knows of deaths.
 
     Workers that went cannot tell how much they did, and a server that died may have lost some of it.
     """
-    servers = sorted((r for r in reports if r["role"] == "server"), key=lambda r: r["rank"])
-    told: list[tuple[int, int]] = [
-        (r["rank"] - servers[0]["rank"], round(r["merged"])) for r in servers if "merged" in r
-    ]
-    if told:
-        of_shards = groupby(told, key=lambda one: one[0] // config.get("servers", 1))
-        return max(min(merged for _, merged in ones) for _, ones in of_shards)
+    by_server: dict[int, int] = {}  # of its shards, some may have lost more than others
+    for r in reports:
+        if r["role"] == "server" and "merged" in r:
+            merged, which = round(r["merged"]), r["serves"]
+            by_server[which] = min(merged, by_server.get(which, merged))
+    if by_server:
+        return max(by_server.values())
     done: int = sum(r["samples"] for r in reports if r["role"] == "worker")
     counts: list[int] = [round(r["merged"]) for r in reports if "merged" in r]
     return max([done, *counts])
@@ -114,7 +114,7 @@ def summarise(
     curve = [] if curve is None else curve
     last = curve[-1] if curve else {}
     seconds = max(r["seconds"] for r in reports) if seconds is None else seconds
-    samples = _in_the_model(reports, config)
+    samples = _in_the_model(reports)
     before = sum(r["samples_before"] for r in workers)  # from before a resumed run began
     busy = sum(r["seconds"] for r in workers)
     staleness: Counter[int] = Counter()

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.errors import CheckpointError
 from shoal.core.identity import NodeIdentity
 from shoal.core.replica import LastDeal, Parameters
 from shoal.engine.engine import Engine
@@ -54,9 +53,7 @@ class ChangedCrew:
         engine.take_over({**state, "workers": self._crew.workers}, self._step, own=own)
         if rank == 0:
             engine.progress.credit(self._samples_of_the_gone())
-        if (passes := state["replica"].get("passes")) is not None:
-            self._check_is_dealt(passes)
-        if passes is not None or state["crew"]["deal"] is not None:
+        if "passes" in state["replica"] or state["crew"]["deal"] is not None:
             self._deal(engine, state["crew"]["deal"], state["progress"]["began"])
 
     def _common_model(
@@ -68,18 +65,6 @@ class ChangedCrew:
         engine.replica.x.copy_(state["x"])
         engine.variables.load(state["variables"])
         return solution(engine).clone()
-
-    def _check_is_dealt(self, passes: dict[str, Any]) -> None:
-        """Raise CheckpointError if a loop does not read its data so that it could be dealt to others."""
-        if passes["shared"] and (passes["batches"] or not self._step):
-            return
-        how = (
-            "has a DistributedSampler" if passes["batches"] else "does not read its data through shoal.shard"
-        )
-        raise CheckpointError(
-            f"the checkpoint in {self._files.folder} can only be resumed with {len(self._crew.members)} "
-            f"workers, which wrote it: its loop {how}, so what is left cannot be dealt to others"
-        )
 
     def _deal(self, engine: Engine, deal: dict[str, Any] | None, began: int) -> None:
         """Deal the rest of the data, without what servers have ahead, with what the gone have not given."""

@@ -199,12 +199,15 @@ class Checkpoints:
             what = "an average was under way at step"
         elif any(one is None or one.pushed != other.pushed for one in heard for other in heard if other):
             what = "the servers had not all got the same updates at step"
-        else:
+        elif (what := self._why_undealt(step, crew)) == "":
             return None
         return (
             f"the checkpoint in {self.folder} can only be resumed with the workers and servers that the run "
             f"began with, if all of them took part then: {what} {step}"
         )
+
+    def _why_undealt(self, step: int, crew: SavedCrew) -> str:
+        return SavedCrew.why_undealt([self.crew_of(step, crew.identity(rank)) for rank in crew.savers])
 
     def crew_at(self, step: int, me: NodeIdentity) -> SavedCrew | None:
         """Who took part in a step, as far as the files here tell; None if they do not.
@@ -372,7 +375,8 @@ class Checkpoints:
         there = {path.stem for path in records_in(self.folder, step)}
         if self._position is not None:  # a group, of which nobody is away
             return len(there) == self._processes
-        if (self.is_bound or crew.is_open) and not (crew.is_even and crew.is_full):
+        others_go_on = not (self.is_bound or crew.is_open or self._why_undealt(step, crew))
+        if not (crew.is_even and crew.is_full) and not others_go_on:
             return False  # nobody could go on from it
         return bool(crew.savers) and all(self._role(node) in there for node in crew.nodes)
 

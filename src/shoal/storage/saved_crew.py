@@ -23,6 +23,7 @@ class SavedCrew:
     own share has (0 for one that came back), and which of the `steps` of all shares are not in it. Peers
     without a server say how far each is in its share, as far as they know. The crew is even where each worker
     has done its own share and nothing else. `rounds` of averages were complete, where workers come and go.
+    `loop` is where a user's loop is in its data.
     """
 
     workers: int
@@ -41,6 +42,7 @@ class SavedCrew:
     is_even: bool = True
     first: int | None = None
     rounds: int = 0
+    loop: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, me: NodeIdentity, state: Mapping[str, Any]) -> SavedCrew:
@@ -56,6 +58,7 @@ class SavedCrew:
             first=me.begins_with,
             is_open=crew["open"] > 0,
             rounds=crew.get("rounds", 0),
+            loop=_place_in_data(state),
             samples=counts["given"],
             merged=counts["merged"],
             pushed=heard["pushed"],
@@ -108,6 +111,16 @@ class SavedCrew:
             if all(told[rank]._moment == crew._moment for rank in crew.members if rank in told):
                 return crew
         return None
+
+    @staticmethod
+    def why_undealt(told: Sequence[SavedCrew | None]) -> str:
+        """Why the rest of the data of users' loops cannot be dealt to other workers; "" if it can."""
+        loops = [crew.loop for crew in told if crew is not None]
+        if any(loop != loops[0] for loop in loops):
+            return "the workers were at different places in their data at step"
+        if any(loop is not None and not loop["is_dealt"] for loop in loops):
+            return "the loop had not read its data so that shoal.shard could deal the rest to others at step"
+        return ""
 
     @property
     def _moment(self) -> tuple[tuple[int, ...], int | None]:
@@ -194,3 +207,12 @@ class SavedCrew:
         now = " and ".join(str(n) for _, _, n, _ in differ)
         so = ", ".join(consequence for *_, consequence in differ)
         return f"resuming step {step} of a run with {was} with {now}: {so}"
+
+
+def _place_in_data(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Where a user's loop is in its data; None in a run whose data Shoal deals itself."""
+    passes = state.get("replica", {}).get("passes")
+    if passes is None:
+        return None
+    place = {name: passes[name] for name in ("number", "taken", "done", "again")}
+    return {**place, "is_dealt": passes["shared"] and passes["batches"] > 0}

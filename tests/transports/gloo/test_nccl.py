@@ -12,7 +12,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 @needs_gpu
 def test_a_group_of_one_gpu_sums():
-    group = join_gpus(dist.HashStore(), 0, 1, torch.device("cuda", 0), 10.0, set())
+    group = join_gpus(dist.HashStore(), 0, range(1), torch.device("cuda", 0), 10.0, set())
     v = torch.arange(5.0, device="cuda")
     finish_on_gpu([group.allreduce([v])], lambda: False)
     assert v.tolist() == [0, 1, 2, 3, 4]
@@ -23,7 +23,7 @@ def test_a_group_of_one_gpu_sums():
 def test_two_workers_on_one_gpu_sum_in_host_memory():
     store = dist.HashStore()
     store.set("shoal/gpu/1", str(torch.cuda.get_device_properties(0).uuid))  # as the other would
-    assert join_gpus(store, 0, 2, torch.device("cuda", 0), 10.0, set()) is None
+    assert join_gpus(store, 0, range(2), torch.device("cuda", 0), 10.0, set()) is None
 
 
 class Undone:

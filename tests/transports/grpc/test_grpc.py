@@ -578,3 +578,18 @@ def test_a_gate_lets_in_as_much_as_fits_in_order() -> None:
     assert order == [9, 1]
     flow.close()
     assert not flow.enter(1, PATIENCE)
+
+
+def test_where_all_call_each_other_one_that_is_back_does_without_those_before_it() -> None:
+    with nodes(3, hubs=(0, 1, 2)) as (transports, store):
+        for gone in (0, 1):
+            transports[gone]._abandon()
+        back = connect(1, 3, store, hubs=(0, 1, 2), incarnation=1)
+        try:
+            drive(back.send(2, Message("hello")))
+            heard = [receive(transports[2]) for _ in range(4)]
+            assert {(m.tag, m.src) for m in heard} == {(LOST, 0), (LOST, 1), (JOINED, 1), ("hello", 1)}
+            lost = receive(back)
+            assert (lost.tag, lost.src) == (LOST, 0)
+        finally:
+            drive(back.close())

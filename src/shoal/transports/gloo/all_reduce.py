@@ -92,9 +92,8 @@ class GlooAllReduce(TransportAllReduce):
         if not piece.is_cuda or self.schedule.workers == 1:
             return super().staged(piece)
         if not self._asked_for_gpus:  # all workers are at this all-reduce, so all ask
-            place, workers = self.schedule.place, self.schedule.workers
-            gone = self.schedule.gone
-            self._gpus = join_gpus(self._store, place, workers, piece.device, JOINING_SECONDS, gone)
+            rank, ranks, gone = self.schedule.rank, self.schedule.ranks, self.schedule.gone
+            self._gpus = join_gpus(self._store, rank, ranks, piece.device, JOINING_SECONDS, gone)
             self._asked_for_gpus = True
         return super().staged(piece) if self._gpus is None else piece
 

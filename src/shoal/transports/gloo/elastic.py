@@ -86,12 +86,12 @@ class ElasticRing(GlooAllReduce):
     def __init__(
         self, store: Store, rank: int, members: Sequence[int], epoch: int, is_called_off: CalledOff
     ) -> None:
-        self._name = f"ring of {'.'.join(map(str, members))} in epoch {epoch}"
+        name = f"ring of {'.'.join(map(str, members))} in epoch {epoch}"
         c10d: Any = dist  # torch's stubs do not know PrefixStore
-        own: Store = c10d.PrefixStore(f"shoal/{self._name}", store)
-        schedule = _RingSchedule(rank, members, _AllOnce(members, is_called_off), own)
-        schedule.name = self._name
-        super().__init__(None, schedule, frozenset())
+        own: Store = c10d.PrefixStore(f"shoal/{name}", store)
+        gone = _AllOnce(members, is_called_off)
+        super().__init__(None, _RingSchedule(name, rank, members, gone, own), gone)
+        self._name = name
         self._is_called_off = is_called_off
         self._failure: RuntimeError | None = None  # of a part that could not be started
 
@@ -102,6 +102,8 @@ class ElasticRing(GlooAllReduce):
 
     def _post(self, staged: Tensor) -> list[dist.Work]:
         """Start to sum. What fails here is raised in `_wait`, outside of the user's back-propagation."""
+        if self._failure is not None:  # what the others have begun must not meet with a later part
+            return []
         try:
             if self._ring is None:
                 self._ring = self._form()
@@ -129,12 +131,14 @@ class ElasticRing(GlooAllReduce):
 class _RingSchedule(StoreSchedule):
     """Compares positions through the store of this host, which always answers."""
 
-    name = "ring"
+    def __init__(self, name: str, rank: int, members: Sequence[int], gone: Set[int], store: Store) -> None:
+        super().__init__(rank, members, gone, store)
+        self._name = name
 
     def _exchange(self, what: str, seconds: float, answers_in: float = math.inf) -> dict[int, Position]:
         found = self._ask_store(what, seconds)
         if len(found) < self.workers and self.gone:
-            raise self.break_off(f"the {self.name} was broken off: not all have come")
+            raise self.break_off(f"the {self._name} was broken off: not all have come")
         return found
 
 

@@ -23,7 +23,7 @@ NO_GPU = "none"
 
 
 def join_gpus(
-    store: Store, rank: int, workers: int, device: torch.device, seconds: float, gone: Set[int]
+    store: Store, rank: int, ranks: Sequence[int], device: torch.device, seconds: float, gone: Set[int]
 ) -> Any:
     """A group of the workers' GPUs; None if two workers share one, or a worker's torch has no NCCL.
 
@@ -31,17 +31,19 @@ def join_gpus(
     """
     has_nccl = dist.is_available() and dist.is_nccl_available()
     own = str(torch.cuda.get_device_properties(device).uuid) if has_nccl else NO_GPU
-    keys = {k: f"shoal/gpu/{k}" for k in range(workers)}
+    keys = {k: f"shoal/gpu/{k}" for k in ranks}
     store.set(keys[rank], own)
     if absent := await_keys(store, keys, seconds, gone):
         raise missing(rank, absent, seconds, "publish its GPU")
     gpus = [store.get(key).decode() for key in keys.values()]
-    if NO_GPU in gpus or len(set(gpus)) < workers:
+    if NO_GPU in gpus or len(set(gpus)) < len(ranks):
         return None
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = NEVER
     c10d: Any = dist  # torch's stubs do not know PrefixStore
-    return c10d.ProcessGroupNCCL(c10d.PrefixStore("shoal/nccl", store), rank, workers, options)
+    return c10d.ProcessGroupNCCL(
+        c10d.PrefixStore("shoal/nccl", store), ranks.index(rank), len(ranks), options
+    )
 
 
 def finish_on_gpu(works: Sequence[dist.Work], give_up: Callable[[], bool]) -> None:

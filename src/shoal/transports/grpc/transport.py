@@ -24,6 +24,9 @@ from shoal.transports.rendezvous import Store, hub_key, missing
 from shoal.transports.shared_memory import memory
 from shoal.transports.shared_memory.memory import MemoryProbe
 
+BACK_SECONDS = 3.0
+"""How long a node that is back waits for those that call it, where all nodes call each other."""
+
 
 class GrpcTransport(Endpoint):
     """Messages over gRPC: protobuf for control, raw slices into preallocated memory for tensors.
@@ -151,6 +154,8 @@ class GrpcTransport(Endpoint):
 
     def _meet(self, deadline: float) -> None:
         clients = self._clients.values()
+        if self._may_miss and not self._config.leaves:  # those that are there call within a second or two
+            deadline = min(deadline, time.monotonic() + BACK_SECONDS)
         while (absent := self._absent()) and (seconds := deadline - time.monotonic()) > 0:
             for client in clients:
                 if client.failure is not None and not self._may_miss:
@@ -158,8 +163,9 @@ class GrpcTransport(Endpoint):
             self._wakeup.wait(seconds)
             self._wakeup.clear()
         unheard = {hub: client.failure for hub, client in self._clients.items() if not client.is_ready}
-        if unheard and len(unheard) == len(clients) and self._may_miss:
-            raise PeerLost(next(filter(None, unheard.values()), f"nobody answered node {self.rank}"))
+        refused = [why for why in unheard.values() if why is not None]
+        if refused and len(refused) == len(clients):
+            raise PeerLost(refused[0])
         if absent and not self._may_miss:
             joined = (
                 set() if self._hub is None else self._hub.joined()
