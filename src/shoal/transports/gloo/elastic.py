@@ -100,6 +100,11 @@ class ElasticRing(GlooAllReduce):
         is_whole = self._ring is not None and self._failure is None and not self.schedule.is_broken
         return is_whole and self.schedule.expects(self.shape_of(v, parts)[1])
 
+    def close(self) -> None:
+        """Break off what is under way, here and at the others, and release the group."""
+        self.stop()
+        super().close()
+
     def _post(self, staged: Tensor) -> list[dist.Work]:
         """Start to sum. What fails here is raised in `_wait`, outside of the user's back-propagation."""
         if self._failure is not None:  # what the others have begun must not meet with a later part
