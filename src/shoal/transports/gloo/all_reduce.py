@@ -71,10 +71,13 @@ class GlooAllReduce(TransportAllReduce):
     def stop(self) -> None:
         """Make every worker fail that is in an all-reduce of this group, or starts one.
 
-        Otherwise neighbours in the ring that have lost nobody would wait for us until their own timeout.
+        Otherwise neighbours in the ring that have lost nobody would wait for us until their own timeout. One
+        receive closes all connections, unless it is from a worker whose connection is closed already.
         """
         if self._ring is not None:
-            break_group(self._ring, (self.schedule.place + 1) % self.schedule.workers)
+            for place in range(self.schedule.workers):
+                if place != self.schedule.place:
+                    break_group(self._ring, place)
 
     def close(self) -> None:
         """Release the group, even during an all-reduce, which then fails at the other workers."""
