@@ -70,4 +70,4 @@ def _weights(
     cut = engine.identity.shards > 1 or replica.in_group
     if cut or not holds_solution(strategy, engine):
         return None
-    return named_weights(model, strategy.solution(Node(engine)), replica.parameters)
+    return named_weights(model, _solution(strategy, engine), replica.parameters)

@@ -78,7 +78,8 @@ def run_script(
     take the place of one that is killed. Over gRPC others may join, up to `max_workers`. Raises WorkerFailed
     with the traceback of the first process that raised.
     """
-    _check_start(script, workers, strategy, hosts)
+    place = replace(place, relayed=hosts is not None and hosts.relayed)
+    _check_start(script, workers, strategy, place)
     nodes = workers + (strategy.servers * place.servers if strategy is not None else 0)
     each = group or 1
     opened = _open_places(max_workers, workers, place, strategy, is_here=hosts is None and group is None)
@@ -86,8 +87,7 @@ def run_script(
     check_membership(min_workers, spares, workers, elastic=kept, returns=kept)
     if spares and hosts is not None:
         raise ValueError(f"spares={spares}: they wait on one host; leave them out with --hosts and --on")
-    relayed = hosts is not None and hosts.relayed
-    place = replace(place, nodes=nodes + opened, begins_with=workers if opened else None, relayed=relayed)
+    place = replace(place, nodes=nodes + opened, begins_with=workers if opened else None)
     shared = replace(place, group=each, launched="shoal", keeper=kept, returns=returns)
     names = [NodeIdentity(rank, workers, nodes - workers).name for rank in range(nodes)]
     told = script, arguments, shared, names, on_output, min_workers
@@ -120,8 +120,8 @@ def run_script(
     return summarise(config, [*reports, *crew.visitors.reports_like(reports[0])])
 
 
-def _check_start(script: str | Path, workers: int, strategy: Strategy | None, hosts: HostList | None) -> None:
-    if hosts is not None and hosts.relayed and strategy is not None and strategy.servers:
+def _check_start(script: str | Path, workers: int, strategy: Strategy | None, place: Place) -> None:
+    if place.relayed and strategy is not None and strategy.servers:
         raise ValueError("--relay: with a server all messages are to and from it; leave the option out")
     if workers < 1:
         raise ValueError(f"-n {workers}: a run needs at least 1 worker")
@@ -188,7 +188,7 @@ def _who_returns(
         return kept, kept
     if strategy.servers:  # which would wait for a host that nobody calls again
         return False, hosts is None or hosts.start is None
-    return False, peers_return(strategy) and not (hosts is not None and hosts.relayed)
+    return False, peers_return(strategy) and not place.relayed
 
 
 def _why_it_ends(place: Place, strategy: Strategy | None, hosts: HostList | None) -> str:

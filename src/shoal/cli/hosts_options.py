@@ -40,8 +40,8 @@ Port = Annotated[
     typer.Option(
         min=1,
         max=65535,
-        help="Port of the first server, or of the keeper. The next server takes the next port; without "
-        "servers worker 0 does, worker 1 the one after it.",
+        help="Port of the first that listens: a server, else the keeper, else worker 0. The others that "
+        "listen take the next ones in order.",
         show_default="any free one",
         rich_help_panel=PANEL,
     ),

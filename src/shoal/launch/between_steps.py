@@ -196,7 +196,7 @@ class BetweenSteps:
             if crew is not None and crew.places:
                 places = (
                     crew.places
-                )  # in a user's loop, one that was back may be some rounds ahead of its own
+                )  # of a user's loop: one that was back may be some rounds ahead of its own
                 engine.rounds.shift = step - places[me.rank]
         else:
             ChangedCrew(checkpoints, step, crew, me).enter(engine, self._solution)

@@ -204,7 +204,8 @@ class Passes:
         if number < self._number:
             return False
         if number > self._number:
-            self._forget_others()
+            self.lost += sum(self._gone.values())  # of a pass that is over
+            self._dealt_to, self._gone = self.workers, {}
             is_known = self.dealing is not None and self.dealing.items is not None
             self.leaves_early = self.leaves_early or (is_known and any(self.left()))
             self._settle()
@@ -326,6 +327,7 @@ class Passes:
             "log": [step for step, _, _ in self._log],
             "shared": self._is_shared,
             "batches": self.batches,
+            "is_dealt": self.is_dealt,
             "to_skip": self._to_skip,
             "leaves_early": self.leaves_early,
             "mark": list(mark) if (mark := self.mark or self._theirs) else None,
@@ -375,11 +377,6 @@ class Passes:
             self._again += again
             self.workers, self._gone = here, {}
         self._dealt_to = self.workers
-
-    def _forget_others(self) -> None:
-        """The loop is past the pass of the state that this worker went on from."""
-        self.lost += sum(self._gone.values())
-        self._dealt_to, self._gone = self.workers, {}
 
     def _skip_now(self, batches: int) -> None:
         self._to_skip -= batches

@@ -375,8 +375,8 @@ class Checkpoints:
         there = {path.stem for path in records_in(self.folder, step)}
         if self._position is not None:  # a group, of which nobody is away
             return len(there) == self._processes
-        others_go_on = not (self.is_bound or crew.is_open or self._why_undealt(step, crew))
-        if not (crew.is_even and crew.is_full) and not others_go_on:
+        all_took_part = crew.is_even and crew.is_full
+        if not all_took_part and (self.is_bound or crew.is_open or self._why_undealt(step, crew)):
             return False  # nobody could go on from it
         return bool(crew.savers) and all(self._role(node) in there for node in crew.nodes)
 

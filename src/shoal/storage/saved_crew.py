@@ -214,5 +214,4 @@ def _place_in_data(state: Mapping[str, Any]) -> dict[str, Any] | None:
     passes = state.get("replica", {}).get("passes")
     if passes is None:
         return None
-    place = {name: passes[name] for name in ("number", "taken", "done", "again")}
-    return {**place, "is_dealt": passes["shared"] and passes["batches"] > 0}
+    return {name: passes[name] for name in ("number", "taken", "done", "again", "is_dealt")}
